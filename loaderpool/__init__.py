@@ -6,187 +6,77 @@ without a copy, in an order that no number of workers changes.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    CacheError,
-    CacheWarning,
-    ClosedError,
-    ClusterError,
-    ClusterLostError,
-    ClusterWarning,
-    DataNotVisibleError,
-    ForeignProcessError,
-    HostLostError,
-    LargeDataWarning,
-    LoaderpoolError,
-    MemoryLimitError,
-    PoolBrokenError,
-    SampleError,
-    SampleTimeoutError,
-    SetupError,
-    SourceError,
-    SourceLostError,
-    SourceReadError,
-    SpecMismatchError,
-    StateError,
-    SupervisorLostError,
-    UnpicklableError,
-    WorkerLostError,
-    WorkersNotForkedWarning,
-)
-from loaderpool.sources.worker_info import WorkerInfo, worker_info
+from loaderpool.errors import *  # noqa: F403  # as __all__ there names them
+from loaderpool.errors import __all__ as _ERRORS
 
-if TYPE_CHECKING:
-    from loaderpool.cache.setting import Cache
-    from loaderpool.element.ragged import RaggedArray
-    from loaderpool.element.spec import ArraySpec, ElementSpec
-    from loaderpool.memory.share import share
-    from loaderpool.ray.pool import RayPool
-    from loaderpool.settings.groups import Auto, Buckets, Limits, Shard, WorkerOptions
-    from loaderpool.sources.csv_rows import Csv
-    from loaderpool.sources.hdf5 import HDF5
-    from loaderpool.sources.indexed_files import IndexedFiles
-    from loaderpool.sources.interleave import interleave
-    from loaderpool.sources.json_lines import JsonLines
-    from loaderpool.sources.mix import mix
-    from loaderpool.sources.parquet_rows import ParquetRows
-    from loaderpool.sources.tar_samples import TarSamples
-    from loaderpool.sources.text_lines import TextLines
-    from loaderpool.sources.tf_example import parse_example
-    from loaderpool.sources.tfrecords import TFRecords
-    from loaderpool.sources.zipped import zip_sources
-    from loaderpool.trainer.check_source import check_source
-    from loaderpool.trainer.engine.engine_statistics import HostStatistics, WorkerStatistics
-    from loaderpool.trainer.epochs.statistics import Statistics
-    from loaderpool.trainer.loader import Loader
-    from loaderpool.trainer.loader_iterator import LoaderIterator
-    from loaderpool.trainer.pool import Pool
-    from loaderpool.trainer.replay import replay
+if TYPE_CHECKING:  # for type checkers: the names below, which are imported when they are used
+    from loaderpool.cache.setting import Cache as Cache
+    from loaderpool.element.ragged import RaggedArray as RaggedArray
+    from loaderpool.element.spec import ArraySpec as ArraySpec
+    from loaderpool.ray.pool import RayPool as RayPool
+    from loaderpool.settings.groups import Buckets as Buckets
+    from loaderpool.settings.groups import Limits as Limits
+    from loaderpool.settings.groups import Shard as Shard
+    from loaderpool.sources.combine import mix as mix
+    from loaderpool.sources.combine import zip_sources as zip_sources
+    from loaderpool.sources.files import FileSource as FileSource
+    from loaderpool.sources.generators import WorkerInfo as WorkerInfo
+    from loaderpool.sources.hdf5 import HDF5 as HDF5
+    from loaderpool.sources.parquet import ParquetRows as ParquetRows
+    from loaderpool.sources.stream import interleave as interleave
+    from loaderpool.sources.tar import TarSamples as TarSamples
+    from loaderpool.sources.text import JsonLines as JsonLines
+    from loaderpool.sources.text import TextLines as TextLines
+    from loaderpool.sources.tfrecord import TFRecords as TFRecords
+    from loaderpool.sources.tfrecord import parse_example as parse_example
+    from loaderpool.trainer.epochs.statistics import Statistics as Statistics
+    from loaderpool.trainer.loader import Loader as Loader
+    from loaderpool.trainer.pool import Pool as Pool
+    from loaderpool.trainer.replay import replay as replay
+    from loaderpool.transport.payload.packing import share as share
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "HDF5",
-    "ArgumentError",
-    "ArgumentTypeError",
-    "ArraySpec",
-    "Auto",
-    "Buckets",
-    "Cache",
-    "CacheError",
-    "CacheWarning",
-    "ClosedError",
-    "ClusterError",
-    "ClusterLostError",
-    "ClusterWarning",
-    "Csv",
-    "DataNotVisibleError",
-    "ElementSpec",
-    "ForeignProcessError",
-    "HostLostError",
-    "HostStatistics",
-    "IndexedFiles",
-    "JsonLines",
-    "LargeDataWarning",
-    "Limits",
-    "Loader",
-    "LoaderIterator",
-    "LoaderpoolError",
-    "MemoryLimitError",
-    "ParquetRows",
-    "Pool",
-    "PoolBrokenError",
-    "RaggedArray",
-    "RayPool",
-    "SampleError",
-    "SampleTimeoutError",
-    "SetupError",
-    "Shard",
-    "SourceError",
-    "SourceLostError",
-    "SourceReadError",
-    "SpecMismatchError",
-    "StateError",
-    "Statistics",
-    "SupervisorLostError",
-    "TFRecords",
-    "TarSamples",
-    "TextLines",
-    "UnpicklableError",
-    "WorkerInfo",
-    "WorkerLostError",
-    "WorkerOptions",
-    "WorkerStatistics",
-    "WorkersNotForkedWarning",
-    "__version__",
-    "check_source",
-    "interleave",
-    "mix",
-    "parse_example",
-    "replay",
-    "share",
-    "worker_info",
-    "zip_sources",
-]
-
-# Imported when named. A supervisor imports this package, too, and needs nothing of the trainer's; its start is what the
-# first batch waits for.
-_ON_DEMAND = {
+# Imported when used: a supervisor imports this package, too, and needs nothing of the trainer's; the first batch waits
+# for its start.
+_HOMES = {
     "ArraySpec": "element.spec",
-    "Auto": "settings.groups",
     "Buckets": "settings.groups",
     "Cache": "cache.setting",
-    "Csv": "sources.csv_rows",
-    "ElementSpec": "element.spec",
+    "FileSource": "sources.files",
     "HDF5": "sources.hdf5",
-    "HostStatistics": "trainer.engine.engine_statistics",
-    "IndexedFiles": "sources.indexed_files",
-    "JsonLines": "sources.json_lines",
+    "interleave": "sources.stream",
+    "JsonLines": "sources.text",
     "Limits": "settings.groups",
     "Loader": "trainer.loader",
-    "LoaderIterator": "trainer.loader_iterator",
-    "ParquetRows": "sources.parquet_rows",
+    "mix": "sources.combine",
+    "ParquetRows": "sources.parquet",
+    "parse_example": "sources.tfrecord",
     "Pool": "trainer.pool",
     "RaggedArray": "element.ragged",
     "RayPool": "ray.pool",
-    "Shard": "settings.groups",
-    "Statistics": "trainer.epochs.statistics",
-    "TFRecords": "sources.tfrecords",
-    "TarSamples": "sources.tar_samples",
-    "TextLines": "sources.text_lines",
-    "WorkerOptions": "settings.groups",
-    "WorkerStatistics": "trainer.engine.engine_statistics",
-    "check_source": "trainer.check_source",
-    "interleave": "sources.interleave",
-    "mix": "sources.mix",
-    "parse_example": "sources.tf_example",
     "replay": "trainer.replay",
-    "share": "memory.share",
-    "zip_sources": "sources.zipped",
+    "Shard": "settings.groups",
+    "share": "transport.payload.packing",
+    "Statistics": "trainer.epochs.statistics",
+    "TarSamples": "sources.tar",
+    "TextLines": "sources.text",
+    "TFRecords": "sources.tfrecord",
+    "WorkerInfo": "sources.generators",
+    "zip_sources": "sources.combine",
 }
-
-
-# What needs a framework or a library, and who looks for it here.
-_ELSEWHERE = {
-    "BackupCallback": "loaderpool.adapters.keras",
-    "LoaderState": "loaderpool.adapters.tensorflow",
-    "PrometheusCollector": "loaderpool.adapters.prometheus",
-    "ReportCallback": "loaderpool.adapters.keras",
-}
+__all__ = ["__version__", *_ERRORS, *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    module = _ON_DEMAND.get(name)
-    if module is None:
-        home = _ELSEWHERE.get(name)
-        hint = f"; it is in {home}" if home else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    import importlib
+    if name not in _HOMES:
+        from loaderpool.settings.checks import attribute_hint
 
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{attribute_hint(name)}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 
 

@@ -6,15 +6,17 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from loaderpool.element.padding import check_padding
-from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.errors import ArgumentError, brief
 from loaderpool.settings.checks import whole_number
-from loaderpool.settings.groups import MAX_WORKERS, Auto, Buckets, Limits, Shard, WorkerOptions, check_group
+from loaderpool.settings.groups import MAX_THREADS, MAX_WORKERS, Buckets, Limits, Shard, check_group
 
 # What travels in the messages' 64-bit words must fit them; this bound is far beyond what anybody means.
 MAX_EPOCH = 2**62
+# What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
+UnitKind = Literal["sample", "batch", "element"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,22 @@ class BucketSettings:
         return BucketSettings(given.boundaries, sizes)
 
 
+class Auto(NamedTuple):
+    """Bounds within which a pool finds its number of workers while training runs; `workers="auto"` is `Auto()`."""
+
+    fewest: int = 1
+    most: int | None = None  # None: four for each CPU that may be used, and at least 32: workers may wait for a disk
+
+    def bounds(self, cpus: int) -> tuple[int, int]:
+        """The fewest and the most workers on a machine with so many CPUs."""
+        return self.fewest, self.most or min(MAX_WORKERS, max(4 * cpus, 32, self.fewest))
+
+    def first(self, cpus: int) -> int:
+        """How many there are at first."""
+        fewest, most = self.bounds(cpus)
+        return min(most, max(fewest, cpus))
+
+
 @dataclasses.dataclass(frozen=True)
 class LoaderConfig:
     """Settings of one loader, as `Loader` takes them, checked and in one form."""
@@ -71,17 +89,13 @@ class LoaderConfig:
     ragged: bool  # components of varied length are ragged
     on_error: ErrorPolicy
     buckets: BucketSettings | None  # batching by length
-    worker_options: WorkerOptions
+    threads: int  # calls that each worker makes at the same time
+    seed_globals: bool | Literal["auto"]  # reseed global generators for each sample; "auto": where one is drawn from
     limits: Limits
 
     @staticmethod
     def checked(arguments: Mapping[str, Any]) -> LoaderConfig:
-        """Check and normalise the settings among the arguments of `Loader`, all of which are in `arguments` by name.
-
-        Raises:
-            ArgumentError: a wrong value, named.
-            ArgumentTypeError: a wrong type, named.
-        """
+        """Check and normalise the settings among the arguments of `Loader`, all of which are in `arguments` by name."""
         batch_size = arguments["batch_size"]
         if batch_size is not None:
             hint = "None means: one element per call"
@@ -97,6 +111,17 @@ class LoaderConfig:
         if batch_size is None and (pad is not False or ragged):
             which = "ragged" if ragged else "pad"
             raise ArgumentError(f"{which} needs a batch_size: with batch_size=None nothing is stacked")
+        hint = "calls of fn that a worker makes at the same time"
+        threads = whole_number("threads", arguments["threads"], at_least=1, at_most=MAX_THREADS, hint=hint)
+        seed_globals = arguments["seed_globals"]
+        if not isinstance(seed_globals, bool) and not (isinstance(seed_globals, str) and seed_globals == "auto"):
+            raise ArgumentError(f'seed_globals must be True, False or "auto", got {brief(seed_globals)}')
+        if threads > 1 and seed_globals is True:
+            raise ArgumentError(
+                f"seed_globals=True and threads={threads} exclude each other: all threads of a process share one "
+                "random and one numpy.random, so no sample can have a state of its own. Have the function name rng, "
+                "and draw from that; or set threads=1"
+            )
         return LoaderConfig(
             batch_size=batch_size,
             workers=check_workers(arguments["workers"]),
@@ -110,7 +135,8 @@ class LoaderConfig:
             ragged=ragged,
             on_error=_error_policy(arguments["on_error"]),
             buckets=buckets,
-            worker_options=check_group("worker_options", arguments["worker_options"], WorkerOptions) or WorkerOptions(),
+            threads=threads,
+            seed_globals=seed_globals,  # type: ignore[arg-type]  # as checked above
             limits=check_group("limits", arguments["limits"], Limits) or Limits(),
         )
 
@@ -122,15 +148,24 @@ class LoaderConfig:
         return self.batch_size if is_whole and is_one else None
 
 
+def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
+    """Return what one call of the function makes."""
+    if batch_fn is not None:
+        return "batch"
+    return "sample" if config.batch_size is not None else "element"
+
+
 def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
     """The checked `workers` argument: `Auto`, or a number up to MAX_WORKERS, from 0; of a pool from 1."""
-    if isinstance(value, Auto):
-        return value
-    if isinstance(value, str):
-        if value == "auto":
-            return Auto()
+    if isinstance(value, tuple) and len(value) == 2:
+        least = whole_number("workers[0]", value[0], at_least=1, at_most=MAX_WORKERS)
+        most = None if value[1] is None else whole_number("workers[1]", value[1], at_least=least, at_most=MAX_WORKERS)
+        return Auto(least, most)
+    if isinstance(value, str) and value == "auto":
+        return Auto()
+    if isinstance(value, (str, tuple)):
         also = "" if of_pool else ", or a loaderpool.Pool"
-        raise ArgumentError(f'workers must be a number, "auto", or loaderpool.Auto(min, max){also}, got {value!r}')
+        raise ArgumentError(f'workers must be a number, "auto", or a pair (fewest, most){also}, got {brief(value)}')
     here = "workers=0, in this process, is a setting of a Loader" if of_pool else "0 runs in this process"
     hint = f'{here}, "auto" finds the number' + ("" if of_pool else ", a loaderpool.Pool is shared")
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
@@ -140,8 +175,7 @@ def check_epoch(value: Any) -> int:
     """The checked number of an epoch.
 
     Raises:
-        ArgumentError: below 0, or too large.
-        ArgumentTypeError: not a whole number.
+        ArgumentError: below 0, or too large, or not a whole number.
     """
     return whole_number("epoch", value, at_least=0, at_most=MAX_EPOCH)
 
@@ -149,7 +183,7 @@ def check_epoch(value: Any) -> int:
 def _flag(name: str, value: Any) -> bool:
     if isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and hasattr(value, "dtype")):
         return bool(value)
-    raise ArgumentTypeError(f"{name} must be True or False, got {value!r}")
+    raise ArgumentError(f"{name} must be True or False, got {brief(value)}")
 
 
 def _shuffle(value: Any) -> bool | int:
@@ -158,9 +192,9 @@ def _shuffle(value: Any) -> bool | int:
     if isinstance(value, bool) or not is_number or type(value).__name__ in ("bool_", "bool"):
         try:
             return _flag("shuffle", value)
-        except ArgumentTypeError:
-            raise ArgumentTypeError(
-                f"shuffle must be True or False, or for a stream a number of items, got {value!r}"
+        except ArgumentError:
+            raise ArgumentError(
+                f"shuffle must be True or False, or for a stream a number of items, got {brief(value)}"
             ) from None
     return whole_number("shuffle", value, at_least=1, at_most=2**31, hint="items of a stream that are held")
 
@@ -172,15 +206,15 @@ def _error_policy(value: Any) -> ErrorPolicy:
     if not isinstance(action, str) or action not in ("raise", "skip", "replace"):
         raise ArgumentError(
             'on_error must be "raise", "skip" or "replace", or a pair of one of the last two and a budget '
-            f"(a number or a rate per pass), got {value!r}"
+            f"(a number or a rate per pass), got {brief(value)}"
         )
     if budget is None:
         return ErrorPolicy(action)  # type: ignore[arg-type]
     if action == "raise":
         raise ArgumentError('on_error="raise" takes no budget')
     if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
-        raise ArgumentTypeError(f"on_error's budget must be a number (int) or a rate (float), got {budget!r}")
+        raise ArgumentError(f"on_error's budget must be a number (int) or a rate (float), got {brief(budget)}")
     number: Any = budget
     if not 0 <= number <= (math.inf if isinstance(budget, numbers.Integral) else 1):  # not NaN either
-        raise ArgumentError(f"on_error's budget must be a number >= 0 or a rate in 0 .. 1, got {budget!r}")
+        raise ArgumentError(f"on_error's budget must be a number >= 0 or a rate in 0 .. 1, got {brief(budget)}")
     return ErrorPolicy(action, int(budget) if isinstance(budget, numbers.Integral) else float(budget))  # type: ignore[arg-type]

@@ -6,48 +6,66 @@ A message says what happened, to whom, the likely cause, and the setting to chan
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+# The public ones; the functions are our own.
+__all__ = [
+    "ArgumentError", "CacheError", "ClosedError", "ClusterError", "LargeDataWarning", "LoaderpoolError",
+    "LoaderpoolWarning", "MemoryLimitError", "PoolBrokenError", "SampleError", "SampleTimeoutError", "SetupError",
+    "SourceError", "SpecMismatchError", "StateError", "UnpicklableError", "WorkerLostError",
+]  # fmt: skip
+# Characters of a value in a message: fewer would hide which one it is, more would bury what is said of it.
+_MOST_SHOWN = 200
+_BRACKETS: dict[Any, Any] = {list: "[]", tuple: "()", dict: "{}", set: "{}", frozenset: ("frozenset({", "})")}
 
 
 class LoaderpoolError(Exception):
-    """The base of all errors that loaderpool raises."""
+    """The base of all these errors."""
 
 
-class ArgumentError(LoaderpoolError, ValueError):
-    """An argument has a wrong value; raised in the caller's line, naming the argument."""
+class ArgumentError(LoaderpoolError, ValueError, TypeError):
+    """An argument has a wrong value or type."""
 
 
-class ArgumentTypeError(LoaderpoolError, TypeError):
-    """An argument has a wrong type; raised in the caller's line, naming the argument."""
+class SourceError(LoaderpoolError, TypeError, RuntimeError):
+    """The source cannot be read, or its stream raised; also of that exception's type, where that can be.
 
+    Attributes:
+        position: of the first item in the stream that no batch has.
+        epoch: in which the stream was read.
+        remote_traceback: as text.
+        original_type: qualified name of the exception's class.
+        signal_name: such as "SIGKILL", where that ended the reading process.
+    """
 
-class SourceError(LoaderpoolError, TypeError):
-    """The source cannot be read by index (no length, a str, a dict, ...), or a file of it is damaged or has changed."""
-
-
-class DataNotVisibleError(SourceError):
-    """A node of the cluster does not see a file that the source names."""
+    position: int | None = None
+    epoch: int | None = None
+    remote_traceback: str = ""
+    original_type: str = ""
+    signal_name: str = ""
 
 
 class UnpicklableError(LoaderpoolError, TypeError):
-    """The function or source cannot travel to the workers; the message names the offending variable."""
+    """Function or source cannot travel to the workers; names the variable."""
 
 
 class SetupError(LoaderpoolError, RuntimeError):
-    """The payload could not be loaded in the supervisor, or the `setup` hook failed in a worker."""
+    """A worker could not load function and source, or `setup` failed."""
 
 
 class SampleError(LoaderpoolError, RuntimeError):
-    """The user's function raised.
-
-    The instance is also of the user's exception type where a subclass of both can be made.
+    """The user's function raised; also of that exception's type, where that can be.
 
     Attributes:
-        index: index into the source of the failing item, or None where a whole batch failed.
-        epoch: epoch in which it failed.
-        worker: number of the worker that ran it (None: it ran in this process); on a node, that host's number for it.
-        node: address of the node where it ran, of a `RayPool`; else empty.
-        remote_traceback: the traceback as text, from the process that ran the function.
-        original_type: qualified name of the user's exception class.
+        index: of the item in the source; None: a whole batch failed.
+        epoch: in which it failed.
+        worker: its number; None: this process.
+        node: address, in a `RayPool`.
+        remote_traceback: as text.
+        original_type: qualified name of the exception's class.
     """
 
     index: int | None = None
@@ -59,50 +77,90 @@ class SampleError(LoaderpoolError, RuntimeError):
 
 
 class SampleTimeoutError(SampleError, TimeoutError):
-    """One sample ran longer than `Limits.timeout_s`; `remote_traceback` is the worker's Python stack."""
+    """A sample ran longer than `Limits.timeout_s`; `remote_traceback` is its stack."""
 
 
 class SpecMismatchError(LoaderpoolError, ValueError):
-    """A sample's structure, shape or dtype is not what the element spec says."""
-
-
-class SourceReadError(LoaderpoolError, RuntimeError):
-    """Reading the source's stream raised.
-
-    The instance is also of the type of what was raised, where a subclass of both can be made. The batches before it
-    were delivered; items that did not fill a batch are lost.
-
-    Attributes:
-        position: of the first item in the stream that no batch has.
-        epoch: in which pass it was read.
-        remote_traceback: the traceback as text.
-        original_type: qualified name of the exception's class.
-    """
-
-    position: int | None = None
-    epoch: int | None = None
-    remote_traceback: str = ""
-    original_type: str = ""
+    """A sample's structure, shape or dtype is not that of the element spec."""
 
 
 class StateError(LoaderpoolError, ValueError):
-    """A position cannot be saved as things are, or a saved one does not fit this loader; the message says why."""
+    """A position cannot be saved, or a saved one does not fit this loader."""
 
 
 class CacheError(LoaderpoolError, ValueError):
-    """A cache cannot be used, or not for this function: it is of another one, is damaged, or the function is random."""
+    """A cache is of another function, or damaged; or the function is random."""
 
 
 class MemoryLimitError(LoaderpoolError, MemoryError):
-    """`Limits.memory`, or what the machine has free, is too small; the message names the least that works."""
+    """`Limits.memory`, or what is free, is too small; names the least that works."""
 
 
 class ClosedError(LoaderpoolError, RuntimeError):
-    """The loader or pool was closed by us."""
+    """The loader or pool was closed, or belongs to another process."""
 
 
-class ForeignProcessError(LoaderpoolError, RuntimeError):
-    """A loader was used in a process that does not own it: a fork of the trainer, a worker, the supervisor."""
+def brief(value: Any, most: int = _MOST_SHOWN) -> str:
+    """Return a value as messages show it: its repr, cut to `most` characters; of a large one little is looked at."""
+    return shortened(_repr_up_to(value, most + 1), most)
+
+
+def shortened(text: str, most: int = _MOST_SHOWN) -> str:
+    """Return the text, cut to `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
+
+
+def _repr_up_to(value: Any, room: int) -> str:
+    """Return a value's repr, or at least `room` characters of its beginning."""
+    text: str
+    end: str
+    kind = type(value)
+    if kind in (str, bytes, bytearray):
+        return repr(value[:room])
+    if kind is int and value.bit_length() > 4 * room:  # from 4,300 digits on Python refuses to write it
+        return f"<an int of {value.bit_length()} bits>"
+    if kind in _BRACKETS and value:
+        text, end = _BRACKETS[kind]
+        for each in value.items() if kind is dict else value:
+            if len(text) > room:
+                return text
+            if kind is dict:
+                text += f"{_repr_up_to(each[0], room - len(text))}: "
+                each = each[1]
+            text += f"{_repr_up_to(each, max(1, room - len(text)))}, "
+        return (text[:-1] if kind is tuple and len(value) == 1 else text[:-2]) + end
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{kind.__name__}>"  # its class cannot say what it is
+    return " ".join(text.split()) if "\n" in text else text  # a table, say
+
+
+def counted(number: float, noun: str) -> str:
+    """A number of things: "1 host", "2,000 hosts", "1.5 CPUs"."""
+    return f"{number:,.6g} {noun}{'s' * (number != 1)}"
+
+
+def readable_number(value: float) -> str:
+    """A rate: three digits at least, with thousands set apart."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def readable_s(seconds: float) -> str:
+    """A time, in s, ms or µs, whichever has the digits before the point."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def readable_bytes(nbytes: float) -> str:
+    """A size in memory, in powers of 1,024."""
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if nbytes < 1024 or unit == "TiB":
+            break
+        nbytes /= 1024
+    return f"{nbytes:,.0f} {unit}" if unit == "bytes" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
 
 
 def closed_error(what: str = "this Loader, or its pool,") -> ClosedError:
@@ -110,88 +168,47 @@ def closed_error(what: str = "this Loader, or its pool,") -> ClosedError:
     return ClosedError(f"{what} is closed; make a new one")
 
 
-def foreign_error(owner_pid: int) -> ForeignProcessError:
+def foreign_error(owner_pid: int) -> ClosedError:
     """What is raised where a fork of the process that owns a loader uses it."""
-    return ForeignProcessError(
+    return ClosedError(
         f"this loader belongs to process {owner_pid}; process {os.getpid()} is a fork of it and must make a loader of "
         "its own"
     )
 
 
 class PoolBrokenError(LoaderpoolError, RuntimeError):
-    """The pool was ended by something else than us."""
+    """Something else ended the pool."""
 
 
 class ClusterError(PoolBrokenError):
-    """There is no such cluster, or no batch can be made on it."""
-
-
-class ClusterLostError(PoolBrokenError):
-    """The cluster on which batches were made is gone. What was taken is in `state_dict()`, as ever."""
+    """There is no such cluster, or it is gone. `state_dict()` has what was taken."""
 
 
 class WorkerLostError(PoolBrokenError):
-    """A worker process died and its work could not be redone.
+    """Workers, or hosts of a `RayPool`, died and their work could not be redone.
 
     Attributes:
-        index: source index of the sample that was running, where known.
-        epoch: its epoch, where known.
-        signal_name: for example "SIGKILL"; empty where the worker exited by itself.
-        node: address of the node where it died, of a `RayPool`; else empty.
+        index: of the sample that ran, where known.
+        epoch: of that sample.
+        signal_name: such as "SIGKILL"; empty: the worker exited by itself.
+        node: address of the last host.
+        hosts: address of each host that died, and why.
+        batch: that hosts died over.
+        indices: its rows, at most 1000.
     """
 
     index: int | None = None
     epoch: int | None = None
     signal_name: str = ""
     node: str = ""
-
-
-class HostLostError(WorkerLostError):
-    """Hosts died over the same batch again and again, or so many of them in a short time that the fault is general.
-
-    Attributes:
-        hosts: address of the node of each host that died, and why, the latest last.
-        batch: which batch of the epoch, from 0; the first of several that were made together. None: it is not known, as
-            where the epoch was resumed in its middle.
-        indices: source indices of all rows over which the hosts died, where known (at most 1000).
-    """
-
     hosts: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     indices: tuple[int, ...] = ()
 
 
-class SupervisorLostError(PoolBrokenError):
-    """The supervisor process died."""
+class LoaderpoolWarning(RuntimeWarning):
+    """Training goes on, but slower or with something old."""
 
 
-class SourceLostError(PoolBrokenError):
-    """The process that reads the source's stream died.
-
-    The batches before it were delivered; items that did not fill a batch are lost. The next pass has another process.
-
-    Attributes:
-        position: of the first item in the stream that no batch has.
-        epoch: in which pass it was read.
-        signal_name: for example "SIGKILL"; empty where the process exited by itself.
-    """
-
-    position: int | None = None
-    epoch: int | None = None
-    signal_name: str = ""
-
-
-class WorkersNotForkedWarning(RuntimeWarning):
-    """A module started threads while it was imported, so each worker is an interpreter of its own: slower, but safe."""
-
-
-class ClusterWarning(RuntimeWarning):
-    """A cluster does not have what a pool asks for, or not yet; the message says what that is, and what there is."""
-
-
-class LargeDataWarning(RuntimeWarning):
-    """Much data travels in a form that takes far more memory, or time, than another; the message says which."""
-
-
-class CacheWarning(RuntimeWarning):
-    """A cache cannot keep what it should, or has lost some of it; the training goes on, and what is missing is made."""
+class LargeDataWarning(LoaderpoolWarning):
+    """Each worker copies a large list or dict; the message has the line to write."""

@@ -6,7 +6,7 @@ import fcntl
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,10 +14,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from loaderpool.system import cuda_driver
 from tests.support import interrupts, leaks, tensorflow_runtime
 from tests.support.batches import Place, shared_pools
-from tests.support.cuda_stand_in import StandIn, compile_stand_in
 
 # These run whole pools; whatever they leave would also spoil the tests after them.
 GUARDED_DIRECTORIES = {"e2e", "faults", "stress"}
@@ -75,8 +73,27 @@ def _guard_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if not guarded or request.node.get_closest_marker("may_leak") is not None:
         yield
         return
-    with leaks.guard():
-        yield
+    yield from _guard(request)
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+def _guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test that has failed left behind is ended and not told: an error would hide why it failed."""
+    try:
+        with leaks.guard():
+            yield
+    except AssertionError:
+        if not request.node.stash.get(_FAILED, False):
+            raise
 
 
 @pytest.fixture
@@ -88,27 +105,10 @@ def storm_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Mo
         del sys.modules[name]
 
 
-@pytest.fixture(scope="session")
-def gpu_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in for the CUDA driver, as a file."""
-    return compile_stand_in(tmp_path_factory.mktemp("gpu"))
-
-
 @pytest.fixture
-def gpu(gpu_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """A GPU that a framework of this process uses, as far as `cuda_driver` can tell."""
-    stand_in = StandIn(gpu_library)
-    monkeypatch.setattr(cuda_driver, "LIBRARY", stand_in.path)
-    stand_in.begin()
-    yield stand_in
-    assert not stand_in.violations
-
-
-@pytest.fixture
-def no_leaks() -> Iterator[None]:
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """The test fails if it leaves a process, thread, descriptor or mapping behind; the marker does the same."""
-    with leaks.guard():
-        yield
+    yield from _guard(request)
 
 
 @pytest.fixture(scope="session")

@@ -24,44 +24,51 @@ ROOMS = (
     "errors", "system", "settings", "plan", "element", "config", "memory", "sources", "cache",
     "transport", "transport.payload", "worker", "supervisor", "supervisor.spawned", "trainer.explain",
     "trainer.tracing", "trainer.autotune", "trainer.session", "trainer.stream", "trainer.engine", "trainer.epochs",
-    "trainer.report", "trainer", "ray", "", "adapters", "tools",
+    "trainer", "ray", "", "adapters", "tools",
 )  # fmt: skip
 
 # Methods that only forward to a higher room, imported when they are called: from where, to where.
 FORWARDS = {
-    "loaderpool.trainer.loader": {"loaderpool.adapters.keras", "loaderpool.adapters.shards"},
+    "loaderpool.trainer.loader": {"loaderpool.adapters.sequence_hooks", "loaderpool.adapters.shards"},
     "loaderpool.trainer.loader_views": {
         "loaderpool.adapters.eager_tensors",
         "loaderpool.adapters.jax_arrays",
         "loaderpool.adapters.keras_fit",
-        "loaderpool.adapters.strategies",
         "loaderpool.adapters.tensorflow",
         "loaderpool.adapters.torch_tensors",
     },
 }
 
-MOST_LINES = 400  # of a module: at twice the usual size it has a second job
+MOST_LINES = 600  # of a module: longer, it has a second job
+OUTER_ROOMS = (
+    "tools", "sources", "cache", "adapters", "transport", "system", "element", "settings", "config.py", "errors.py",
+    "__init__.py",
+)  # fmt: skip
+# Lines and files, which only fall: who takes something out lowers them, and who needs more takes out something else.
+BUDGETS = {
+    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (14_500, 81),
+    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "supervisor", "worker", "memory", "plan")): (26_000, 140),
+    (f"{PACKAGE}/ray",): (2_830, 12),
+    ("scripts",): (4_760, 27),
+    ("tests",): (52_450, 279),
+}
 MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
-    "loaderpool.adapters.event_file": {"tensorboard"},
-    "loaderpool.adapters.prometheus": {"prometheus_client"},
     "loaderpool.ray": {"ray"},
     "loaderpool.supervisor.spawned": {"multiprocess"},
-    "loaderpool.tools.cli": {"click", "matplotlib", "rich"},
-    "loaderpool.trainer.report.pictures": {"matplotlib"},
-    "loaderpool.tools.profiling.exports": {"pyinstrument"},
+    "loaderpool.tools": {"click", "matplotlib", "rich"},
+    "loaderpool.trainer.report": {"matplotlib"},
 }
 # And there only in functions: who names a source of files does not wait for its library until one is made; and of the
 # others there is a tensor, so they are imported already, or must be.
 OUTSIDE_WHEN_CALLED = {
     "loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"},
-    "loaderpool.system.long_work": {"ipywidgets", "rich"},
     "loaderpool.element.leaf": {"ml_dtypes"},
-    "loaderpool.transport.payload.tensors": {"jax", "torch"},
+    "loaderpool.transport.payload.pickler": {"jax", "torch"},
 }
 
 LINUX_ONLY_HOMES = {"loaderpool.system.machine"}
@@ -221,6 +228,15 @@ def test_no_module_is_too_long() -> None:
     assert not long
 
 
+@pytest.mark.parametrize("parts", BUDGETS, ids=lambda parts: parts[0])
+def test_no_part_grows_beyond_its_budget(parts: tuple[str, ...]) -> None:
+    paths = [ROOT.parent / part for part in parts]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    lines = sum(map(lines_of, files))
+    most_lines, most_files = BUDGETS[parts]
+    assert lines <= most_lines and len(files) <= most_files, f"{lines} lines in {len(files)} files"
+
+
 @pytest.mark.corner
 def test_importing_the_package_brings_in_no_framework() -> None:
     heavy = ["tensorflow", "keras", "multiprocess", "rich", "click", "matplotlib", "google_crc32c", "h5py", "pyarrow"]
@@ -229,7 +245,7 @@ def test_importing_the_package_brings_in_no_framework() -> None:
 
 
 def test_naming_a_source_brings_in_no_library_of_its_format() -> None:
-    formats = ["csv", "google_crc32c", "h5py", "pyarrow", "tarfile"]
+    formats = ["google_crc32c", "h5py", "pyarrow", "tarfile"]
     code = f"""
         import json, sys
         import {PACKAGE}
@@ -256,7 +272,7 @@ BREAKERS = [
     (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.tools.cli import main", 1),
     (upward, "loaderpool.worker.loop", "import loaderpool.system.machine\nfrom . import rows\nimport numpy", 0),
     (outside, "loaderpool.worker.loop", "import tensorflow as tf", 1),
-    (outside, "loaderpool.tools.tuning.measure", "def f():\n    from keras.utils import PyDataset", 1),
+    (outside, "loaderpool.tools.tune", "def f():\n    from keras.utils import PyDataset", 1),
     (outside, "loaderpool.trainer.loader", "import pandas.core", 1),
     (outside, "loaderpool.sources.hdf5", "import h5py", 1),
     (outside, "loaderpool.sources.hdf5", "def f():\n    import h5py", 0),

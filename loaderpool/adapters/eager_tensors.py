@@ -15,17 +15,17 @@ except ImportError as missing:
         "tensors needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-from loaderpool.adapters.batch_view import BatchView, check_ahead
 from loaderpool.adapters.conversion import (
     TENSOR_ALIGNMENT_BYTES,
+    BatchView,
     Convert,
     TensorConversion,
     aligned_array,
     is_ml_dtype,
     ragged,
 )
-from loaderpool.adapters.tensor_format import check_device, tensor_dtype
 from loaderpool.element.spec import ArraySpec
+from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 from loaderpool.trainer.engine.delivery import aligned_empty
 from loaderpool.trainer.loader_core import LoaderCore
 
@@ -38,9 +38,8 @@ _unpack = tf.raw_ops.Unpack
 
 
 def tensors(core: LoaderCore, device: Any, ahead: Any) -> BatchView:
-    ahead = check_ahead(ahead)
     check_device(device)
-    return BatchView(core, lambda: EagerConversion(device=device), ahead if device is not None else 0)
+    return BatchView(core, lambda: EagerConversion(device=device), ahead, device is not None)
 
 
 class EagerConversion(TensorConversion):
@@ -56,9 +55,6 @@ class EagerConversion(TensorConversion):
     def move(self, tensors: Sequence[Any]) -> Sequence[Any]:
         with tf.device(self._device):
             return [tf.identity(tensor) for tensor in tensors]
-
-    def tensor(self, array: npt.NDArray[Any]) -> Any:
-        return _look(array)
 
     def convert_of(self, component: ArraySpec) -> Convert:
         dtype = tensor_dtype(component)
@@ -109,3 +105,33 @@ def _look_aligned(part: npt.NDArray[Any]) -> Any:
 
 def _bfloat16(part: npt.NDArray[Any]) -> Any:
     return tf.bitcast(_look(part.view(np.uint16)), tf.bfloat16)
+
+
+def tensor_dtype(component: ArraySpec) -> Any:
+    """The dtype of its tensors."""
+    if component.text is not None:
+        return tf.string
+    try:
+        return tf.dtypes.as_dtype(component.dtype)
+    except TypeError as error:
+        raise SpecMismatchError(
+            f"TensorFlow {tf.__version__} has no dtype {component.dtype}; let the function return .astype('float16'), "
+            "or give an element_spec with another dtype"
+        ) from error
+
+
+def check_device(device: Any) -> None:
+    """TensorFlow would put a dataset for a device that is not there on one that is, in silence."""
+    if device is None:
+        return
+    if not isinstance(device, str):
+        raise ArgumentError(f'device must be a name such as "/GPU:0", got {brief(device)}')
+    there = [f"/{each.device_type}:{each.name.rpartition(':')[2]}" for each in tf.config.list_logical_devices()]
+    try:
+        asked = tf.DeviceSpec.from_string(device)
+    except ValueError as error:
+        raise ArgumentError(
+            f'device must be a name such as "/GPU:0", got {brief(device)}: {shortened(str(error))}'
+        ) from None
+    if f"/{asked.device_type}:{asked.device_index or 0}" not in there:
+        raise ArgumentError(f"device={brief(device)}: TensorFlow has no such device here, it has {', '.join(there)}")

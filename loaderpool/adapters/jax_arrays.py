@@ -10,21 +10,17 @@ try:
 except ImportError as missing:
     raise ImportError("as_jax needs JAX, which is not installed: pip install jax") from missing
 
-import numpy.typing as npt
-
-from loaderpool.adapters.batch_view import BatchView, check_ahead
-from loaderpool.adapters.conversion import HostConversion
+from loaderpool.adapters.conversion import BatchView, HostConversion
 from loaderpool.adapters.shards import check_rows
-from loaderpool.errors import ArgumentTypeError
+from loaderpool.errors import ArgumentError, brief
 from loaderpool.trainer.loader_core import LoaderCore
 
 
 def as_jax(core: LoaderCore, sharding: Any, ahead: Any) -> BatchView:
-    ahead = check_ahead(ahead)
     is_host, shards = _is_host(sharding), core.config.shard.num_shards
     if shards > 1 and _is_global(sharding):
         check_rows(core, shards, "processes", of_process=1)
-    return BatchView(core, lambda: JaxConversion(sharding), 0 if is_host else ahead)
+    return BatchView(core, lambda: JaxConversion(sharding), ahead, not is_host)
 
 
 class JaxConversion(HostConversion):
@@ -37,9 +33,6 @@ class JaxConversion(HostConversion):
         super().__init__("as_jax", "JAX", moves=True)
         self._sharding = sharding
         self._is_global = _is_global(sharding)
-
-    def tensor(self, array: npt.NDArray[Any]) -> Any:
-        return jax.device_put(array)
 
     def move(self, tensors: Sequence[Any]) -> Sequence[Any]:
         if self._is_global:  # each process has its own rows of the batch
@@ -59,8 +52,8 @@ def _is_host(sharding: Any) -> bool:
     if isinstance(sharding, jax.Device):
         return bool(sharding.platform == "cpu")
     if not isinstance(sharding, jax.sharding.Sharding):
-        raise ArgumentTypeError(
-            f"sharding must be a jax.sharding.Sharding or a jax.Device, got {sharding!r:.100} of type "
+        raise ArgumentError(
+            f"sharding must be a jax.sharding.Sharding or a jax.Device, got {brief(sharding)} of type "
             f"{type(sharding).__name__}"
         )
     return all(device.platform == "cpu" for device in sharding.device_set)

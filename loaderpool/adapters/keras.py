@@ -1,235 +1,253 @@
-"""`Loader.from_sequence`: a `keras.utils.PyDataset` / `Sequence` as it is, its hooks on the user's own object.
-
-Imports nothing of Keras: whatever has `__len__` and `__getitem__(batch_index)` will do. `BackupCallback` does, and is
-imported when it is named.
-"""
+"""Callbacks for Keras' `fit`: `BackupCallback` saves model and loader, `ReportCallback` says how long data took."""
 
 from __future__ import annotations
 
-import array
-import collections
 import contextlib
-import hashlib
-import io
-import pickle
+import json
+import os
+import shutil
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import keras
 import numpy as np
 
-from loaderpool.errors import ArgumentError, ArgumentTypeError, LoaderpoolError
-from loaderpool.sources.image_flow import FIRST_BATCH, ImageFlow, is_image_flow
-from loaderpool.sources.recognise import length_of
-from loaderpool.sources.sequence import BatchSequence, attributes_of
+from loaderpool.errors import ArgumentError, StateError, brief
+from loaderpool.settings.checks import whole_number
+from loaderpool.trainer.explain.explanation import explain
+from loaderpool.trainer.loader import Loader
 
 if TYPE_CHECKING:
-    from loaderpool.adapters.backup import BackupCallback
-    from loaderpool.adapters.report import ReportCallback
-    from loaderpool.trainer.loader import Loader
+    from loaderpool.trainer.explain.looks import Look
+    from loaderpool.trainer.explain.verdicts import Verdict
 
-__all__ = ["BackupCallback", "FlowHooks", "ReportCallback", "SequenceHooks", "loader_from_sequence"]
-
-_HOOKS = ("on_epoch_begin", "on_epoch_end")
-# Hooks that come from these are Keras' own, which do nothing.
-_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
-_NOT_FOR_SEQUENCES = (*("source", "fn", "batch_size", "batch_fn", "augment", "cache", "pad", "ragged", "buckets"),)
-# What is in these is in no attribute. (Of a tuple or a str it cannot change.)
-_CONTAINERS = (list, dict, set, bytearray, collections.deque, array.array, np.ndarray)
-# Where a value cannot be pickled it never travelled (`__getstate__` left it out), so workers need no news of it.
-_UNPICKLABLE = b"unpicklable"
+_TRAINING = "training.json"
 
 
-def __getattr__(name: str) -> Any:
-    if name == "BackupCallback":
-        from loaderpool.adapters.backup import BackupCallback
+class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves the model, its optimizer and the loader's position, and takes them up when `fit` is called again.
 
-        return BackupCallback
-    if name == "ReportCallback":
-        from loaderpool.adapters.report import ReportCallback
+        backup = BackupCallback(loader, path)
+        model.fit(loader.as_dataset(), epochs=10, callbacks=[backup, ...])
 
-        return ReportCallback
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Make it before the dataset, and put it before callbacks that set `model.stop_training`: that ends the epoch in which
+    a training goes on. Loss and metrics of that epoch are those of its rest alone; a printed line says so.
 
-
-def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]) -> Loader:
-    """Make a loader of a Sequence; `Loader.from_sequence` has the arguments."""
-    for name in _NOT_FOR_SEQUENCES:
-        if name in settings:
-            raise ArgumentError(f"from_sequence takes no {name}: the sequence's [i] is a whole batch as it is")
-    if isinstance(sequence, type):
-        raise ArgumentTypeError(f"from_sequence needs an instance, got the class {sequence.__name__}")
-    if isinstance(sequence, (str, bytes)):
-        raise ArgumentTypeError(f"from_sequence needs a sequence of batches, got one {type(sequence).__name__}")
-    if not hasattr(type(sequence), "__getitem__"):
-        raise ArgumentTypeError(f"from_sequence needs __getitem__(batch_index); {type(sequence).__name__} has none")
-    hook_kind, source_kind = (FlowHooks, ImageFlow) if is_image_flow(sequence) else (SequenceHooks, BatchSequence)
-    hooks, source = hook_kind(sequence), source_kind(sequence)
-    if workers is None:
-        own = getattr(sequence, "workers", 1)
-        workers = own if isinstance(own, int) and own >= 0 and own != 1 else "auto"
-    return make(source, batch_size=None, workers=workers, _hooks=hooks, **settings)
-
-
-class SequenceHooks:
-    """Calls the sequence's hooks in the trainer and tells what they changed.
-
-    What changed is found part by part: the pickle of each attribute, in slots or not, with arrays by checksum of their
-    bytes (an in-place shuffle shows in no identity). So what the user changes between two hooks is told with the next
-    one. What a hook changes elsewhere, in the class or in globals, is not found.
+    The path holds one backup at a time, and a crash while saving leaves the one before it.
 
     Args:
-        sequence: the user's own object, as it is when it is shipped.
+        loader: whose batches `fit` takes.
+        path: a directory of its own; made if need be.
+        save_freq: "epoch", or a number of batches; the ends of epochs are saved as well.
+        delete_checkpoint: whether the directory is removed when `fit` is through.
 
     Raises:
-        ArgumentTypeError: it has hooks and is a list, a dict or the like: what they do to its items would not be seen.
+        StateError: in `fit`: the backup is of another loader, or Keras does not know how many steps an epoch has.
     """
 
-    def __init__(self, sequence: Any) -> None:
-        self._sequence = sequence
-        self._overridden = [name for name in _HOOKS if self._finds_hook(name)]
-        if self._overridden and isinstance(sequence, _CONTAINERS):
-            base = next(base.__name__ for base in type(sequence).__mro__ if base in _CONTAINERS)
-            raise ArgumentTypeError(
-                f"from_sequence: {type(sequence).__name__} has {self._overridden[0]} and is itself a {base}, and what "
-                f"a hook does to a {base}'s own items is not sent to the workers, only attributes are. Keep the items "
-                "in an attribute, as collections.UserList does"
+    def __init__(
+        self,
+        loader: Loader,
+        path: str | os.PathLike[str],
+        save_freq: Literal["epoch"] | int = "epoch",
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(loader, Loader):
+            raise ArgumentError(f"BackupCallback takes the loader itself, then a path, got {type(loader).__name__}")
+        if save_freq != "epoch":
+            save_freq = whole_number("save_freq", save_freq, at_least=1, hint='batches between two backups, or "epoch"')
+        loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
+        self._loader, self._path = loader, Path(path)
+        self._save_freq, self._deletes = save_freq, delete_checkpoint
+        self._reading: Any = None  # the dataset's iteration that is counted
+        self._began = 0  # steps of the optimizer when it began
+        self._epoch_began = 0  # and when this epoch did, or the rest of it
+        self._before = 0  # steps of this epoch that an earlier process has done
+        self._saved = 0  # steps when the latest backup was made
+        self._epoch = 0
+        self._is_rest = False  # this epoch is shorter than Keras thinks
+        loader._core.tracker.is_backed_up = True
+
+    # ---- called by fit ----
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Take up the backup, if there is one."""
+        if self.params.get("steps") is None:
+            raise StateError(
+                "BackupCallback must know how many steps an epoch has: make it before loader.as_dataset(), and give "
+                "that dataset to fit as it is, or say steps_per_epoch="
             )
-        self._parts = _checksums(sequence) if self._overridden else {}  # as the workers know it
-        self._found: dict[str, bytes] = {}  # as it was when changes were last looked for
-        self._ran = ""  # the hook that ran since; what it changed was not told yet
-        batches = BatchSequence(sequence)
-        if self._overridden and batches.is_endless:
-            raise ArgumentError(
-                f"from_sequence: {type(sequence).__name__} is endless (num_batches is None, or it has no length), so "
-                f"its {self._overridden[0]} would not run: only fit knows where steps_per_epoch ends an epoch. Give "
-                "those steps as its num_batches; its hooks then run between epochs, and each begins with index 0"
-            )
-        self._batches = None if batches.is_endless else length_of(batches)
-
-    def anew(self) -> SequenceHooks:
-        """The same hooks for another loader, whose workers know the sequence as it is now."""
-        return type(self)(self._sequence)
-
-    @property
-    def changes_data(self) -> bool:
-        """Whether the user has overridden a hook."""
-        return bool(self._overridden)
-
-    @property
-    def has_epoch_begin(self) -> bool:
-        """Whether the user has overridden `on_epoch_begin`."""
-        return "on_epoch_begin" in self._overridden
-
-    def before_epoch(self) -> dict[str, Any] | None:
-        """`on_epoch_begin`."""
-        return self._call("on_epoch_begin")
-
-    def after_epoch(self) -> dict[str, Any] | None:
-        """`on_epoch_end`."""
-        return self._call("on_epoch_end")
-
-    def told(self) -> None:
-        """What the latest call returned has reached the workers. Without this the next call tells it again."""
-        self._parts, self._ran = self._found, ""
-
-    def _finds_hook(self, name: str) -> bool:
-        return _is_overridden(self._sequence, name)
-
-    def _run(self, name: str) -> None:
-        getattr(self._sequence, name)()
-
-    def _call(self, name: str) -> dict[str, Any] | None:
-        if name in self._overridden:
-            self._ran = name  # first: where the hook raises, it may have changed something before
-            self._run(name)
-        if not self._ran:
-            return None
-        batches = len(BatchSequence(self._sequence))
-        if batches != self._batches:
-            raise LoaderpoolError(
-                f"{type(self._sequence).__name__}.{self._ran} changed the number of batches from {self._batches} to "
-                f"{batches}; make a new loader for each length"
-            )
-        self._found = _checksums(self._sequence)
-        attributes = attributes_of(self._sequence)
-        known, found = self._parts, self._found
-        changed = [part for part, checksum in found.items() if known.get(part) != checksum]
-        deleted = sorted(set(known) - set(found))
-        if not changed and not deleted:
-            self._ran = ""
-            return None
-        # What cannot be pickled is named by the key that it has here.
-        owner = type(self._sequence).__name__
-        keys = {part: f"attribute .{part} of {owner}, as {self._ran} left it" for part in changed}
-        return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
-
-
-class FlowHooks(SequenceHooks):
-    """The same of an `ImageDataGenerator`'s flow: its order is made here, at first and after each epoch.
-
-    With a seed of the flow's own the order is that of the seed and of the batches before it, whatever else draws from
-    `numpy.random`; else it is drawn from `numpy.random` as it stands in this process.
-    """
-
-    def __init__(self, sequence: Any) -> None:
-        if getattr(sequence, FIRST_BATCH, None) is None:
-            setattr(sequence, FIRST_BATCH, 0)
-        if sequence.index_array is None:
-            with _drawing_by(sequence):
-                sequence._set_index_array()
-        super().__init__(sequence)
-
-    def _finds_hook(self, name: str) -> bool:
-        is_its_own = name == "on_epoch_end" and (self._sequence.shuffle or self._sequence.seed is not None)
-        return is_its_own or super()._finds_hook(name)
-
-    def _run(self, name: str) -> None:
-        if name != "on_epoch_end":
-            super()._run(name)
+        self._is_rest, self._before = False, 0
+        try:
+            training = json.loads((self._path / _TRAINING).read_text("utf-8"))
+        except FileNotFoundError:
             return
-        setattr(self._sequence, FIRST_BATCH, getattr(self._sequence, FIRST_BATCH) + len(self._sequence))
-        with _drawing_by(self._sequence):
-            super()._run(name)
+        if not self.model.built:
+            raise StateError("fit() can take up a backup of a built model only: give it an Input, or build() it")
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+        self._loader.load_state_dict(training["loader"])
+        self.model.load_weights(self._path / training["weights"])
+        for state, saved in zip(self._seed_states(), training["seeds"], strict=True):
+            state.assign(saved)
+        self.model._initial_epoch = training["epoch"]
+        self._before = training["step"]
+        self._is_rest = self._before > 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count from here."""
+        self._epoch = epoch
+        self._epoch_began = self._saved = self._steps()
+        if self._is_rest and self.params.get("verbose"):
+            steps = self.params["steps"]
+            print(
+                f"Epoch {epoch + 1} goes on behind step {self._before} of {steps}: its loss and metrics, in History "
+                f"too, are those of the {steps - self._before} steps that are left"
+            )
+        self._loader._core.tracker.looks_ahead = epoch + 1 < self.params["epochs"]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save, if it is time; end the epoch, if an earlier process has done the other part of it."""
+        if self._save_freq == "epoch" and not self._is_rest:
+            return  # before the optimizer is asked for its steps, which waits for the device
+        self._look()
+        steps = self._steps()
+        done = self._before + steps - self._epoch_began
+        is_over = done >= self.params["steps"]
+        if self._save_freq != "epoch" and steps - self._saved >= self._save_freq and not is_over:
+            self._save(self._epoch, done)
+        if self._is_rest and is_over:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save, and let the next one begin."""
+        if self._is_rest:
+            self.model.stop_training = self._is_rest = False
+        self._before = 0
+        self._look()
+        self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """The training is through."""
+        self._loader._core.tracker.looks_ahead = True
+        if self._deletes:
+            shutil.rmtree(self._path, ignore_errors=True)
+
+    # ---- saving ----
+
+    def _steps(self) -> int:
+        optimizer = self.model.optimizer
+        # `iterations` counts updates, of which there are fewer where gradients are accumulated.
+        return int(getattr(optimizer, "_iterations", optimizer.iterations).numpy())
+
+    def _seed_states(self) -> list[Any]:
+        """Of dropout and the like: Keras does not write them with the weights."""
+        return [each for each in self.model.non_trainable_variables if each.path.endswith("seed_generator_state")]
+
+    def _look(self) -> None:
+        """Whether another iteration of a dataset has begun: in this epoch, then."""
+        latest = self._loader._core.tracker.latest
+        if latest is not self._reading:
+            self._reading, self._began = latest, self._epoch_began
+
+    def _save(self, epoch: int, step: int) -> None:
+        steps = self._steps()
+        state = self._loader.state_dict(batches_taken=steps - self._began)
+        self._path.mkdir(parents=True, exist_ok=True)
+        weights, training = self._path / f"{epoch}-{step}.weights.h5", self._path / _TRAINING
+        self.model.save_weights(weights)
+        seeds = [np.asarray(each).tolist() for each in self._seed_states()]
+        content = {"epoch": epoch, "step": step, "loader": state, "seeds": seeds, "weights": weights.name}
+        written = training.with_suffix(".new")
+        written.write_text(json.dumps(content), "utf-8")
+        _sync(weights, written)
+        written.replace(training)  # from here on it is this one
+        _sync(self._path)
+        for other in self._path.glob("*.weights.h5"):
+            if other != weights:
+                with contextlib.suppress(OSError):  # the backup stands; the next one tries again
+                    other.unlink()
+        self._saved = steps
 
 
-@contextlib.contextmanager
-def _drawing_by(flow: Any) -> Iterator[None]:
-    """`numpy.random` is what the flow's seed makes it, and afterwards what it was."""
-    if flow.seed is None:
-        yield
-        return
-    state = np.random.get_state()
-    try:
-        np.random.seed(flow.seed + getattr(flow, FIRST_BATCH))
-        yield
-    finally:
-        np.random.set_state(state)
+def _sync(*paths: Path) -> None:
+    """Onto the disk: the machine may die, too."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _is_overridden(sequence: Any, name: str) -> bool:
-    if callable(attributes_of(sequence).get(name)):
-        return True
-    owner = next((cls for cls in type(sequence).__mro__ if name in vars(cls)), None)
-    return owner is not None and owner.__module__.partition(".")[0] not in _BASE_MODULES
+class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Adds `data_wait` and `samples_per_s` to the logs of each epoch, and says why training waits for data.
 
+        model.fit(loader.for_keras(), epochs=10, callbacks=[ReportCallback(loader)])
 
-def _checksums(sequence: Any) -> dict[str, bytes]:
-    return {name: _checksum(value) for name, value in attributes_of(sequence).items()}
+    `data_wait` is the share of the epoch's steps, 0.0 to 1.0, in which data was waited for. Put it before CSVLogger,
+    TensorBoard and others that write logs. A line on stderr says when the verdict changes, and `loader.explain()` is
+    printed at the end. An error in it is printed, and ends no training.
 
+    Args:
+        loader: that `fit` takes its batches from.
+        verbose: 0: nothing is printed.
+    """
 
-def _checksum(value: Any) -> bytes:
-    from loaderpool.transport.payload.pickler import PayloadPickler  # as what is sent: cloudpickle takes 30 ms
+    def __init__(self, loader: Loader, verbose: int = 1) -> None:
+        super().__init__()
+        if not isinstance(loader, Loader):
+            raise ArgumentError(f"ReportCallback takes the loader itself, got {type(loader).__name__}")
+        if verbose not in (0, 1, 2):
+            raise ArgumentError(f"ReportCallback's verbose must be 0, which prints nothing, or 1, got {brief(verbose)}")
+        # It has no method for batches, for which Keras would have the device wait in each step.
+        self._loader, self._verbose = loader, verbose
+        self._begun: Look | None = None
+        self._told: Verdict | None = None
+        self._epochs = 0  # how many there were
 
-    digest = hashlib.blake2b(digest_size=16)
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Measure from here."""
+        with self._ending_no_training():
+            self._begun = self._loader._core.observer.now()
+            self._epochs += 1
 
-    def take(buffer: pickle.PickleBuffer) -> bool:
-        digest.update(buffer.raw())
-        return False  # out of band: not in the pickle
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add what was measured to the logs; say why, if that is news."""
+        if self._begun is None:
+            return
+        with self._ending_no_training():
+            observed = self._loader._core.observer.since(self._begun)
+            if isinstance(logs, dict) and observed.seconds > 0:
+                logs.update(data_wait=observed.wait_share, samples_per_s=observed.samples_per_s)
+            if observed.samples:
+                explanation = explain(observed)
+                if explanation.verdict is not self._told:
+                    self._told = explanation.verdict
+                    self._say(f"Epoch {epoch + 1}: {explanation.headline}")
+            elif self._epochs == 1:
+                self._say(
+                    f"ReportCallback: no batch of epoch {epoch + 1} came from its loader: give it the one whose "
+                    "batches fit takes"
+                )
 
-    try:
-        with io.BytesIO() as file:
-            PayloadPickler(file, protocol=5, buffer_callback=take).dump(value)
-            digest.update(file.getbuffer())
-    except Exception:
-        return _UNPICKLABLE
-    return digest.digest()
+    def on_train_end(self, logs: Any = None) -> None:
+        """Print the whole explanation."""
+        with self._ending_no_training():
+            self._say(str(self._loader.explain()))
+
+    @contextlib.contextmanager
+    def _ending_no_training(self) -> Iterator[None]:
+        """Have what goes wrong in the block be printed, if that can be done."""
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(Exception):  # stderr may be closed, or its terminal gone
+                self._say(f"ReportCallback: {type(error).__name__}: {error}")
+
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            print(f"\n{text}", file=sys.stderr, flush=True)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+import numbers
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 try:
+    import keras
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 except ImportError as missing:
     raise ImportError(
@@ -16,19 +24,19 @@ except ImportError as missing:
         "every Keras on TensorFlow"
     ) from missing
 
-from loaderpool.adapters.class_weights import ClassWeights
-from loaderpool.adapters.conversion import HostConversion, TensorConversion
-from loaderpool.adapters.epochs import check_epochs
+from loaderpool.adapters.conversion import Convert, HostConversion, TensorConversion, check_epochs
 from loaderpool.adapters.shards import check_distribution
 from loaderpool.element.spec import ArraySpec
-from loaderpool.errors import ArgumentError
+from loaderpool.errors import ArgumentError, brief
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.epochs.position import IterationLog, Position
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 
-_MOST_FRAMES = 8  # between an iterator and the method of Keras that asks it
-_TRAINER_OF_JAX = "keras.src.backend.jax.trainer"
+# As many batches of a pass can be given a second time: Keras takes one to build a model, and a second one ahead of it
+# on JAX (Keras 3.7, and later ones on a GPU).
+_TAKEN_TO_BUILD = 2
+_MOST_CLASSES = 1_000_000  # each has its place in a table
 
 _DROPPED = {
     "class_weight": "write loader.for_keras(class_weight=...)",
@@ -38,15 +46,14 @@ _DROPPED = {
 
 
 class LoaderAdapter(DataAdapter):  # type: ignore[misc]
-    """Hands a loader's batches to Keras, each pass over the loader being one of Keras' epochs.
+    """Hands a loader's batches to Keras, which uses it as it is: each iterator that Keras asks for is a pass.
 
-    Keras uses an instance of its `DataAdapter` as it is (3.7 and later). Each iterator that it asks for is a pass,
-    which begins with its first batch: Keras makes one more at an epoch's end than it reads.
+    A pass begins with its first batch: Keras makes one more iterator at an epoch's end than it reads.
 
-    Args:
-        core: of the loader, which this keeps alive.
-        epochs: passes over the loader in each of Keras' epochs; None: no end.
-        class_weight: as `fit` has it, which hands it to no adapter.
+    To build a model Keras takes a batch of a pass that it then leaves. That shall make no difference to what the model
+    is trained on, so the next iterator goes on with that pass, that batch first. Keras leaves it by a reset, and tells
+    the adapter of it: it asks for `num_batches`, then calls `on_epoch_end`. An epoch that is over calls
+    `on_epoch_end` alone; and after one that was broken off the next `fit` asks for `num_batches` twice.
     """
 
     def __init__(self, core: LoaderCore, epochs: int | None, class_weight: Mapping[int, float] | None) -> None:
@@ -54,26 +61,41 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         core.check_usable()
         self.epochs = check_epochs(core, epochs)
         check_distribution(core, self.epochs)
-        self._weigh = None if class_weight is None else ClassWeights(class_weight)
-        self._begun: _Passes | None = None  # the pass of which Keras took a batch to build the model
-        self._before_build: Position | None = None  # where the loader stood before such a pass
+        self._weights = None if class_weight is None else _weight_table(class_weight)
+        self._takes_apart = False  # a tf.distribute strategy makes the iterators
+        self._latest: _Passes | Position | None = None  # the latest pass, or where the loader stood before it
+        self._left: _Passes | Position | None = None  # the same, once Keras has asked for `num_batches` after it
+        self._again: _Passes | None = None  # goes on with the next iterator
+        self._was_warned = False
+
+    def __len__(self) -> int:
+        """Batches of one of Keras' epochs; a TypeError where that is unknown, or there is no end."""
+        if self.epochs is None:
+            raise TypeError("for_keras(epochs=None) has no end: say steps_per_epoch to fit")
+        return self.epochs * self._core.batches_per_epoch()
+
+    def __bool__(self) -> bool:
+        return True  # its length may be unknown
+
+    def __repr__(self) -> str:
+        return f"<batches for Keras' fit, evaluate and predict of {self._core.description}>"
 
     # ---- what Keras asks for ----
 
     def get_numpy_iterator(self) -> Any:
         """NumPy arrays."""
-        return iter(_Batches(self, lambda: HostConversion("for_keras", "NumPy")))
+        return _Iterator(self, HostConversion("for_keras", "NumPy"))
 
     def get_jax_iterator(self) -> Any:
         """NumPy arrays, which JAX takes as they are; Keras 3.7 asks for an iterator of them for each batch."""
         kind = _EqualShapesConversion if check_distribution(self._core, self.epochs) else HostConversion
-        return iter(_Batches(self, lambda: kind("for_keras", "JAX")))
+        return _Iterator(self, kind("for_keras", "JAX"))
 
     def get_torch_dataloader(self) -> Any:
         """Tensors that look at the workers' memory."""
         from loaderpool.adapters.torch_tensors import TorchConversion
 
-        return _Batches(self, lambda: TorchConversion("for_keras"))
+        return _Batches(lambda: _Iterator(self, TorchConversion("for_keras")))
 
     def get_tf_dataset(self) -> Any:
         """Eager tensors that look at the workers' memory; under a distribution strategy a `tf.data.Dataset`."""
@@ -82,108 +104,165 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         from loaderpool.adapters.eager_tensors import EagerConversion
         from loaderpool.adapters.tensorflow import as_dataset
 
-        if _is_distributed(tf, sys._getframe(1)):
-            if self._weigh is not None:
+        self._takes_apart = _is_distributed(tf, sys._getframe(1))
+        if self._takes_apart:
+            if self._weights is not None:
                 raise ArgumentError(
                     "for_keras(class_weight=...) has no effect under a tf.distribute strategy: have the function "
                     "return sample weights as the third part of its result"
                 )
             return as_dataset(self._core, epochs=self.epochs, prefetch=2, device=None)
-        return _Batches(
-            self, lambda: EagerConversion("for_keras"), lambda: tf.errors.OutOfRangeError(None, None, "no more batches")
-        )
+        # A new error each time, for one that was raised holds the frames that it went through, and they the batches.
+        end = functools.partial(tf.errors.OutOfRangeError, None, None, "no more batches")
+        return _Batches(lambda: _Iterator(self, EagerConversion("for_keras"), end))
 
     @property
     def num_batches(self) -> int | None:
         """Batches of one of Keras' epochs; None: unknown, or no end."""
         _refuse_what_fit_drops(sys._getframe(1))
-        if self.epochs is None:
-            return None
+        self._warn_of_epochs(sys._getframe(1))
+        self._left, self._latest = self._latest, None
         try:
-            return self.epochs * self._core.batches_per_epoch()
+            return len(self)
         except TypeError:
             return None
 
-    @property
-    def batch_size(self) -> int | None:
-        """Rows of a full batch; None: the function makes whole elements."""
-        return self._core.config.batch_size
-
-    @property
-    def has_partial_batch(self) -> None:
-        """Unknown; Keras asks for it of arrays only."""
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        """Unknown; Keras asks for it of arrays only."""
-        return None
+    def _warn_of_epochs(self, frame: FrameType | None) -> None:
+        """Say that a training which goes on begins with the loader's own epoch: `fit` tells no adapter its number."""
+        if self._was_warned:  # Keras asks several times
+            return
+        level = 3  # of that frame, for a warning
+        while frame is not None and frame.f_code.co_name != "fit":
+            frame, level = frame.f_back, level + 1
+        if frame is None or frame.f_locals.get("x") is not self:  # what it validates with begins anywhere
+            return
+        callbacks, epoch = frame.f_locals.get("callbacks") or (), self._core.tracker.epoch
+        first, text = frame.f_locals.get("initial_epoch"), ""
+        if any(type(each).__name__ == "BackupAndRestore" for each in getattr(callbacks, "callbacks", callbacks)):
+            text = (
+                "Keras' BackupAndRestore restores the model alone: after a restart, for_keras() begins with the order "
+                f"of the loader's epoch {epoch}.\n"
+                "Use loaderpool.adapters.keras.BackupCallback(loader, path) in its place"
+            )
+        elif isinstance(first, int) and first != epoch and not epoch:
+            text = (
+                f"fit(initial_epoch={first}) does not reach the loader: for_keras() begins with the order of its epoch "
+                f"{epoch}.\nSet it before fit: loader.epoch = {first}"
+            )
+        if not text:
+            return
+        self._was_warned = True
+        caller: FrameType | None = frame
+        while caller is not None and caller.f_globals.get("__name__", "").startswith("keras."):
+            caller, level = caller.f_back, level + 1  # what Keras wraps `fit` in
+        warnings.warn(text, UserWarning, stacklevel=level)
 
     def on_epoch_begin(self) -> None:
-        """Under a strategy Keras takes a batch of a pass of its own to build a model, or to see that it is built."""
+        """Under a strategy its dataset begins a pass."""
         stream = self._core.stream
-        if _is_asked_by("_maybe_symbolic_build", sys._getframe(1)) and not (stream and stream.is_one_shot):
-            self._before_build = self._core.tracker.next_place()
+        if self._takes_apart and not (stream and stream.is_one_shot):
+            self._latest, self._left = self._core.tracker.next_place(), None
 
     def on_epoch_end(self) -> None:
         """Run the hooks of a sequence whose epoch was handed over whole; a pass that only built a model is none."""
-        tracker, place, self._before_build = self._core.tracker, self._before_build, None
+        left, self._left, self._latest = self._left, None, None
+        tracker = self._core.tracker
         tracker.settle_ends()
-        if place is not None:
+        if isinstance(left, _Passes):
+            self._again = left if left.rewind() else None
+        elif left is not None:
             with InterruptsHeld():
                 tracker.drop_parked()
-                tracker.resume_at(place)
+                tracker.resume_at(left)
 
     # ---- passes ----
 
-    def begin(self, convert: TensorConversion, is_building: bool) -> _Passes:
-        """A pass that was begun to build the model goes on; else a new one.
+    def begin(self, convert: TensorConversion) -> _Passes:
+        """The pass that built a model, unless `load_state_dict` was called since; or a new one."""
+        again, self._again = self._again, None
+        if again is None or again.placed != self._core.tracker.times_placed:
+            again = _Passes(self._core, convert)
+        self._latest, self._left = again, None
+        return again
 
-        Whether the model is built shall make no difference to what it is trained on. After `load_state_dict` another
-        place is wanted than that pass's.
+    def keep_going(self) -> None:
+        """The latest pass has given too many batches to have been begun to build a model."""
+        self._latest = None
 
-        Args:
-            convert: opens its deliveries, if it is a new one.
-            is_building: a batch is wanted to build the model.
-        """
-        begun, self._begun = self._begun, None
-        placed = self._core.tracker.times_placed
-        if begun is None or begun.placed != placed:
-            begun = _Passes(self._core, convert, placed)
-        if is_building:
-            self._begun = begun
-        return begun
-
-    def weigh(self, batch: Any, convert: TensorConversion) -> Any:
+    def weigh(self, batch: Any, convert: Convert) -> Any:
         """The batch with weights of its classes beside it, if that is wanted."""
-        return batch if self._weigh is None else (*batch, convert.tensor(self._weigh.of(batch)))
+        if self._weights is None:
+            return batch
+        if type(batch) is not tuple or len(batch) != 2 or isinstance(batch[1], (tuple, list, dict)):
+            raise ArgumentError(
+                "for_keras(class_weight=...): batches must be pairs (x, y), with one array of classes as y and no "
+                "sample weights already. Have the function return such a pair, or sample weights as a third part and "
+                "leave class_weight away"
+            )
+        labels = np.asarray(batch[1])
+        if labels.ndim > 1:
+            labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+        places = np.round(labels).astype(np.int64) + 1
+        return (*batch, convert(self._weights.take(places, mode="clip")))
+
+
+def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
+    """The weight of each class `c` at `c + 1`; classes that are not named weigh 1, so do the first and last place."""
+    if not isinstance(weights, Mapping):
+        raise ArgumentError(
+            f"class_weight must be a dict of classes and their weights, as {{0: 1.0, 1: 5.0}}, got {brief(weights)}"
+        )
+    for label, weight in weights.items():
+        if not isinstance(label, numbers.Integral) or isinstance(label, bool) or not 0 <= label < _MOST_CLASSES:
+            raise ArgumentError(f"class_weight: classes are whole numbers from 0 on, got {brief(label)}")
+        if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
+            raise ArgumentError(f"class_weight[{label}] must be a finite number, got {brief(weight)}")
+    table = np.ones(max(weights, default=0) + 3, keras.config.floatx())
+    for label, weight in weights.items():
+        table[label + 1] = weight
+    return table
 
 
 class _Passes:
-    """Passes over a loader, one after another, that were begun.
+    """Passes over a loader, one after another, that were begun."""
 
-    Attributes:
-        batches: those that were taken to build the model, and are still to be trained on.
-        placed: how often the loader was given another place before.
-    """
-
-    def __init__(self, core: LoaderCore, convert: TensorConversion, placed: int) -> None:
-        self._core, self.convert, self.placed = core, convert, placed
+    def __init__(self, core: LoaderCore, convert: TensorConversion) -> None:
+        self._core, self._convert = core, convert
+        self._of_weights = convert.convert_of(ArraySpec((None,), keras.config.floatx()))
+        self.placed = core.tracker.times_placed  # how often the loader was given another place before
         self._iteration = IterationLog()
         self._pass = LoaderIterator(core, convert, self._iteration)
         self._passes = 1
-        self.batches: list[Any] = []
+        self._first: list[Any] = []  # its first batches; none once it has given more
+        self._given = 0
 
-    def take(self, epochs: int | None) -> Any:
-        """The next batch of so many passes; raises StopIteration behind the last."""
+    def take(self, adapter: LoaderAdapter) -> Any:
+        """The next batch of as many passes as the adapter has; raises StopIteration after the last."""
+        given = self._given
+        batch = self._first[given] if given < len(self._first) else self._next(adapter)
+        self._given = given + 1
+        if given == _TAKEN_TO_BUILD:
+            self._first.clear()
+            adapter.keep_going()
+        elif given == len(self._first):
+            self._first.append(batch)
+        return batch
+
+    def rewind(self) -> bool:
+        """Have it begin with its first batch again, if that is still here."""
+        is_whole = len(self._first) == self._given
+        self._given = 0
+        return is_whole
+
+    def _next(self, adapter: LoaderAdapter) -> Any:
         while True:
             try:
-                return next(self._pass)
+                return adapter.weigh(next(self._pass), self._of_weights)
             except StopIteration:
-                if self._passes == epochs or not self._has_batches:
+                if self._passes == adapter.epochs or not self._has_batches:
                     raise
                 self._passes += 1
-                self._pass = LoaderIterator(self._core, self.convert, self._iteration)
+                self._pass = LoaderIterator(self._core, self._convert, self._iteration)
 
     @property
     def _has_batches(self) -> bool:
@@ -201,32 +280,20 @@ class _EqualShapesConversion(HostConversion):
             raise self.refuse(path, what, "Give an element_spec with numbers to pad to")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Batches:
-    """What Keras makes an iterator of for each of its epochs, and for some that it never begins."""
-
-    adapter: LoaderAdapter
-    make_conversion: Callable[[], TensorConversion]
-    # Makes what says on this backend that there is nothing more; None: StopIteration. A new one each time, for an error
-    # that was raised holds the frames that it went through, and they the batches.
-    make_end: Callable[[], BaseException] | None = None
-
-    def __iter__(self) -> _Iterator:
-        return _Iterator(self)
-
-
 class _Iterator:
-    """Gives the batches of one of Keras' epochs."""
+    """Gives the batches of one of Keras' epochs; some it never begins.
 
-    def __init__(self, batches: _Batches) -> None:
-        self._adapter, self._make_conversion, self._make_end = (
-            batches.adapter,
-            batches.make_conversion,
-            batches.make_end,
-        )
+    Args:
+        adapter: begins the pass.
+        convert: makes the tensors.
+        make_end: makes what says on this backend that there is nothing more; None: StopIteration.
+    """
+
+    def __init__(
+        self, adapter: LoaderAdapter, convert: TensorConversion, make_end: Callable[[], BaseException] | None = None
+    ) -> None:
+        self._adapter, self._convert, self._make_end = adapter, convert, make_end
         self._begun: _Passes | None = None
-        self._is_building = False
-        self._at = 0  # of the batches that were taken to build the model
         self._given_in_step = 0
 
     def __iter__(self) -> _Iterator:
@@ -234,12 +301,10 @@ class _Iterator:
         return self
 
     def __next__(self) -> Any:
-        begun = self._begun
-        if begun is None:
-            self._is_building = _builds_a_model(sys._getframe(1))
-            begun = self._begun = self._adapter.begin(self._make_conversion(), self._is_building)
+        if self._begun is None:
+            self._begun = self._adapter.begin(self._convert)
         try:
-            batch = self._take(begun)
+            batch = self._begun.take(self._adapter)
         except StopIteration:
             # Keras takes no loss of a step that had no batch, and says UnboundLocalError.
             if self._make_end is not None and not self._given_in_step:
@@ -248,44 +313,15 @@ class _Iterator:
         self._given_in_step += 1
         return batch
 
-    def _take(self, begun: _Passes) -> Any:
-        if not self._is_building:
-            return begun.batches.pop(0) if begun.batches else self._new(begun)
-        if self._at == len(begun.batches):
-            begun.batches.append(self._new(begun))
-        self._at += 1
-        return begun.batches[self._at - 1]
 
-    def _new(self, begun: _Passes) -> Any:
-        return self._adapter.weigh(begun.take(self._adapter.epochs), begun.convert)
+@dataclasses.dataclass(frozen=True)
+class _Batches:
+    """What Keras makes an iterator of for each of its epochs."""
 
+    make_iterator: Callable[[], _Iterator]
 
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """Those between what Keras asks here and the method of Keras that asks, the nearest first."""
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
-def _builds_a_model(frame: FrameType | None) -> bool:
-    """Whether Keras asks for a batch only to know the shapes of its inputs (Keras 3, on JAX and torch).
-
-    On JAX `predict` takes that batch itself, and those that it predicts of in a function of its own.
-    """
-    for caller in _callers(frame):
-        name = caller.f_code.co_name
-        if name == "iterator_step":
-            return False
-        if name == "_symbolic_build" or (name == "predict" and caller.f_globals.get("__name__") == _TRAINER_OF_JAX):
-            return True
-    return False
-
-
-def _is_asked_by(method: str, frame: FrameType | None) -> bool:
-    """Whether this method of Keras asks."""
-    return any(caller.f_code.co_name == method for caller in _callers(frame))
+    def __iter__(self) -> _Iterator:
+        return self.make_iterator()
 
 
 def _is_distributed(tf: Any, caller: FrameType) -> bool:

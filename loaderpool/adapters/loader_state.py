@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from loaderpool.errors import ArgumentTypeError, StateError
+from loaderpool.errors import ArgumentError, StateError
 from loaderpool.trainer.epochs.position import IterationLog
 from loaderpool.trainer.loader import Loader
 
@@ -23,28 +23,22 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
 
         state = LoaderState(loader)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, loader=state)
-        manager = tf.train.CheckpointManager(checkpoint, path, max_to_keep=2)
-        manager.restore_or_initialize()
-        while loader.epoch < 10:
-            for x, y in state.iterate(loader.as_dataset()):
-                ...
-                manager.save()
+        ...
+        for x, y in state.iterate(loader.as_dataset()):
 
-    Saved anywhere, and restored in another process, the next batch is the one behind the last that the loop was given,
-    however far tf.data had fetched ahead. Restoring is `Loader.load_state_dict`: what differs is refused, and a dataset
-    is made after it.
+    After a restore the next batch is the one after the last that the loop was given, however far tf.data had fetched
+    ahead. Make the dataset after it.
 
     Args:
         loader: whose batches the loop takes.
 
     Raises:
-        ArgumentTypeError: it is no Loader.
         StateError: its place cannot be saved; also when restoring what another loader has saved.
     """
 
     def __init__(self, loader: Loader) -> None:
         if not isinstance(loader, Loader):
-            raise ArgumentTypeError(f"LoaderState needs the Loader, got a {type(loader).__name__}")
+            raise ArgumentError(f"LoaderState needs the Loader, got a {type(loader).__name__}")
         loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
         self._loader = loader
         self._log: IterationLog | None = None  # of the latest iteration; None: the next pass says where it begins
@@ -55,12 +49,11 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         """The batches, counted as they are taken. One iteration at a time: another one, or a restore, ends it.
 
         Args:
-            batches: `loader.as_dataset()`, or a dataset made of it that gives one element for each batch, in the same
-                order: mapped, prefetched, distributed by a strategy, but not shuffled, filtered, repeated or batched
-                again. Or the loader itself, for NumPy arrays.
+            batches: the loader, `loader.as_dataset()`, or a dataset made of that with one element for each batch in the
+                same order: mapped, prefetched or distributed, but not shuffled, filtered, repeated or batched again.
 
         Raises:
-            StateError: it is not one iteration over this loader, and no other; or see `Loader.as_dataset`.
+            StateError: it is not one iteration over this loader.
         """
         self._end_iteration()
         iteration = self._counted(batches)
@@ -68,14 +61,9 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         return iteration
 
     def serialize(self) -> bytes:
-        """The place as `Loader.state_dict` says it. Called by TensorFlow, when a checkpoint is saved.
-
-        Raises:
-            StateError: a loop is under way whose batches are not counted.
-        """
+        """The place as `Loader.state_dict` says it. Called by TensorFlow, when a checkpoint is saved."""
         core = self._loader._core
-        is_under_way = self._under_way is not None and self._under_way() is not None
-        if not is_under_way and core.tracker.is_iterated_beside(self._log):
+        if self._counting() is None and core.tracker.is_iterated_beside(self._log):
             raise StateError(
                 "the loader is being iterated, and not by LoaderState.iterate, which would count the batches that are "
                 "trained on: loop over state.iterate(loader.as_dataset()), and let go of other iterators before a "
@@ -100,10 +88,13 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
             "thread comes to it: a checkpoint with a LoaderState is saved without it"
         )
 
+    def _counting(self) -> Generator[Any, None, None] | None:
+        """The iteration that is under way."""
+        return None if self._under_way is None else self._under_way()
+
     def _end_iteration(self) -> None:
         """Let go of what tf.data has fetched, so that no epoch of the old iteration begins at the new place."""
-        under_way = None if self._under_way is None else self._under_way()
-        if under_way is not None:
+        if (under_way := self._counting()) is not None:
             under_way.close()
 
     def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:

@@ -26,7 +26,7 @@ def current_shard() -> Shard:
         return _shard_in(distribution)
     tf: Any = sys.modules.get("tensorflow")
     if tf is not None and tf.distribute.has_strategy():
-        from loaderpool.adapters.strategies import shard_in
+        from loaderpool.adapters.tensorflow import shard_in
 
         return shard_in(tf.distribute.get_strategy())
     return Shard(1, 0)
@@ -40,23 +40,13 @@ def current_distribution() -> Any:
 
 
 def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
-    """Refuse batches that the current distribution cannot have, in this process or beside those of the others.
+    """Refuse batches that the current distribution cannot have; return whether other processes take other shards.
 
     Under `jax.distributed` a process that has a batch less leaves the others waiting for it, and one that has other
     rows in a batch weighs them as if they were all: JAX tells neither of them.
-
-    Args:
-        core: of the loader whose batches they are.
-        epochs: passes in each of Keras' epochs; None: as many batches as there are steps.
-
-    Returns:
-        Whether other processes take the other shards of the same batches.
-
-    Raises:
-        ArgumentError: says what is wrong, and what to write.
     """
     distribution = current_distribution()
-    if distribution is None or not _tells_shards(distribution):
+    if not hasattr(distribution, "data_shard_id"):  # None, or one of Keras before 3.15
         return False
     shard = _shard_in(distribution)
     if distribution.auto_shard_dataset:
@@ -76,13 +66,8 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
     return shard.num_shards > 1
 
 
-def _tells_shards(distribution: Any) -> bool:
-    """Whether it says which shard of the data a process has: from Keras 3.15 on."""
-    return hasattr(distribution, "data_shard_id")
-
-
 def _shard_in(distribution: Any) -> Shard:
-    if not _tells_shards(distribution):
+    if not hasattr(distribution, "data_shard_id"):
         raise ArgumentError(
             'shard="auto" needs Keras 3.15 or later, whose distributions say which shard of the data a process has: '
             "install that, or give shard=lp.Shard(num_shards, index)"
@@ -102,17 +87,7 @@ def _check_shard(core: LoaderCore, wanted: Shard) -> None:
 
 
 def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None:
-    """Refuse batches that do not go evenly over the parts that take them, in all processes together.
-
-    Args:
-        core: of the loader whose batches they are.
-        parts: how many there are, in all processes.
-        what: they are.
-        of_process: how many are in each.
-
-    Raises:
-        ArgumentError: says which batches do not, and what to write.
-    """
+    """Refuse batches that do not go evenly over `parts` in all processes together, `of_process` of them in each."""
     config = core.config
     if config.on_error.action == "skip":
         raise ArgumentError(

@@ -3,8 +3,8 @@
 from_generator costs some hundred microseconds an element, all under the GIL, whatever the element's size. So an element
 is a whole batch, or for tiny batches a chunk of them, which tf.data takes apart again in C++:
 
-    chunks:  from_generator ─▶ prefetch ─▶ unbatch ─▶ (ragged and bitcast put right) ─▶ assert_cardinality
-    batches: from_generator ─────────────────────────▶ (ragged and bitcast put right) ─▶ assert_cardinality ─▶ prefetch
+    chunks:  from_generator ─▶ prefetch ─▶ unbatch ─▶ (ragged put together) ─▶ assert_cardinality
+    batches: from_generator ─────────────────────────▶ (ragged put together) ─▶ assert_cardinality ─▶ prefetch
 
 TensorFlow aliases a C-contiguous array of the exact dtype at a 64-byte-aligned address, so a batch is copied nowhere
 between the worker and the tensor; `unbatch` copies, which for tiny batches is the lesser cost.
@@ -12,9 +12,11 @@ between the worker and the tensor; `unbatch` copies, which for tiny batches is t
 
 from __future__ import annotations
 
+import atexit
 import functools
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -24,43 +26,51 @@ except ImportError as missing:
         "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-from loaderpool.adapters.epochs import Epochs, check_epochs, read_whole
-from loaderpool.adapters.exit_gate import exit_gate
+from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs, is_ml_dtype
+from loaderpool.adapters.eager_tensors import check_device, tensor_dtype
 from loaderpool.adapters.loader_state import LoaderState
-from loaderpool.adapters.tensor_format import TensorFormat, check_device
-from loaderpool.errors import ClosedError, SpecMismatchError, StateError
+from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, widening_code
+from loaderpool.element.structure import Structure
+from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
+from loaderpool.memory.batch_form import BatchForm
+from loaderpool.settings.checks import whole_number
+from loaderpool.settings.groups import Shard
 from loaderpool.system import ctrl_c, malloc
-from loaderpool.trainer.epochs.batch_reader import BatchReader
+from loaderpool.system.clock import monotonic_s
+from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.trainer.engine.delivery import Delivery
+from loaderpool.trainer.epochs.batch_reader import BatchReader, Opened
 from loaderpool.trainer.epochs.position import IterationLog
+from loaderpool.trainer.session.session import close_all
 
 if TYPE_CHECKING:
     from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
     from loaderpool.trainer.loader_core import LoaderCore
 
-__all__ = ["LoaderState", "as_dataset", "restore_malloc"]
+__all__ = ["LoaderState", "as_dataset", "as_distributed_dataset"]
 
 
 def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None) -> Any:
     is_endless = core.tracker.plan.is_endless
     epochs = check_epochs(core, epochs)
-    prefetch = read_whole(
-        "prefetch", prefetch, "a number of batches from 0 on, or tf.data.AUTOTUNE", at_least=tf.data.AUTOTUNE
-    )
+    hint = "a number of batches, or tf.data.AUTOTUNE"
+    prefetch = whole_number("prefetch", prefetch, at_least=tf.data.AUTOTUNE, at_most=LARGEST_INT64, hint=hint)
     check_device(device)
     ctrl_c.watch()
     form = core.running_engine().form()
-    wire = TensorFormat.of(form, core.running_engine().spec(), form.max_chunk)
+    wire = TensorFormat(form, core.running_engine().spec())
     first_pass = core.tracker.next_log()
-    skips = core.config.on_error.action == "skip"
-    tells_length = not skips and not core.tracker.is_backed_up and not core.tracker.plan.is_open
-    source = _Elements(core, wire, Epochs(epochs), first_pass.batches, tells_length and epochs is not None)
+    has_length = core.config.on_error.action != "skip" and not core.tracker.plan.is_open
+    tells_length = has_length and not core.tracker.is_backed_up
+    source = _Elements(core, wire, epochs, first_pass.batches if tells_length and epochs is not None else None)
     dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)
     if wire.in_chunks:
         if prefetch:
             dataset = dataset.prefetch(prefetch)
         dataset = dataset.unbatch()
-    if wire.needs_restoring:
+    if wire.has_ragged:
         dataset = dataset.map(tf.autograph.experimental.do_not_convert(wire.restore))
     if tells_length or is_endless:
         count = tf.data.INFINITE_CARDINALITY
@@ -75,33 +85,12 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     # TensorFlow's registry may keep the generator for ever, so that holds the loader weakly; the dataset holds it, and
     # every dataset made from this one holds this one.
     dataset._loaderpool_loader = core
-    if core.tracker.is_backed_up and epochs is not None and not skips and not core.tracker.plan.is_open:
+    if core.tracker.is_backed_up and epochs is not None and has_length:
         # `BackupCallback` ends the epoch in which a training goes on before Keras would. An assertion in C++ would make
         # an error of that, where Keras fetches several steps at once.
         length = tf.constant(epochs * core.batches_per_epoch(), tf.int64)
         dataset.cardinality = lambda: length
     return dataset
-
-
-_restores_malloc = False
-
-
-def restore_malloc() -> bool:
-    """Large NumPy arrays are as cheap again as before another `from_generator` ran; a switch for the whole process.
-
-    The first `from_generator` of a process has glibc return every block above 128 KiB to the system at once
-    (TensorFlow's answer to memory growth, its issue 65675), so that each new array or tensor of that size pays a page
-    fault per page. Where that one is a loader's, `as_dataset` puts the thresholds back. Where it was another one, or
-    where the environment sets malloc's thresholds (`MALLOC_MMAP_THRESHOLD_` and its like, `GLIBC_TUNABLES`), they stay,
-    unless this is called once, before `as_dataset` or after. The price: memory that was freed stays with the process
-    for longer.
-
-    Returns:
-        Whether there was something to set; False without glibc (musl, macOS).
-    """
-    global _restores_malloc
-    _restores_malloc = True
-    return malloc.keep_freed_blocks()
 
 
 def _options(wire: TensorFormat) -> Any:
@@ -119,63 +108,64 @@ def _options(wire: TensorFormat) -> Any:
 
 
 class _Elements:
-    """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
+    """The callable that from_generator calls for each new iterator. Holds the loader weakly.
 
-    def __init__(
-        self, core: LoaderCore, wire: TensorFormat, epochs: Epochs, first_batches: int, has_length: bool
-    ) -> None:
+    Args:
+        core: of the loader.
+        wire: how elements travel.
+        epochs: of each iteration of the dataset; None: it never ends.
+        first_batches: of its first epoch, as its length has it; None: it has no length.
+    """
+
+    def __init__(self, core: LoaderCore, wire: TensorFormat, epochs: int | None, first_batches: int | None) -> None:
         self._core = weakref.ref(core)
-        self._wire = wire
-        self._epochs = epochs
-        self._first_batches = first_batches  # of its first epoch, as its length has it
-        self._has_length = has_length
+        self._wire, self._epochs, self._first_batches = wire, epochs, first_batches
+        self._was_ended = False  # an iteration has come to its end
         self._leaves_malloc = malloc.keeps_freed_blocks()
 
     def __call__(self) -> Iterator[Any]:
         core = self._core()
         if core is None:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
-        # By now TensorFlow has set the thresholds, see `restore_malloc`.
-        if _restores_malloc:
-            malloc.keep_freed_blocks()
-        elif self._leaves_malloc:  # arrays that can be adopted in place must not come from the heap
+        # By now the first `from_generator` of a process has had glibc return each block above 128 KiB to the system at
+        # once (TensorFlow's issue 65675), a page fault for each page of each new array.
+        if self._leaves_malloc:  # arrays that can be adopted in place must not come from the heap
             malloc.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         self._check_length(core)
-        return _Stream(_generate(core, self._wire, self._epochs))
+        return _Stream(self._generate(core))
 
     def _check_length(self, core: LoaderCore) -> None:
         """A dataset has one length: after `load_state_dict` the first one's is shorter than the others'."""
-        now = core.tracker.next_log().batches
-        if not self._has_length or now == self._first_batches:
-            return
-        if now < self._first_batches:
+        now, first = core.tracker.next_log().batches, self._first_batches
+        if first is not None and now < first:
             raise StateError(
                 "this dataset was made before load_state_dict(); make another one, for the rest of the epoch"
             )
-        raise StateError(
-            "this dataset is the rest of the epoch that load_state_dict() went on with, and that is over: make another "
-            "one with as_dataset() for whole epochs"
-        )
+        if first is not None and now > first:
+            raise StateError(
+                "this dataset is the rest of the epoch that load_state_dict() went on with, and that is over: make "
+                "another one with as_dataset() for whole epochs"
+            )
 
+    def _generate(self, core: LoaderCore) -> Iterator[Any]:
+        """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
+        tracker, done = core.tracker, 0
+        iteration = IterationLog()
+        tracker.note_iteration(iteration, is_dataset=True)
+        tracker.live_datasets[id(iteration)] = iteration
+        try:
+            while done != self._epochs and not exit_gate.is_shut:
+                yield from self._epoch(
+                    tracker, BatchReader(tracker, iteration, self._wire.open, self._is_followed(done))
+                )
+                done += 1
+            self._was_ended = True
+        finally:
+            tracker.live_datasets.pop(id(iteration), None)
 
-def _generate(core: LoaderCore, wire: TensorFormat, epochs: Epochs) -> Iterator[Any]:
-    """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
-    tracker = core.tracker
-    iteration = IterationLog()
-    tracker.note_iteration(iteration, is_dataset=True)
-    tracker.live_datasets[id(iteration)] = iteration
-    try:
-        yield from _epochs_of(tracker, iteration, wire, epochs)
-    finally:
-        tracker.live_datasets.pop(id(iteration), None)
-
-
-def _epochs_of(tracker: EpochTracker, iteration: IterationLog, wire: TensorFormat, epochs: Epochs) -> Iterator[Any]:
-    done = 0
-    while done != epochs.count and not exit_gate.is_shut:
-        reader = BatchReader(tracker, iteration, wire.open, epochs.is_followed(done))
+    def _epoch(self, tracker: EpochTracker, reader: BatchReader) -> Iterator[Any]:
+        wire = self._wire
         take = functools.partial(reader.take_joined, wire.element) if wire.in_chunks else reader.take
-        done += 1
         try:
             while not exit_gate.is_shut:
                 yield take()  # by no local variable: while we are suspended its slot would stay lent
@@ -191,7 +181,15 @@ def _epochs_of(tracker: EpochTracker, iteration: IterationLog, wire: TensorForma
             reader.close()
             if not exit_gate.is_shut:
                 tracker.settle_ends()  # the last batch was handed over; the consumer may not have asked for more
-    epochs.was_ended = True
+
+    def _is_followed(self, done: int) -> bool | None:
+        """Whether a pass will come after the one that has so many of its iteration before it; None: unknown.
+
+        Of a single epoch that cannot be known: `predict` iterates a dataset once, and `fit` as often as it has epochs.
+        """
+        if self._epochs is None or done + 1 < self._epochs:
+            return True
+        return None if self._epochs == 1 or self._was_ended else False
 
 
 class _Stream:
@@ -213,3 +211,211 @@ class _Stream:
 
     def __del__(self) -> None:
         exit_gate.ending.discard(id(self))
+
+
+# ---- how elements travel ----
+
+
+class TensorFormat:
+    """How elements travel through from_generator: a flat tuple of plain arrays, put right by `restore` in C++.
+
+    Attributes:
+        in_chunks: an element is a chunk of batches, which `unbatch` takes apart.
+        has_ragged: ragged components travel as two arrays each: a ragged leaf goes a slow way that copies.
+
+    Args:
+        form: of the batches.
+        spec: what TensorFlow is told of all batches.
+    """
+
+    def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
+        _check_keys(spec.structure)
+        for path, component in zip(spec.paths, spec.components, strict=True):
+            if component.dtype.name == "float8_e5m2":
+                raise SpecMismatchError(
+                    f"as_dataset: component {path} is float8_e5m2, which tf.data refuses. loader.tensors() and "
+                    "for_keras() take it; or let the function return .astype('float16'), which has the same values"
+                )
+        self.spec = spec
+        self.in_chunks = form.fixed is not None and form.max_chunk > 1 and all(map(_can_unbatch, spec.components))
+        self.has_ragged = any(component.ragged for component in spec.components)
+        self._may_differ = form.unit != "sample"  # a call makes a whole batch, which nothing has compared with it
+
+    @property
+    def signature(self) -> Any:
+        """The output_signature."""
+        specs: list[Any] = []
+        for component in self.spec.components:
+            if component.ragged:
+                specs += [
+                    tf.TensorSpec((None, *component.shape[2:]), tensor_dtype(component)),
+                    tf.TensorSpec((None,), tf.int64),
+                ]
+            else:
+                chunk = (None,) if self.in_chunks else ()
+                specs.append(tf.TensorSpec((*chunk, *component.shape), tensor_dtype(component)))
+        return tuple(specs) if self.has_ragged else self.spec.structure.unflatten(specs)
+
+    def open(self, delivery: Delivery) -> Opened:
+        """Batches as the generator yields them."""
+        return delivery.batches(), self.element
+
+    def element(self, parts: Sequence[Any]) -> Any:
+        """What the generator yields for a batch's (or chunk's) components."""
+        if self._may_differ:
+            self._check(parts)
+        if not self.has_ragged:
+            return self.spec.structure.unflatten(parts)
+        flat: list[Any] = []
+        for part in parts:
+            flat += [part.values, part.row_splits] if isinstance(part, RaggedArray) else [part]
+        return tuple(flat)
+
+    def restore(self, *flat: Any) -> Any:
+        """Runs in tf.data: the element as the user sees it."""
+        rest = iter(flat)
+        parts = [
+            tf.RaggedTensor.from_row_splits(next(rest), next(rest), validate=False) if component.ragged else next(rest)
+            for component in self.spec.components
+        ]
+        return self.spec.structure.unflatten(parts)
+
+    def _check(self, parts: Sequence[Any]) -> None:
+        """TensorFlow would name neither the component nor the way out."""
+        for number, (part, component) in enumerate(zip(parts, self.spec.components, strict=True)):
+            if component.ragged or all(n in (None, got) for n, got in zip(component.shape, part.shape, strict=True)):
+                continue
+            cure = widening_code(self.spec, number, part.shape)
+            raise mismatch(self.spec.paths[number], None, component, part.shape, part.dtype, "whole", cure)
+
+
+def _can_unbatch(component: ArraySpec) -> bool:
+    if 0 in component.shape[1:]:  # TensorFlow's unbatch ends the process by SIGSEGV or SIGFPE (2.21)
+        return False
+    # Of other float8s and the like it says "Unhandled data type".
+    return not is_ml_dtype(component.dtype) or component.dtype.name == "bfloat16"
+
+
+def _check_keys(structure: Structure) -> None:
+    try:
+        sorted(structure.keys)  # type: ignore[type-var]  # as tf.nest does, to go through a dict
+    except TypeError:
+        keys = ", ".join(f"{brief(key)} ({type(key).__name__})" for key in structure.keys)
+        raise SpecMismatchError(
+            f"as_dataset: the function returns a dict whose keys cannot be sorted, which TensorFlow does: {keys}. "
+            "Give all keys of a dict one type, such as str (iterating over the loader itself takes any)"
+        ) from None
+    for child in structure.children:
+        _check_keys(child)
+
+
+# ---- the end of the interpreter ----
+
+# After the last call has returned to C++ its thread still has a few bytecodes of TensorFlow's wrapper to go. Too short
+# risks an exit that hangs, longer is only felt at exit.
+_QUIET_S = 0.02
+
+
+class ExitGate:
+    """Keeps the interpreter's end from coming while a tf.data thread is inside Python code.
+
+    tf.data cannot cancel a call into Python, and a thread that is in one when the interpreter is torn down never comes
+    back, so that the destructor of its iterator waits for it for ever. `atexit` runs before that: it closes the pools,
+    which wakes every wait; then it waits until the last call has left, until the iterators that ended so are forgotten
+    by TensorFlow (a call into Python of its own), and until no new call has come for a moment.
+    """
+
+    def __init__(self) -> None:
+        self.is_shut = False
+        self.ending: set[int] = set()  # ids of iterators that said they are at their end and still exist
+        self._inside = 0
+        self._calls = 0
+        self._turn = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._turn:
+            self._inside += 1
+            self._calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._turn:
+            self._inside -= 1
+
+    def shut(self) -> None:
+        """Let no thread in any more and wait until all are out, 2 s at most."""
+        with InterruptsHeld(then="drop"):
+            self.is_shut = True
+            close_all()
+            if not self._calls:
+                return
+            gone_by = monotonic_s() + 2.0
+            calls = -1
+            while monotonic_s() < gone_by and (self._inside or self.ending or calls != self._calls):
+                calls = self._calls
+                threading.Event().wait(_QUIET_S)
+
+
+exit_gate = ExitGate()
+atexit.register(exit_gate.shut)
+
+
+# ---- tf.distribute ----
+
+
+def as_distributed_dataset(core: LoaderCore, strategy: Any, *, epochs: int | None, prefetch: int) -> Any:
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise ArgumentError(f"strategy must be a tf.distribute.Strategy, got {brief(strategy)}")
+    replicas: list[int] = []  # of this process
+
+    def pipeline(context: Any) -> Any:
+        wanted, given = _shard_of(context), core.config.shard
+        if given != wanted:
+            raise ArgumentError(
+                f"{type(strategy).__name__} gives this process input pipeline {wanted.index} of {wanted.num_shards}, "
+                f"and the loader has shard=Shard({given.num_shards}, {given.index}): make it with "
+                f'shard="auto" within strategy.scope(), or with shard=lp.Shard({wanted.num_shards}, {wanted.index})'
+            )
+        replicas.append(context.num_replicas_in_sync // context.num_input_pipelines)
+        return as_dataset(core, epochs=epochs, prefetch=prefetch, device=None)
+
+    distributed = _distribute(strategy, pipeline)
+    _count_steps(distributed, replicas[0])
+    distributed._loaderpool_loader = core
+    return distributed
+
+
+def shard_in(strategy: Any) -> Shard:
+    """The shard of this process, as the strategy's input context says."""
+    found: list[Shard] = []
+
+    def look(context: Any) -> Any:
+        found.append(_shard_of(context))
+        return tf.data.Dataset.range(0)
+
+    _distribute(strategy, look)
+    return found[0]
+
+
+def _shard_of(context: Any) -> Shard:
+    return Shard(context.num_input_pipelines, context.input_pipeline_id)
+
+
+def _distribute(strategy: Any, pipeline: Any) -> Any:
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise ArgumentError(
+            "ParameterServerStrategy runs input pipelines in its workers, where this loader is not. Train under "
+            "MultiWorkerMirroredStrategy, where each process has a loader of its own"
+        )
+    return strategy.distribute_datasets_from_function(pipeline)
+
+
+def _count_steps(distributed: Any, replicas: int) -> None:
+    """Have its cardinality be the number of steps.
+
+    TensorFlow 2.21 says that of a replica's batches, and Keras takes it for steps, of which the input then "ran out".
+    Where not all replicas have a batch for the last step, TensorFlow makes it only if shapes may vary.
+    """
+    batches = int(getattr(distributed, "_cardinality", -1))
+    if batches > 0:
+        takes_part = getattr(distributed, "_enable_get_next_as_optional", True)
+        distributed._cardinality = -(-batches // replicas) if takes_part else batches // replicas

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,26 +13,33 @@ try:
 except ImportError as missing:
     raise ImportError("as_torch needs PyTorch, which is not installed: pip install torch") from missing
 
-from loaderpool.adapters.batch_view import BatchView, check_ahead
-from loaderpool.adapters.conversion import TEXT_CURE, Convert, TensorConversion, is_ml_dtype, ragged
+from loaderpool.adapters.conversion import (
+    TEXT_CURE,
+    BatchView,
+    Convert,
+    TensorConversion,
+    as_it_is,
+    is_ml_dtype,
+    ragged,
+)
 from loaderpool.element.spec import ArraySpec
-from loaderpool.errors import ArgumentError
+from loaderpool.errors import ArgumentError, brief, shortened
 from loaderpool.trainer.loader_core import LoaderCore
 
 _SAME_BITS = {"float8": np.uint8, "bfloat": np.int16}  # by a name's beginning: NumPy hands these to no other library
 
 
 def as_torch(core: LoaderCore, device: Any, ahead: Any) -> TorchBatches:
-    ahead = check_ahead(ahead)
     try:
         place = None if device is None else torch.device(device)
         torch.empty(0, device=place)
     except (AssertionError, RuntimeError, TypeError) as error:
         raise ArgumentError(
-            f'device must be such as "cuda" or a torch.device, and be there, got {device!r:.100}: {error}'
+            f'device must be such as "cuda" or a torch.device, and be there, got {brief(device)}: '
+            f"{shortened(str(error))}"
         ) from None
-    is_far = place is not None and place.type != "cpu"
-    return TorchBatches(core, lambda: TorchConversion(device=place if is_far else None), ahead if is_far else 0)
+    far = None if place is None or place.type == "cpu" else place
+    return TorchBatches(core, lambda: TorchConversion(device=far, keeps_text=True), ahead, far is not None)
 
 
 class TorchBatches(BatchView, torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -41,34 +47,34 @@ class TorchBatches(BatchView, torch.utils.data.IterableDataset):  # type: ignore
 
 
 class TorchConversion(TensorConversion):
-    """Makes tensors that share the arrays' memory, as `torch.from_numpy` does."""
+    """Makes tensors that share the arrays' memory, as `torch.from_numpy` does.
 
-    def __init__(self, view: str = "as_torch", device: torch.device | None = None) -> None:
+    Args:
+        view: the method of a loader that gives such batches, as its errors name it.
+        device: where tensors are copied; None: they stay where they are.
+        keeps_text: whether text, of which PyTorch has no tensors, stays a NumPy array, or is refused.
+    """
+
+    def __init__(self, view: str = "as_torch", device: torch.device | None = None, keeps_text: bool = False) -> None:
         super().__init__(view, moves=device is not None)
-        self._device = device
+        self._device, self._keeps_text = device, keeps_text
 
     def move(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        assert self._device is not None
-        return _copied(tensors, self._device)
+        # `to` has read a slot when it returns: only from page-locked memory would a copy go on reading.
+        return [each.to(self._device, non_blocking=True) if torch.is_tensor(each) else each for each in tensors]
 
     def check(self, path: str, component: ArraySpec) -> None:
         if component.text is not None:
-            raise self.refuse(
-                path,
-                f"text ({component.text}), of which PyTorch has no tensors",
-                TEXT_CURE,
-            )
+            if self._keeps_text:
+                return
+            raise self.refuse(path, f"text ({component.text}), of which PyTorch has no tensors", TEXT_CURE)
         if _torch_dtype(component.dtype) is None:
-            raise self.refuse(
-                path,
-                f"{component.dtype}, which PyTorch {torch.__version__} does not have",
-                "Let the function return another dtype, or iterate over the loader itself",
-            )
-
-    def tensor(self, array: npt.NDArray[Any]) -> Any:
-        return torch.from_numpy(array)
+            cure = "Let the function return another dtype, or iterate over the loader itself"
+            raise self.refuse(path, f"{component.dtype}, which PyTorch {torch.__version__} does not have", cure)
 
     def convert_of(self, component: ArraySpec) -> Convert:
+        if component.text is not None:
+            return as_it_is
         convert: Convert = torch.from_numpy
         if is_ml_dtype(component.dtype):
             bits, dtype = _SAME_BITS[component.dtype.name[:6]], _torch_dtype(component.dtype)
@@ -92,19 +98,3 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except TypeError:
         return None
-
-
-# Copies to a device that may be under way, and the tensors that they read: of page-locked memory a copy reads on when
-# `to` has returned, and the slot must not be written meanwhile. PyTorch holds the memory of its own tensors only.
-_under_way: collections.deque[tuple[Any, Sequence[Any]]] = collections.deque()
-
-
-def _copied(tensors: Sequence[Any], device: torch.device) -> list[Any]:
-    copies = [tensor.to(device, non_blocking=True) for tensor in tensors]
-    if device.type == "cuda":
-        copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(device))
-        _under_way.append((copied, tensors))
-        while _under_way and _under_way[0][0].query():
-            _under_way.popleft()
-    return copies

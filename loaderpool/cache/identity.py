@@ -1,68 +1,59 @@
-"""What a store on disk is of: the function, what it uses, and the source, as texts that are compared one by one.
+"""What a cache on disk is of: the function, what it uses, and the source, as texts that are compared one by one.
 
 Of a function count its bytecode and constants, defaults, captured variables, the globals that it uses, and all of that
-of the user's own functions and classes that it calls. Libraries count by name, and so does what cannot be looked into.
+of the user's own functions and classes that it calls. Libraries count by name. Values count by their pickles, without
+what is another in each process: the order of sets, and which of two equal objects are the same one.
 """
 
 from __future__ import annotations
 
-import dis
+import contextlib
+import copyreg
 import functools
 import hashlib
-import inspect
+import os
+import pathlib
+import pickle
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
-from loaderpool.cache.contents import Contents
+import numpy as np
+
 from loaderpool.sources.recognise import Sized
-from loaderpool.system.installed import is_library
+from loaderpool.system.process import is_library
+from loaderpool.system.walk import CODE, parts_of
 
-_LruCache = type(functools.lru_cache(lambda: None))
-_FUNCTIONS = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    functools.partial,
-    _LruCache,
-)
-
-# What a class has besides what its author wrote. Some come with time: copyreg notes the names of slots when the first
-# object is pickled or copied (and `describe` itself takes objects apart that way), and a class without annotations has
-# an empty dict of them once it was asked for.
-_NOT_THE_AUTHORS = frozenset(
-    {"__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__", "__slotnames__"}
-)
+# What pickle writes by itself; what these hold comes one by one.
+_PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), list, tuple, dict})
+# Arrays up to this are read whole; of a larger one so many pieces, evenly spaced, so that a matrix of many gigabytes
+# takes no minute.
+_WHOLE_BYTES = 64 << 20
+_PIECES, _PIECE_BYTES = 64, 1 << 20
+# How deep objects in objects are looked into. Not as deep as Python allows: that depends on how deep the caller stands.
+_MOST_LEVELS = 50
 
 
 def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
-    """Return the function and the source by name; differs where what the function gives may differ.
+    """Return the function whose results are kept, the setup hook and the source by name, as the user gave them.
 
+    A text differs where what the function gives may differ.
     Runs in: the trainer. Blocks: while the source is read once, about a second for a million plain items.
-
-    Args:
-        fn: the function whose results are kept.
-        setup: the loader's hook, which may prepare what the function uses; or None.
-        source: as the user gave it.
     """
     found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}  # each has another bytecode
-    for name, function in (("function", fn), ("setup", setup)):
-        if function is not None:
-            code = _Code()
-            code.add(function)
-            found[name] = _name_of(function)
-            found[f"code of {name}"] = code.hexdigest()
-            found |= {f"{what} of {name}": digest for what, digest in code.values.items()}
-    code = _Code()
-    contents = Contents(code.add)
-    contents.feed(source)
-    size = f"{len(source)} items" if hasattr(type(source), "__len__") else ""
     given = source.items if isinstance(source, Sized) else source
-    found["source"] = f"{type(given).__name__} {size} {contents.hexdigest()}"
-    found["code of source"] = code.hexdigest()
-    found |= {f"{what} of source": digest for what, digest in code.values.items()}
+    kind = f"{type(given).__name__} {len(source)} items" if hasattr(type(source), "__len__") else type(given).__name__
+    for name, value, shown in (
+        ("function", fn, _name_of(fn)),
+        ("setup", setup, _name_of(setup)),
+        ("source", source, kind),
+    ):
+        if value is not None:
+            identity = _Identity(value)
+            # By two words, for what the function uses may be named `code`.
+            found |= {name: shown, f"the code of {name}": identity.code.hexdigest()}
+            found |= {f"{what} of {name}": state.hexdigest() for what, state in identity.values.items()}
     return found
 
 
@@ -71,138 +62,122 @@ def mark_of(fields: dict[str, str]) -> bytes:
     return hashlib.blake2b(repr(sorted(fields.items())).encode(), digest_size=8).digest()
 
 
-class _Code:
-    """Collects code, and the values that it uses, each once.
+class _Identity:
+    """Checksums of what a function, class or object is and uses, all that these use included.
 
     Attributes:
-        values: a checksum of each value by its name, for a message that says which one differs.
+        code: of all functions and classes; each has a number in the order in which they were met.
+        values: of what has this name, in any of them.
     """
 
-    def __init__(self) -> None:
-        self._state = hashlib.blake2b(digest_size=8)
-        self._seen: set[int] = set()
-        self._kept: list[Any] = []  # so that no id comes twice
-        self.values: dict[str, str] = {}
+    def __init__(self, root: Any) -> None:
+        self.code = hashlib.blake2b(digest_size=8)
+        self.values: dict[str, hashlib.blake2b] = {}
+        self._numbers: dict[int, int] = {}
+        self._met: list[Any] = []
+        self._within: set[int] = set()
+        self._use("value", root)
+        for thing in self._met:  # which grows meanwhile
+            self._add(thing)
 
-    def hexdigest(self) -> str:
-        """The checksum of all code that was added."""
-        return self._state.hexdigest()
-
-    def add(self, function: Any) -> None:
-        """A function, class, or object that can be called, and what it uses."""
-        if id(function) in self._seen:
-            return
-        self._seen.add(id(function))
-        self._kept.append(function)
-        if isinstance(function, functools.partial):
-            self.add(function.func)
-            self._value("arguments of partial", (function.args, function.keywords))
-        elif isinstance(function, types.MethodType):
-            self.add(function.__func__)
-            self._value("self", function.__self__)
-        elif isinstance(function, _LruCache):
-            self.add(function.__wrapped__)
-        elif isinstance(function, type):
-            self._add_class(function)
-        elif isinstance(function, types.FunctionType):
-            self._add_function(function)
-        elif isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
-            self._mark(_name_of(function))
-            owner = getattr(function, "__self__", None)  # `table.get`: what it gives is in the table
-            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-                self._value("self", owner)
+    def _use(self, name: str, value: Any) -> None:
+        if isinstance(value, CODE):
+            self.code.update(self._digest((name, value)).encode())
         else:
-            self.add(type(function))
-            self._value("object", function)
+            self.values.setdefault(name, hashlib.blake2b(digest_size=8)).update(self._digest(value).encode())
 
-    def _add_class(self, cls: type) -> None:
-        self._mark(_name_of(cls))
-        if is_library(cls.__module__):
+    def _add(self, thing: Any) -> None:
+        if isinstance(thing, (type, types.FunctionType)) and is_library(str(thing.__module__)):
             return
-        for base in cls.__bases__:
-            self.add(base)
-        for name, member in sorted(vars(cls).items()):
-            if name in _NOT_THE_AUTHORS or (name == "__annotations__" and not member):
+        codes = [thing.__code__] if isinstance(thing, types.FunctionType) else []
+        for code in codes:
+            # What it does; not where it stands, nor its names for what it keeps for itself.
+            codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+            constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
+            does = [code.co_code, code.co_names, code.co_argcount, code.co_kwonlyargcount, code.co_flags, constants]
+            self.code.update(self._digest(does).encode())
+        used = [(part.name or part.label, part.value) for part in parts_of(thing)]
+        modules = set()
+        for name, value in used:
+            if name.endswith(".__annotations__") and not value:  # a class has them once it was asked for some
                 continue
-            if isinstance(member, (staticmethod, classmethod)):
-                member = member.__func__
-            if isinstance(member, property):
-                for each in (member.fget, member.fset):
-                    if each is not None:
-                        self.add(each)
-            elif isinstance(member, functools.cached_property):
-                self.add(member.func)
-            elif isinstance(member, (types.FunctionType, type)):
-                self.add(member)
-            elif not inspect.isdatadescriptor(member) and not inspect.ismethoddescriptor(member):
-                self._value(f"{cls.__qualname__}.{name}", member)
+            self._use(name, value)
+            if isinstance(value, types.ModuleType) and value not in modules and not is_library(value.__name__):
+                modules.add(value)
+                names = [each for code in codes for each in code.co_names if each in vars(value)]
+                used += [(f"{name}.{each}", vars(value)[each]) for each in names]
 
-    def _add_function(self, function: types.FunctionType) -> None:
-        self._mark(_name_of(function))
-        if is_library(function.__module__):
-            return
-        self._mark_code(function.__code__)
-        if function.__defaults__ or function.__kwdefaults__:
-            self._value(f"defaults of {function.__qualname__}", (function.__defaults__, function.__kwdefaults__))
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not set yet
-                continue
-            self._use(name, value, function.__code__)
-        for code in _codes(function.__code__):
-            for name in _globals_of(code):
-                if name in function.__globals__:
-                    self._use(name, function.__globals__[name], code)
-        wrapped = getattr(function, "__wrapped__", None)
-        if wrapped is not None:
-            self.add(wrapped)
+    def _digest(self, value: Any) -> str:
+        """Return a checksum of a value; of what cannot be looked into, its type counts."""
+        # Without pickle's memo, equal objects are as good as the same one. Lists that hold themselves need it.
+        for fast in (True, False):
+            state = hashlib.blake2b(digest_size=8)
+            pickler = _Pickler(types.SimpleNamespace(write=state.update), 4)
+            pickler.identity, pickler.fast = self, fast
+            with contextlib.suppress(Exception):  # it is too deep
+                pickler.dump(value)
+                return state.hexdigest()
+        return _name_of(type(value))
 
-    def _use(self, name: str, value: Any, code: types.CodeType) -> None:
+    def content(self, value: Any) -> Any:
+        """Return what is pickled in place of a value that is not plain."""
+        name = _name_of(type(value))
+        if isinstance(value, CODE):
+            number = self._numbers.setdefault(id(value), len(self._met))
+            if number == len(self._met):
+                self._met.append(value)
+            return _name_of(value), number
         if isinstance(value, types.ModuleType):
-            self._mark(value.__name__)
-            if not is_library(value.__name__):
-                for attribute in code.co_names:
-                    if attribute in vars(value):
-                        self._use(f"{name}.{attribute}", vars(value)[attribute], code)
-        elif isinstance(value, _FUNCTIONS):
-            self.add(value)
-        else:
-            self._value(name, value)
-
-    def _value(self, name: str, value: Any) -> None:
-        contents = Contents(self.add)
-        contents.feed(value)
-        known = self.values.get(name)
-        digest = contents.hexdigest()
-        self.values[name] = digest if known in (None, digest) else f"{known} {digest}"
-
-    def _mark_code(self, code: types.CodeType) -> None:
-        """What it does; not where it stands, nor its names for what it keeps for itself."""
-        self._mark(code.co_code.hex())
-        self._mark(repr((code.co_names, code.co_argcount, code.co_kwonlyargcount, code.co_flags)))
-        contents = Contents(self.add)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self._mark_code(constant)
-            else:
-                contents.feed(constant)
-        self._mark(contents.hexdigest())
-
-    def _mark(self, text: str) -> None:
-        self._state.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+            return value.__name__
+        if isinstance(value, pathlib.PurePath):
+            return name, str(value)
+        if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
+            return name, list(_array_parts(np.asanyarray(value)))
+        if id(value) in self._within or len(self._within) == _MOST_LEVELS:
+            return name
+        self._within.add(id(value))
+        try:
+            if isinstance(value, (set, frozenset)):
+                return name, sorted(self._digest(each) for each in sorted(value, key=_name_of))
+            return type(value), self._digest(_pickle_parts(value))
+        finally:
+            self._within.discard(id(value))
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+class _Pickler(pickle.Pickler):
+    identity: _Identity
+
+    def persistent_id(self, value: Any) -> Any:
+        return None if type(value) in _PLAIN else self.identity.content(value)
 
 
-def _globals_of(code: types.CodeType) -> list[str]:
-    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return sorted(names)
+def _pickle_parts(value: Any) -> Any:
+    """What pickle takes an object apart into."""
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+    except Exception:  # an open file, a lock
+        return None
+    return parts if isinstance(parts, str) else [*parts[:3], *(items and list(items) for items in parts[3:5])]
+
+
+def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[Any]:
+    yield repr(array.dtype), array.shape
+    if isinstance(array, np.memmap) and array.filename is not None:  # by its file, which is not read
+        start = np.frombuffer(array._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
+        yield os.fspath(array.filename), array.offset, array.ctypes.data - start, array.strides
+        with contextlib.suppress(OSError):
+            status = os.stat(array.filename)
+            yield status.st_size, status.st_mtime_ns
+    elif array.dtype.hasobject:
+        yield array.ravel().tolist()
+    elif array.nbytes <= _WHOLE_BYTES:
+        yield array.tobytes()
+    else:
+        rows = array.ravel(order="K") if array.flags.forc else array
+        size = max(1, _PIECE_BYTES * len(rows) // array.nbytes)
+        for start in np.unique(np.linspace(0, len(rows) - size, _PIECES).astype(int)):
+            yield rows[start : start + size].tobytes()
 
 
 def _name_of(function: Any) -> str:

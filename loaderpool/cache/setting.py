@@ -1,33 +1,60 @@
-"""`Cache`: where a loader keeps what its function gave, and how much of it."""
+"""`Cache`: where a loader keeps what its function gave, and how much of it; and what its processes count of it."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from loaderpool.errors import ArgumentError, ArgumentTypeError
-from loaderpool.settings.checks import read_bytes_count
-from loaderpool.settings.known_names import known_names_only
+from loaderpool.errors import ArgumentError, brief
+from loaderpool.settings.checks import known_names_only, read_bytes_count
 
 MEMORY = "memory"
-# Below this a store on disk is all overhead: pages, a log of the latest writes, an index.
-_LEAST_ON_DISK = 4 << 20
+
+
+class Count(enum.IntEnum):
+    """Numbers that each worker has of a loader's cache: how often something came about."""
+
+    HITS = 0  # a result came from the cache
+    MISSES = 1  # the function gave a result
+    DAMAGED = 2  # an entry did not have what was written
+    OVER_BOUND = 3  # an item was not kept: there is no room for it within `max_bytes`
+    NO_ROOM = 4  # nor was this one: the machine has too little memory left, or the disk is full
+    BROKEN = 5  # the file cannot be written any more
+    BYTES = 6  # not of workers: taken now, of a host's cache
+
+
+NO_COUNTS = [0] * len(Count)
+FULL = (Count.OVER_BOUND, Count.NO_ROOM)  # some item was not kept for lack of room
+
+
+@dataclasses.dataclass(frozen=True)
+class CachePlan:
+    """What every process of a loader must know of its cache; travels beside the payload."""
+
+    where: str  # "memory", or a directory
+    max_bytes: int | None
+    items: int  # of the source
+    mark: bytes  # eight bytes that stand for the function and the source
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what these are, of a cache on disk
+    counters_at: int = 0  # where in the arena the counters are
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether entries are in a memory file."""
+        return self.where == MEMORY
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Cache:
-    """Where a loader keeps what `fn` gave for each item, so that later epochs (or trainings) need not call it again.
+    """Where a loader keeps what `fn` gave for each item.
 
     Args:
-        where: "memory": memory that all workers of the loader share, free when the loader is closed. Else a directory
-            (made where there is none) on a local disk, kept for later trainings; one of the name "memory" is
-            "./memory".
-        max_bytes: the most that it may take, a number or such as "8GiB"; what does not fit is made each time. None: in
-            memory, half of what is free when the loader is made; on disk, until a twentieth of the disk is left.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: a wrong argument, named.
+        where: "memory": until the loader is closed. Else a directory on a local disk, kept for later trainings.
+        max_bytes: its largest size, a number or such as "8GiB". None: half of the free memory; on disk, until a
+            twentieth of the disk is left.
     """
 
     where: str
@@ -35,22 +62,13 @@ class Cache:
 
     @known_names_only
     def __init__(self, where: str | os.PathLike[str], max_bytes: int | str | None = None) -> None:
-        if not _is_place(where):
-            raise ArgumentTypeError(f'Cache.where must be "memory" or a directory, got {where!r}')
-        place = os.fspath(where)
-        if not place:
-            raise ArgumentError('Cache.where must be "memory" or a directory, got an empty text')
-        if "\0" in place:
-            raise ArgumentError(f"Cache.where: {place!r} has a NUL character, which no file name has")
+        place = os.fspath(where) if isinstance(where, (str, os.PathLike)) else None
+        if not isinstance(place, str) or not place or "\0" in place:
+            raise ArgumentError(f'Cache.where must be "memory" or a directory, got {brief(where)}')
         # pathlib makes "memory" of "./memory", and who has a Path means a directory.
         in_memory = isinstance(where, str) and place == MEMORY
-        bound = read_bytes_count("Cache.max_bytes", max_bytes)
-        if not in_memory and bound is not None and bound < _LEAST_ON_DISK:
-            raise ArgumentError(
-                f"Cache.max_bytes of a cache on disk must be at least {_LEAST_ON_DISK:,}, got {bound:,}"
-            )
         object.__setattr__(self, "where", MEMORY if in_memory else os.path.abspath(os.path.expanduser(place)))
-        object.__setattr__(self, "max_bytes", bound)
+        object.__setattr__(self, "max_bytes", read_bytes_count("Cache.max_bytes", max_bytes))
 
     @property
     def in_memory(self) -> bool:
@@ -62,15 +80,10 @@ def as_cache(value: Any) -> Cache | None:
     """Return the checked `cache` argument of `Loader`.
 
     Raises:
-        ArgumentError, ArgumentTypeError: neither None, "memory", a path nor a `Cache`.
+        ArgumentError: neither None, "memory", a path nor a `Cache`.
     """
     if value is None or isinstance(value, Cache):
         return value
-    if not value or not _is_place(value):
-        error = ArgumentError if value == "" else ArgumentTypeError
-        raise error(f'cache must be "memory", a directory or a loaderpool.Cache, got {value!r}')
+    if not isinstance(value, (str, os.PathLike)) or not value:
+        raise ArgumentError(f'cache must be "memory", a directory or a loaderpool.Cache, got {brief(value)}')
     return Cache(value)
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, (str, os.PathLike)) and not isinstance(os.fspath(value), bytes)

@@ -1,27 +1,49 @@
-"""One leaf of what the function returned, as an array that can lie in a batch; else an error with advice."""
+"""One leaf of what the function returned, as an array that can lie in a batch, and which dtypes can; else advice."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import inspect
 import os
 import sys
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.element.describe import named
-from loaderpool.element.dtypes import OBJECT, TEXT_KINDS, native, refusal
-from loaderpool.element.sparse_advice import sparse_advice
-from loaderpool.errors import SpecMismatchError
+from loaderpool.element.structure import named
+from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 
 _MOST_PARTS = 16  # that a list has which is meant as a tuple
 # What most arrays have; one look into this set and the leaf is done. Not longdouble ("g", "G"): TensorFlow has none.
 _PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
+
+Text = Literal["str", "bytes"]
+
+# NumPy's own text, by kind. In batches text is always an array of objects.
+TEXT_KINDS: dict[str, Text] = {"U": "str", "T": "str", "S": "bytes"}
+OBJECT = np.dtype(object)
+_IN_NONE = "has no counterpart in TensorFlow, JAX or PyTorch"
+# Of sparse matrices, of which no batches are made, by their module: what makes an array of one.
+_SPARSE = {
+    "scipy.sparse.": "value.toarray()",
+    "jax.experimental.sparse.": "value.todense()",
+    "tensorflow.python.framework.sparse_tensor.": "tf.sparse.to_dense(value)",
+}
+_SPARSE_ADVICE = (
+    "it is sparse, a batch's arrays are dense: return {}, or its indices, values and shape as a tuple of arrays"
+)
+_INSTEAD: tuple[tuple[Any, str], ...] = (
+    (Mapping, "return dict(value)"),
+    ((GeneratorType, AsyncGeneratorType), "the function has a yield in it: return the value instead"),
+    (CoroutineType, "the function is async: make it a plain function"),
+    (AbstractSet, "a set has no order: return sorted(value)"),
+    ((datetime.date, datetime.timedelta), "return a number, such as value.timestamp() or value.total_seconds()"),
+    (os.PathLike, "return str(value)"),
+)
 
 
 def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
@@ -29,27 +51,23 @@ def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
 
     An array of fitting dtype comes back as it is or as a view: nothing is copied without need.
 
-    Args:
-        value: what the function returned in this place.
-        path: the component's path, for errors.
-
     Raises:
-        SpecMismatchError: it is no array and does not become one, or of a dtype that no batch can have.
+        SpecMismatchError: no batch can have it; the message names the component by its path.
     """
-    array = value if type(value) is np.ndarray else _as_array(value, path)
-    dtype = array.dtype
-    if dtype in _PLAIN:
-        return array
-    if dtype == OBJECT or dtype.kind in TEXT_KINDS:
-        return _as_text(array, path)
-    reason = refusal(dtype)
-    if reason is not None:
-        raise SpecMismatchError(f"{named(path)}: {reason}")
-    native_dtype = native(dtype)
-    return array if dtype == native_dtype else array.astype(native_dtype)
+    try:
+        array = value if type(value) is np.ndarray else _as_array(value)
+        dtype = array.dtype
+        if dtype in _PLAIN:
+            return array
+        if dtype == OBJECT or dtype.kind in TEXT_KINDS:
+            return _as_text(array)
+        native = _native(dtype)
+        return array if dtype == native else array.astype(native)
+    except (ArgumentError, SpecMismatchError) as error:
+        raise SpecMismatchError(f"{named(path)}: {error}") from error.__cause__
 
 
-def _as_array(value: Any, path: str) -> npt.NDArray[Any]:
+def _as_array(value: Any) -> npt.NDArray[Any]:
     if isinstance(value, (str, bytes)):
         text = np.empty((), object)  # np.array(value) would cut NUL bytes off the end
         text[()] = value
@@ -59,117 +77,93 @@ def _as_array(value: Any, path: str) -> npt.NDArray[Any]:
     if isinstance(value, (bool, float, complex)):
         return np.array(value)
     if isinstance(value, int):
-        for dtype in (np.int64, np.uint64):
-            try:
-                return np.array(value, dtype)
-            except OverflowError:
-                pass
-        raise SpecMismatchError(
-            f"{named(path)}: an int of {value.bit_length()} bits fits neither int64 nor uint64; return a float or text"
-        )
+        try:
+            return np.array(value, np.int64 if value < 2**63 else np.uint64)
+        except OverflowError:
+            bits = value.bit_length()
+            advice = "fits neither int64 nor uint64; return a float or text"
+            raise SpecMismatchError(f"an int of {bits} bits {advice}") from None
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-            raise SpecMismatchError(
-                f"{named(path)}: a masked array would lose its mask; return .filled(x) or two arrays"
-            )
+            raise SpecMismatchError("a masked array would lose its mask; return .filled(x) or two arrays")
         return np.asarray(value)
     if isinstance(value, list):
-        return _stack(value, path)
+        return _stack(value)
+    kind = "None" if value is None else f"an object of type {type(value).__name__}"
     if value is None or isinstance(value, (tuple, dict)):
-        raise SpecMismatchError(f"{named(path)}: got {_kind(value)} where one array is expected")
-    sparse = sparse_advice(type(value))
-    if sparse is not None:  # first: NumPy would make an array of objects of one of JAX
-        raise SpecMismatchError(f"{named(path)}: {_kind(value)} is no array; {sparse}")
+        raise SpecMismatchError(f"got {kind} where one array is expected")
     has_array = any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
-    # NumPy would make an array of the mapping's keys.
-    if isinstance(value, Mapping) and not has_array:
-        raise SpecMismatchError(f"{named(path)}: {_kind(value)} is no array; return dict(value)")
+    # NumPy would make an array of the mapping's keys, and one of objects of a sparse matrix of JAX.
+    if dense_of(type(value)) or (isinstance(value, Mapping) and not has_array):
+        raise SpecMismatchError(f"{kind} is no array; {_advice(value)}")
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except Exception as error:
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, torch.Tensor):
-            return _of_torch(value, torch, path, error)
-        reason = f"{type(error).__name__}: {error}"
-        raise SpecMismatchError(f"{named(path)}: {_kind(value)} does not become an array ({reason})") from error
+        of_torch = _of_torch(value)
+        if of_torch is not None:
+            return of_torch
+        raise SpecMismatchError(f"{kind} does not become an array ({type(error).__name__}: {error})") from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
-        raise SpecMismatchError(f"{named(path)}: {_kind(value)} is no array; {_advice(value)}")
+        raise SpecMismatchError(f"{kind} is no array; {_advice(value)}")
     if array.dtype.kind in TEXT_KINDS and not has_array:  # a deque of text, say, and perhaps of numbers
-        return _stack(list(value), path)
+        return _stack(list(value))
     return array
 
 
-def _of_torch(tensor: Any, torch: Any, path: str, error: Exception) -> npt.NDArray[Any]:
-    """A tensor that does not become an array by itself: of a dtype that NumPy has from ml_dtypes, or an error."""
-    if tensor.device.type != "cpu":
-        reason, cure = f"it is on the device {tensor.device}", "return x.cpu()"
-    elif tensor.layout is not torch.strided:
-        reason, cure = f"its layout is {tensor.layout}", "return x.to_dense()"
-    elif tensor.requires_grad:
-        reason, cure = "it requires grad, which ends here", "return x.detach(), or make it under torch.no_grad()"
-    elif tensor.is_conj() or tensor.is_neg():  # a view that is still to be computed
-        return np.asarray(tensor.resolve_conj().resolve_neg())
-    else:
-        dtype = _dtype_of_others(str(tensor.dtype).rpartition(".")[2])
-        if dtype is not None:
-            bits: npt.NDArray[Any] = tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy()
-            return bits.view(dtype)
-        reason, cure = str(error), "return x.float(); of bfloat16 and float8 the package ml_dtypes has the dtypes"
-    raise SpecMismatchError(f"{named(path)}: a torch tensor does not become an array: {reason}; {cure}") from error
-
-
-def _dtype_of_others(name: str) -> np.dtype[Any] | None:
-    """Return the dtype that ml_dtypes has by this name, which is that of torch; None: there is none."""
+def _of_torch(tensor: Any) -> npt.NDArray[Any] | None:
+    """Return an array of what torch makes none of: a view still to be computed, or a dtype that ml_dtypes has."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor) or tensor.requires_grad:
+        return None
+    name = str(tensor.dtype).rpartition(".")[2]
     try:
+        tensor = tensor.resolve_conj().resolve_neg()
+        if hasattr(np, name):
+            return np.asarray(tensor)
         import ml_dtypes
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return dtype
-    except (ImportError, AttributeError):
+        bits: npt.NDArray[Any] = tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy()
+        return bits.view(dtype)
+    except ImportError:
+        advice = "return x.float(), or install ml_dtypes, which has the dtype"
+        raise SpecMismatchError(f"a torch tensor of {name} does not become an array; {advice}") from None
+    except Exception:  # torch's first error says what is the matter
         return None
 
 
-def _refuse_parts(values: list[Any], path: str) -> None:
-    """Refuse a list that is meant as a tuple: arrays of unlike dtypes, of which NumPy would make one of a third.
-
-    So PyTorch's `default_collate` has lists. Numbers of Python's may be mixed, and long lists are no parts of a sample.
-    """
+def _stack(values: list[Any]) -> npt.NDArray[Any]:
+    """A list as one array. Text becomes objects at once: NumPy would turn numbers beside it into text in silence."""
+    # Arrays of unlike dtypes are meant as a tuple, as by PyTorch's `default_collate`. Python's numbers may be mixed.
     dtypes = {str(each.dtype).rpartition(".")[2] for each in values[:_MOST_PARTS] if hasattr(each, "dtype")}
     if len(dtypes) > 1 and len(values) <= _MOST_PARTS:
         raise SpecMismatchError(
-            f"{named(path)}: a list is one array, and this one of {len(values)} has parts of the dtypes "
+            f"a list is one array, and this one of {len(values)} has parts of the dtypes "
             f"{' and '.join(sorted(dtypes))}; return a tuple where they are arrays of their own, or make them alike"
         )
-
-
-def _stack(values: list[Any], path: str) -> npt.NDArray[Any]:
-    """A list as one array. Text becomes objects at once: NumPy would turn numbers beside it into text in silence."""
-    _refuse_parts(values, path)
     first: Any = values
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
     try:
         array = np.array(values, dtype=object if isinstance(first, (str, bytes)) else None)
-        if array.dtype.kind in TEXT_KINDS:
-            array = np.array(values, dtype=object)
+        return np.array(values, dtype=object) if array.dtype.kind in TEXT_KINDS else array
     except Exception as error:
         raise SpecMismatchError(
-            f"{named(path)}: a list is one array, and this one of {len(values)} does not stack ({error}); make its "
-            "items alike (pad them), or return a tuple or dict where they are arrays of their own"
+            f"a list is one array, and this one of {len(values)} does not stack ({error}); make its items alike (pad "
+            "them), or return a tuple or dict where they are arrays of their own"
         ) from error
-    return array
 
 
-def _as_text(array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
+def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     objects = array if array.dtype == OBJECT else array.astype(object)
     # An object array may hold millions: the types are collected in C, then looked at once each.
     types = set(map(type, objects.ravel().tolist()))
     if all(issubclass(t, str) for t in types) or all(issubclass(t, bytes) for t in types):
         return objects
     names = ", ".join(sorted(t.__name__ for t in types))
-    sparse = next(filter(None, map(sparse_advice, types)), None)
-    if sparse is not None:
-        advice = str(sparse)
+    dense = next(filter(None, map(dense_of, types)), "")
+    if dense:
+        advice = _SPARSE_ADVICE.format(dense)
     elif any(issubclass(t, (list, tuple, np.ndarray)) for t in types):
         advice = "it does not stack: make its items alike (pad them), or return a tuple or dict of arrays"
     elif any(issubclass(t, (str, bytes)) for t in types):
@@ -178,27 +172,71 @@ def _as_text(array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
         advice = "its ints fit neither int64 nor uint64; use floats or text"
     else:
         advice = "objects cannot be batched: give it a dtype by .astype, or return a dict of arrays"
-    raise SpecMismatchError(f"{named(path)}: an array of objects ({names}); {advice}")
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"an object of type {type(value).__name__}"
+    raise SpecMismatchError(f"an array of objects ({names}); {advice}")
 
 
 def _advice(value: Any) -> str:
-    if inspect.isgenerator(value) or inspect.isasyncgen(value):
-        return "the function has a yield in it: return the value instead"
-    if inspect.iscoroutine(value):
-        return "the function is async: make it a plain function"
+    if dense := dense_of(type(value)):
+        return _SPARSE_ADVICE.format(dense)
     if dataclasses.is_dataclass(value):
         return "return dataclasses.asdict(value)"
-    if isinstance(value, AbstractSet):
-        return "a set has no order: return sorted(value)"
-    if isinstance(value, (datetime.date, datetime.timedelta)):
-        return "return a number, such as value.timestamp() or value.total_seconds()"
-    if isinstance(value, os.PathLike):
-        return "return str(value)"
+    for classes, advice in _INSTEAD:
+        if isinstance(value, classes):
+            return advice
     for method in ("toarray", "todense", "to_tensor", "numpy"):  # as in SciPy, JAX and TensorFlow
         if callable(getattr(value, method, None)):
             return f"return value.{method}()"
     return "return arrays, numbers, str or bytes, or a tuple or dict of them"
+
+
+def dense_of(cls: type) -> str:
+    """Return Python that makes an array of such a `value`, if it is sparse, else ""."""
+    homes = [f"{base.__module__}." for base in cls.__mro__]
+    return next((dense for home in homes for module, dense in _SPARSE.items() if home.startswith(module)), "")
+
+
+# ---- dtypes ----
+
+
+def can_write(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether a given spec of dtype `target` takes arrays of dtype `source`: a cast that keeps the kind of number."""
+    return bool(np.can_cast(source, target, "same_kind"))
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return one dtype for equal ones: native byte order, no metadata; ArgumentError where no batch can have it."""
+    module, reason = dtype.type.__module__, ""
+    if dtype.kind in "mM":
+        reason = f"{_IN_NONE}; return .astype('{dtype.name.partition('[')[0]}[s]').astype('int64'), say"
+    elif dtype.names is not None:
+        reason = "is structured; return a dict of its fields, {name: a[name] for name in a.dtype.names}"
+    elif dtype.type is np.void:
+        reason = "is raw bytes; return .view('uint8')"
+    elif dtype.kind in "fc" and dtype.char in "gG":  # others' types may have the same letters
+        reason = f"{_IN_NONE}; return .astype('{'complex128' if dtype.char == 'G' else 'float64'}')"
+    # Types registered with NumPy by others look like raw bytes (kind V); these are the ones that TensorFlow knows.
+    elif module != "numpy" and not module.startswith("ml_dtypes"):
+        reason = f"of {module} is unknown to TensorFlow; return .astype('float64'), say"
+    if reason:
+        raise ArgumentError(f"dtype {shortened(str(dtype))} {reason}")
+    return np.dtype(dtype.newbyteorder("=").str) if module == "numpy" else dtype
+
+
+def read_dtype(dtype: Any) -> tuple[np.dtype[Any], Text | None]:
+    """Return a given dtype (as NumPy reads it, a `tf.DType`, or "string") as batches have it, and which text it is.
+
+    Raises:
+        ArgumentError: a dtype that no batch can have, or not a dtype.
+    """
+    if dtype is None:
+        raise ArgumentError("dtype must be said, got None")
+    if getattr(dtype, "name", dtype) == "string":  # tf.string, or as Keras writes it
+        return OBJECT, "bytes"
+    try:
+        found = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
+    except Exception as error:  # TensorFlow raises KeyError for tf.variant
+        raise ArgumentError(
+            f"dtype {brief(dtype)} is none that NumPy has ({type(error).__name__}: {shortened(str(error))})"
+        ) from None
+    text = TEXT_KINDS.get(found.kind)
+    return (OBJECT, text) if text is not None or found == OBJECT else (_native(found), None)

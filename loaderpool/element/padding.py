@@ -8,42 +8,41 @@ component is not padded.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from loaderpool.element.describe import named, sketch_value
-from loaderpool.element.dtypes import can_write
+from loaderpool.element.leaf import can_write
 from loaderpool.element.spec import ArraySpec
-from loaderpool.element.structure import Structure
-from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
+from loaderpool.element.structure import Structure, named, sketch
+from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 
 
 def check_padding(pad: Any, name: str = "pad") -> Any:
     """Return the checked `pad` argument.
 
     Raises:
-        ArgumentTypeError: neither a bool nor a value, nor a tuple or dict of them.
-        ArgumentError: an empty tuple or dict.
+        ArgumentError: neither a bool nor a value, nor a tuple or dict of them, or an empty tuple or dict.
     """
     if isinstance(pad, (tuple, dict)):
         if not pad:
             raise ArgumentError(f"{name} is an empty {type(pad).__name__}: give a value for each component of a sample")
-        for step, value in _parts(pad):
-            check_padding(value, name + step)
+        for key, value in pad.items() if isinstance(pad, dict) else enumerate(pad):
+            check_padding(value, f"{name}[{brief(key)}]")
         return pad
     is_default = isinstance(pad, bool) or (pad is None and name != "pad")
     is_value = isinstance(pad, (numbers.Number, str, bytes)) or hasattr(pad, "dtype")
     if not is_default and (not is_value or np.ndim(pad)):
         hint = " (a list is never structure: write a tuple)" if isinstance(pad, list) else ""
-        raise ArgumentTypeError(
-            f"{name} must be False, True (zeros), a pad value, or the sample's structure of these, got {pad!r}{hint}"
+        raise ArgumentError(
+            f"{name} must be False, True (zeros), a pad value, or the sample's structure of these, got "
+            f"{brief(pad)}{hint}"
         )
     return pad
 
 
-def padding_of(pad: Any, structure: Structure) -> list[Any]:
+def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
     """Return what each component of a sample is filled up with: a value, None for the default, False for nothing.
 
     A value in the place of a whole tuple or dict holds for all in it.
@@ -51,41 +50,31 @@ def padding_of(pad: Any, structure: Structure) -> list[Any]:
     Raises:
         SpecMismatchError: `pad` is built otherwise than the sample.
     """
-    return list(_walk(pad, structure, "pad"))
-
-
-def _walk(pad: Any, structure: Structure, name: str) -> Iterator[Any]:
     if not isinstance(pad, (tuple, dict)):
-        default = pad is None or pad is True
-        yield from [None if default else pad] * structure.num_leaves
-        return
-    keys: Sequence[Any] = structure.keys if structure.kind == "dict" else range(len(structure.children))
-    if isinstance(pad, dict) != (structure.kind == "dict") or structure.kind == "leaf":
+        return [None if pad is None or pad is True else pad] * structure.num_leaves
+    returned = f"but the function returns {shortened(str(structure))}"
+    is_dict = isinstance(pad, dict)
+    if is_dict != (structure.kind == "dict") or structure.kind == "leaf":
         raise SpecMismatchError(
-            f"{name} is {sketch_value(pad)}, but the function returns {structure} there: give one value, or one for "
-            "each component"
+            f"{name} is {shortened(sketch(pad))}, {returned} there: give one value, or one for each component"
         )
-    given = list(pad) if isinstance(pad, dict) else range(len(pad))
-    missing = [key for key in keys if key not in given]
-    unknown = [key for key in given if key not in keys]
-    if missing:
-        raise SpecMismatchError(
-            f"{name} has nothing for component [{missing[0]!r}]: give a pad value, None for the default (0, or an "
-            "empty text), or False where it is not to be padded"
-        )
-    if unknown:
-        raise SpecMismatchError(f"{name} has [{unknown[0]!r}], but the function returns {structure}")
-    for key, child in zip(keys, structure.children, strict=True):
-        yield from _walk(pad[key], child, f"{name}[{key!r}]")
+    keys: Iterable[Any] = structure.keys if is_dict else range(len(structure.children))
+    given: Iterable[Any] = pad if is_dict else range(len(pad))
+    for key in keys:
+        if key not in given:
+            raise SpecMismatchError(
+                f"{name} has nothing for component [{brief(key)}]: give a pad value, None for the default (0, or an "
+                "empty text), or False where it is not to be padded"
+            )
+    for key in given:
+        if key not in keys:
+            raise SpecMismatchError(f"{name} has [{brief(key)}], {returned}")
+    parts = zip(keys, structure.children, strict=True)
+    return [value for key, child in parts for value in padding_of(pad[key], child, f"{name}[{brief(key)}]")]
 
 
 def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
-    """Return the pad value in the component's dtype; of text a str or bytes.
-
-    Args:
-        pad: a value, or None for the default.
-        component: what it goes into.
-        path: the component's path, for errors.
+    """Return the pad value (None: the default) in the component's dtype; of text a str or bytes.
 
     Raises:
         SpecMismatchError: the dtype cannot hold it.
@@ -108,12 +97,6 @@ def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
             pass
     what = f"{component.text} text" if component.text is not None else f"dtype {component.dtype}"
     raise SpecMismatchError(
-        f"{named(path)}: the pad value {pad!r} does not fit its {what}; give each component its own, as the sample is "
-        "built: pad={'x': 0, 'y': -1}"
+        f"{named(path)}: the pad value {brief(pad)} does not fit its {what}; give each component its own, as the "
+        "sample is built: pad={'x': 0, 'y': -1}"
     )
-
-
-def _parts(pad: Any) -> Iterator[tuple[str, Any]]:
-    pairs = pad.items() if isinstance(pad, dict) else enumerate(pad)
-    for key, value in pairs:
-        yield f"[{key!r}]", value

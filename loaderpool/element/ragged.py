@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,11 @@ import numpy.typing as npt
 
 
 class RaggedArray:
-    """A batch of rows of varied length: `values` of all rows end to end, and `row_splits` where each begins.
-
-    The form is that of `tf.RaggedTensor` with one ragged axis: row i is `values[row_splits[i]:row_splits[i + 1]]`.
+    """A batch of rows of varied length: row i is `values[row_splits[i]:row_splits[i + 1]]`, as in `tf.RaggedTensor`.
 
     Attributes:
         values: dtype[sum of lengths, ...].
-        row_splits: int64[rows + 1], from 0 to the sum of lengths.
+        row_splits: int64[rows + 1].
     """
 
     __slots__ = ("row_splits", "values")
@@ -44,9 +41,6 @@ class RaggedArray:
             raise IndexError(f"row {row} of {rows}")
         row %= rows
         return self.values[self.row_splits[row] : self.row_splits[row + 1]]
-
-    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
         return f"RaggedArray({len(self)} rows, {self.dtype}[{', '.join(map(str, self.values.shape))}])"

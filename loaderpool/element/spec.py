@@ -10,18 +10,35 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.element.describe import is_namedtuple, named, sketch_parts
-from loaderpool.element.dtypes import OBJECT, TEXT_KINDS, Text, can_write, read_dtype
-from loaderpool.element.leaf import convert_leaf
-from loaderpool.element.structure import Structure
-from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
+from loaderpool.element.leaf import OBJECT, TEXT_KINDS, Text, can_write, convert_leaf, read_dtype
+from loaderpool.element.structure import Structure, named, sketch
+from loaderpool.errors import ArgumentError, SpecMismatchError, brief
 from loaderpool.plan.generator_positions import item_name
 
-# Where an expected shape comes from, which decides what the user can do about another one: the first sample; the first
-# few samples ("seen"), for a component that is padded, or that `pad` says False for ("unpadded"); the user's
-# element_spec, as it is or as a length to pad to; the other rows of the batch, or of a ragged component; or it is that
-# of a whole batch (or element), which one call makes and nothing is stacked with.
+# Where an expected shape comes from, which decides what the user can do about another one.
 Origin = Literal["first", "seen", "unpadded", "given", "length", "rows", "ragged", "whole"]
+_ADVICE: dict[Origin, str] = {
+    # The first sample.
+    "first": "samples of varied shape: pad=True pads to a batch's largest{ragged} (beside it element_spec= may say "
+    "with None which axes vary, here {axes} of a sample), batch_size=None hands each element on as it is",
+    # The first few samples, for a component that is padded; for one that `pad` says False for.
+    "seen": "the first samples, which tell which axes vary, are alike in {axes} of a sample: say that it varies, by "
+    "element_spec={cure}",
+    "unpadded": "pad= has False for this component, so its samples must be alike in {axes} of a sample: give it a pad "
+    "value",
+    # The user's element_spec, as it is; as a length to pad to.
+    "given": "element_spec= has a fixed length there (here {axes} of a sample): give None for it, and pad=True to pad "
+    "to a batch's largest{ragged}",
+    "length": "a batch is padded to that length ({axes} of a sample), as element_spec= has a number there: give a "
+    "larger one, or give None to pad to a batch's largest",
+    # The other rows of the batch, or of a ragged component.
+    "rows": "rows of one batch differ, which element_spec= alone does not allow: pad=True pads to a batch's "
+    "largest{ragged}, batch_size=None hands each element on as it is",
+    "ragged": "of a ragged component only the first axis of a sample may vary: bring the others to one size in the "
+    "function (here {axes}), or use pad=True instead of ragged=True, which pads all axes",
+    # A whole batch or element, which one call makes, and nothing is stacked with it.
+    "whole": "element_spec= says with None which axes vary (here {axes}){as_cure}",
+}
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -30,19 +47,15 @@ class ArraySpec:
 
     Args:
         shape: lengths of the axes, None where they vary.
-        dtype: anything NumPy reads as a dtype; `str` and `bytes` mean text.
-        text: what the elements of an object array are.
-        ragged: rows of varied length; the ragged axis is None in `shape`.
-
-    Raises:
-        ArgumentError: a shape or dtype that no batch can have.
-        ArgumentTypeError: not a shape or not a dtype.
+        dtype: of NumPy; `str` and `bytes` mean text.
+        text: "str" or "bytes", for dtype object.
+        ragged: one axis, None in `shape`, varies from row to row.
     """
 
-    shape: tuple[int | None, ...]  # None: varies
+    shape: tuple[int | None, ...]
     dtype: np.dtype[Any]  # native byte order; object for text
-    text: Text | None  # "str" or "bytes" for text, None for numbers
-    ragged: bool  # one axis behind the batch axis is of varied length from row to row
+    text: Text | None
+    ragged: bool
 
     def __init__(
         self, shape: Iterable[int | None], dtype: npt.DTypeLike, text: Text | None = None, ragged: bool = False
@@ -52,16 +65,16 @@ class ArraySpec:
         if text is None:
             text = text_of_dtype
         elif text not in ("str", "bytes"):
-            raise ArgumentError(f'text must be "str", "bytes" or None, got {text!r}')
+            raise ArgumentError(f'text must be "str", "bytes" or None, got {brief(text)}')
         elif numpy_dtype != OBJECT:
-            raise ArgumentError(f"text={text!r} goes with dtype object, not {numpy_dtype}")
+            raise ArgumentError(f"text={brief(text)} goes with dtype object, not {numpy_dtype}")
         if numpy_dtype == OBJECT and text is None:
             raise ArgumentError('dtype object needs text="str" or text="bytes": no other objects can be batched')
         if not isinstance(ragged, bool):
-            raise ArgumentTypeError(f"ragged must be True or False, got {ragged!r}")
+            raise ArgumentError(f"ragged must be True or False, got {brief(ragged)}")
         if ragged and None not in sizes[1:]:
             raise ArgumentError(f"a ragged component has the shape (batch, None, ...), not {sizes}")
-        for name, value in (("shape", sizes), ("dtype", numpy_dtype), ("text", text), ("ragged", bool(ragged))):
+        for name, value in (("shape", sizes), ("dtype", numpy_dtype), ("text", text), ("ragged", ragged)):
             object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
@@ -77,10 +90,6 @@ class ElementSpec:
 
     structure: Structure
     components: tuple[ArraySpec, ...]  # in the order of `structure.paths`
-
-    def __post_init__(self) -> None:
-        if len(self.components) != self.structure.num_leaves:
-            raise ArgumentError(f"{len(self.components)} components for {self.structure}")
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -99,44 +108,92 @@ def _read_shape(shape: Any) -> tuple[int | None, ...]:
     if shape is None or getattr(shape, "rank", 0) is None:
         raise ArgumentError("shape has an unknown number of axes; write None for each that varies, as in (None, None)")
     if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
-        raise ArgumentTypeError(f"shape must be a tuple such as (None, 3), got {shape!r}")
+        raise ArgumentError(f"shape must be a tuple such as (None, 3), got {brief(shape)}")
     sizes: list[int | None] = []
     for size in shape:
         try:
             sizes.append(None if size is None else operator.index(size))
         except TypeError:
-            raise ArgumentTypeError(f"shape must be of whole numbers and None, got {shape!r}") from None
+            raise ArgumentError(f"shape must be of whole numbers and None, got {brief(shape)}") from None
         if size is not None and (size < 0 or isinstance(size, bool)):
-            raise ArgumentError(f"shape must be of lengths >= 0 and None, got {shape!r} (None where an axis varies)")
+            raise ArgumentError(
+                f"shape must be of lengths >= 0 and None, got {brief(shape)} (None where an axis varies)"
+            )
     return tuple(sizes)
 
 
-def as_code(spec: ElementSpec) -> str:
-    """Return the spec as Python that a user can give for `element_spec`, with loaderpool as `lp`."""
-    return _code_of(spec.pack())
+def read_spec(given: Any) -> ElementSpec:
+    """Return the spec that a user's `element_spec` says; as a Dataset's, it describes a batch, batch axis included.
+
+    Args:
+        given: nested tuples and dicts of ArraySpec, tf.TensorSpec, tf.RaggedTensorSpec or the like.
+
+    Raises:
+        ArgumentError: a spec that no batch can have, or something that is no spec.
+    """
+    try:
+        structure = Structure.of(given, origin="element_spec has")
+    except SpecMismatchError as error:
+        raise ArgumentError(str(error)) from None
+    leaves = zip(structure.flatten(given), structure.paths, strict=True)
+    return ElementSpec(structure, tuple(_read_array_spec(leaf, f"element_spec{path}") for leaf, path in leaves))
+
+
+def _read_array_spec(given: Any, name: str) -> ArraySpec:
+    if isinstance(given, ArraySpec):
+        return given
+    hint = " (a list is never structure: write a tuple)" if isinstance(given, list) else ""
+    classes = {cls.__name__ for cls in type(given).__mro__}
+    is_spec = hasattr(given, "shape") and hasattr(given, "dtype") and not hasattr(given, "__array__")
+    is_foreign = type(given).__module__.startswith("tensorflow") and not classes & {"TensorSpec", "RaggedTensorSpec"}
+    if not is_spec or is_foreign or isinstance(given, type):
+        raise ArgumentError(
+            f"{name} must be an ArraySpec, tf.TensorSpec or tf.RaggedTensorSpec, got {type(given).__name__}{hint}"
+        )
+    ragged_rank = getattr(given, "ragged_rank", 0)
+    try:
+        spec = ArraySpec(given.shape, given.dtype, ragged=ragged_rank > 0)
+    except ArgumentError as error:
+        raise ArgumentError(f"{name}: {error}") from None
+    if ragged_rank > 1 or (spec.ragged and spec.shape[1:2] != (None,)):
+        raise ArgumentError(
+            f"{name}: one ragged axis can be made, the one behind the batch axis, with ragged_rank=1 and shape "
+            f"(batch, None, ...); got {brief(given)}"
+        )
+    if spec.ragged and getattr(getattr(given, "row_splits_dtype", None), "name", "int64") != "int64":
+        raise ArgumentError(f"{name}: row splits are int64, got row_splits_dtype={brief(given.row_splits_dtype)}")
+    return spec
 
 
 def widening_code(spec: ElementSpec, component: int, shape: tuple[int | None, ...]) -> str:
-    """Return Python of an `element_spec` that allows what came as well, as `as_code` gives it.
-
-    Args:
-        spec: that it does not fit, of a batch.
-        component: which component came otherwise.
-        shape: of that, with the batch axis and as many axes as the spec has.
-    """
+    """Return as Python, with loaderpool as `lp`, a batch's `element_spec` that allows a component of this shape too."""
     components = list(spec.components)
-    own = components[component]
-    open_axes = (size if size == got else None for size, got in zip(own.shape, shape, strict=True))
-    components[component] = ArraySpec(open_axes, own.dtype, own.text)
-    return as_code(ElementSpec(spec.structure, tuple(components)))
+    components[component] = _with_open_axes(components[component], shape)
+    return sketch(spec.structure.unflatten(components), _code_of, depth=-1)
 
 
-def _code_of(value: Any) -> str:
-    if isinstance(value, ArraySpec):
-        return f"lp.ArraySpec({value.shape}, {value.text or value.dtype.name!r})"
-    if isinstance(value, dict):
-        return sketch_parts("dict", dict, tuple(value), map(_code_of, value.values()), "")
-    return sketch_parts("namedtuple" if is_namedtuple(value) else "tuple", type(value), (), map(_code_of, value), "")
+def _code_of(spec: ArraySpec) -> str:
+    return f"lp.ArraySpec({spec.shape}, {spec.text or spec.dtype.name!r})"
+
+
+def _with_open_axes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:
+    sizes = (size if size == other else None for size, other in zip(spec.shape, shape, strict=True))
+    return ArraySpec(sizes, spec.dtype, spec.text, spec.ragged)
+
+
+def widened(spec: ElementSpec, other: ElementSpec) -> ElementSpec:
+    """Return `spec` with None for each axis in which `other` has another length.
+
+    A component with another number of axes stays as it is, and all of them where the structure is another one: whose
+    turn it is to become a row is refused there, where its index can be named.
+    """
+    if spec.structure != other.structure:
+        return spec
+    components = (
+        _with_open_axes(mine, its.shape) if len(mine.shape) == len(its.shape) else mine
+        for mine, its in zip(spec.components, other.components, strict=True)
+    )
+    return ElementSpec(spec.structure, tuple(components))
 
 
 def sample_spec(sample: Any, given: ElementSpec | None = None, origin: str = "fn returned") -> ElementSpec:
@@ -151,31 +208,14 @@ def sample_spec(sample: Any, given: ElementSpec | None = None, origin: str = "fn
         SpecMismatchError: no batch can be made of it; names the component.
     """
     structure = Structure.of(sample, origin=origin)
-    components = []
-    hints: tuple[ArraySpec | None, ...] = (None,) * structure.num_leaves
+    texts: list[Text | None] = [None] * structure.num_leaves
     if given is not None and given.structure == structure:
-        hints = given.components
-    for leaf, path, hint in zip(structure.flatten(sample), structure.paths, hints, strict=True):
-        array = convert_leaf(leaf, path)
-        components.append(ArraySpec(array.shape, array.dtype, _text_of(array, leaf, path, hint.text if hint else None)))
-    return ElementSpec(structure, tuple(components))
-
-
-def widened(spec: ElementSpec, other: ElementSpec) -> ElementSpec:
-    """`spec` with None for each axis in which `other` has another length.
-
-    A component with another number of axes stays as it is, and all of them where the structure is another one: whose
-    turn it is to become a row is refused there, where its index can be named.
-    """
-    if spec.structure != other.structure:
-        return spec
+        texts = [component.text for component in given.components]
     components = []
-    for mine, its in zip(spec.components, other.components, strict=True):
-        if len(mine.shape) == len(its.shape) and mine.shape != its.shape:
-            shape = (size if size == got else None for size, got in zip(mine.shape, its.shape, strict=True))
-            mine = ArraySpec(shape, mine.dtype, mine.text)
-        components.append(mine)
-    return ElementSpec(spec.structure, tuple(components))
+    for leaf, path, text in zip(structure.flatten(sample), structure.paths, texts, strict=True):
+        array = convert_leaf(leaf, path)
+        components.append(ArraySpec(array.shape, array.dtype, _text_of(array, leaf, path, text)))
+    return ElementSpec(structure, tuple(components))
 
 
 def _text_of(array: npt.NDArray[Any], leaf: Any, path: str, given: Text | None) -> Text | None:
@@ -206,7 +246,7 @@ def mismatch(
     Args:
         path: the component's path.
         index: source index of the item, None where it has none.
-        expected: what the spec says, batch axis as `actual_shape` has it.
+        expected: what the spec says, with a batch axis where `actual_shape` has one.
         actual_shape: what came.
         actual_dtype: what came; object for text.
         origin: where the expected shape comes from: an option that is set already is no advice.
@@ -229,58 +269,21 @@ def mismatch(
                 f"return .astype({target!r}), or give element_spec= with {name}"
             )
     if len(actual_shape) != len(expected.shape):
-        advice.append(_advice_on_axes(len(expected.shape), origin))
+        correct = ", or correct element_spec=" * (origin in ("given", "length"))
+        must = "the number of axes must not vary: reshape in the function"
+        advice.append(f"{must}, so that all have {len(expected.shape)}{correct}")
     else:
         pairs = zip(expected.shape, actual_shape, strict=True)
         varied = [axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got]
         if origin == "length":  # what is shorter is filled up
             varied = [axis for axis in varied if actual_shape[axis] > (expected.shape[axis] or 0)]
         if varied:
-            advice.append(_advice_on_sizes(varied, origin, cure))
+            text = _ADVICE["seen" if origin == "ragged" and varied == [0] else origin]
+            axes = f"{'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
+            ragged = ", ragged=True keeps each row's own length" * (varied == [0])
+            advice.append(
+                text.format(axes=axes, ragged=ragged, cure=cure, as_cure=cure and f", as element_spec={cure}")
+            )
     source = "" if index is None else f" of {item_name(index)}"
-    text = "; ".join(advice)
-    return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{': ' * bool(text)}{text}")
-
-
-def _advice_on_axes(count: int, origin: Origin) -> str:
-    must = f"the number of axes must not vary: reshape in the function, so that all have {count}"
-    return f"{must}, or correct element_spec=" if origin in ("given", "length") else must
-
-
-def _advice_on_sizes(varied: list[int], origin: Origin, cure: str) -> str:
-    ragged = ", ragged=True keeps each row's own length" * (varied == [0])
-    axes = f"{'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
-    here, of_a_sample = f"here {axes}", f"{axes} of a sample"
-    if origin == "whole":
-        return f"element_spec= says with None which axes vary ({here}){cure and f', as element_spec={cure}'}"
-    if origin == "seen" or (origin == "ragged" and varied == [0]):
-        return (
-            f"the first samples, which tell which axes vary, are alike in {of_a_sample}: say that it varies, by "
-            f"element_spec={cure}"
-        )
-    if origin == "unpadded":
-        return f"pad= has False for this component, so its samples must be alike in {of_a_sample}: give it a pad value"
-    if origin == "length":
-        return (
-            f"a batch is padded to that length ({of_a_sample}), as element_spec= has a number there: give a larger "
-            "one, or give None to pad to a batch's largest"
-        )
-    if origin == "ragged":
-        return (
-            "of a ragged component only the first axis of a sample may vary: bring the others to one size in the "
-            f"function ({here}), or use pad=True instead of ragged=True, which pads all axes"
-        )
-    if origin == "given":
-        return (
-            f"element_spec= has a fixed length there (here {of_a_sample}): give None for it, and pad=True to pad to a "
-            f"batch's largest{ragged}"
-        )
-    if origin == "rows":
-        return (
-            f"rows of one batch differ, which element_spec= alone does not allow: pad=True pads to a batch's largest"
-            f"{ragged}, batch_size=None hands each element on as it is"
-        )
-    return (
-        f"samples of varied shape: pad=True pads to a batch's largest{ragged} (beside it element_spec= may say with "
-        f"None which axes vary, here {of_a_sample}), batch_size=None hands each element on as it is"
-    )
+    reasons = f": {'; '.join(advice)}" if advice else ""
+    return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{reasons}")

@@ -1,4 +1,4 @@
-"""The nested structure of an element: which arrays there are, how they are named, and the way apart and together again.
+"""The nested structure of an element: which arrays there are, their names, the way apart and together, in messages too.
 
 A list is never structure: what a function returns as a list is one array, as NumPy has it.
 """
@@ -7,34 +7,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from loaderpool.element.describe import (
-    Kind,
-    is_namedtuple,
-    kind_name,
-    listed,
-    named,
-    sketch_parts,
-    sketch_value,
-    with_article,
-)
-from loaderpool.errors import SpecMismatchError
+from loaderpool.errors import SpecMismatchError, brief, shortened
 
+Kind = Literal["leaf", "tuple", "dict", "namedtuple"]
+
+# Names shown in a message: fewer hide the cause, more bury it.
+_SHOWN = 8
 # What can never be a leaf, by exact type: one C call looks at all leaves of a flat element. Subclasses of tuple and
 # dict in a leaf's place are left to `convert_leaf`, which refuses them too.
 _NO_LEAVES = frozenset({tuple, dict, type(None)})
 
 
 class Structure:
-    """How an element is built of leaves; immutable, comparable, picklable.
+    """How an element is built of leaves; comparable, picklable, never changed.
 
     Two are equal where kinds, keys in their order, fields and namedtuple names are, so that equal structures number
     their leaves alike.
 
     Attributes:
         kind: "leaf", "tuple", "dict" or "namedtuple".
-        keys: a dict's keys in the order first seen, else empty.
+        keys: a dict's keys in the order first seen, a namedtuple's fields, a tuple's numbers.
         children: the structures within, in order.
         namedtuple: the class that `unflatten` builds with, else None.
         num_leaves: how many arrays an element has.
@@ -45,16 +39,6 @@ class Structure:
 
     __slots__ = ("children", "flatten", "keys", "kind", "namedtuple", "num_leaves", "paths", "unflatten")
 
-    kind: Kind
-    keys: tuple[Hashable, ...]
-    children: tuple[Structure, ...]
-    namedtuple: Any
-    num_leaves: int
-    paths: tuple[str, ...]
-    # Closures made for this very structure, not methods: taking elements apart is done once for each sample.
-    flatten: Callable[[Any], list[Any]]
-    unflatten: Callable[[Sequence[Any]], Any]
-
     def __init__(
         self,
         kind: Kind,
@@ -62,49 +46,54 @@ class Structure:
         children: tuple[Structure, ...] = (),
         namedtuple: Any = None,
     ) -> None:
-        put = object.__setattr__
-        put(self, "kind", kind)
-        put(self, "keys", keys)
-        put(self, "children", children)
-        put(self, "namedtuple", namedtuple)
-        put(self, "num_leaves", sum(child.num_leaves for child in children) if kind != "leaf" else 1)
-        steps = _steps(self)
-        nested = tuple(step + path for step, child in zip(steps, children, strict=True) for path in child.paths)
-        put(self, "paths", nested if kind != "leaf" else ("",))
-        put(self, "flatten", _flattener(self))
-        put(self, "unflatten", _unflattener(self))
+        self.kind, self.keys, self.children, self.namedtuple = kind, keys, children, namedtuple
+        pairs = zip(keys, children, strict=True)
+        self.paths: tuple[str, ...] = tuple(
+            _step(kind, key) + path for key, child in pairs for path in child.paths
+        ) or ("",)
+        self.num_leaves = len(self.paths)
+        # Closures made for this very structure, not methods: taking elements apart is done once for each sample.
+        self.flatten = _flattener(self)
+        self.unflatten = _unflattener(self)
 
     @staticmethod
-    def of(value: Any, *, origin: str = "fn returned") -> Structure:
+    def of(value: Any, *, origin: str = "fn returned", path: str = "") -> Structure:
         """Return the structure of a value.
 
         Args:
             value: anything; what is neither tuple nor dict is a leaf.
             origin: begins the messages: who made the value.
+            path: where in an element it is.
 
         Raises:
             SpecMismatchError: None, or an empty tuple or dict, somewhere in it.
         """
-        return _structure_of(value, "", origin)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"a Structure cannot be changed ({name})")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a Structure cannot be changed ({name})")
+        where = f" at {path}" if path else ""
+        kind, keys, parts = _opened(value)
+        if value is None:
+            is_call = not path and origin.endswith("returned")
+            advice = (
+                "is a return missing?" if is_call else "leave it out, or use a value such as 0 or NaN for 'nothing'"
+            )
+            raise SpecMismatchError(f"{origin} None{where}: an element is made of arrays; {advice}")
+        if kind == "leaf":
+            return _LEAF
+        if not keys:
+            name = "dict" if kind == "dict" else "tuple"
+            raise SpecMismatchError(f"{origin} an empty {name}{where}: an element needs at least one array")
+        paths = [path + _step(kind, key) for key in keys]
+        children = tuple(Structure.of(part, origin=origin, path=at) for part, at in zip(parts, paths, strict=True))
+        return Structure(kind, keys, children, type(value) if kind == "namedtuple" else None)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Structure):
-            return NotImplemented
-        return self is other or self._identity() == other._identity()
+        return self is other or (isinstance(other, Structure) and self._identity() == other._identity())
 
     def __hash__(self) -> int:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
         # Not the class itself: a new one made in each call, or by an unpickling, is the same structure to the user.
-        cls = self.namedtuple
-        return self.kind, self.keys, self.children, cls and (cls.__name__, cls._fields)
+        return self.kind, self.keys, self.children, self.namedtuple and self.namedtuple.__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Structure, (self.kind, self.keys, self.children, self.namedtuple)
@@ -113,35 +102,23 @@ class Structure:
         return f"Structure({self._sketch()})"
 
     def _sketch(self) -> str:
-        return sketch_parts(self.kind, self.namedtuple, self.keys, (child._sketch() for child in self.children), "*")
+        return sketch(self.unflatten(["*"] * self.num_leaves), str, depth=-1)
 
 
-# ---- from a value ----
-
-
-def _structure_of(value: Any, path: str, origin: str) -> Structure:
-    where = f" at {path}" if path else ""
-    if value is None:
-        is_call = not path and origin.endswith("returned")
-        advice = "is a return missing?" if is_call else "leave it out, or use a value such as 0 or NaN for 'nothing'"
-        raise SpecMismatchError(f"{origin} None{where}: an element is made of arrays; {advice}")
+def _opened(value: Any) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:
+    """Return a value's kind, its keys as `Structure` has them, and what is at each."""
     if isinstance(value, dict):
-        if not value:
-            raise SpecMismatchError(f"{origin} an empty dict{where}: an element needs at least one array")
-        children = tuple(_structure_of(child, f"{path}[{key!r}]", origin) for key, child in value.items())
-        return Structure("dict", tuple(value), children)
-    if isinstance(value, tuple):
-        if not value:
-            raise SpecMismatchError(f"{origin} an empty tuple{where}: an element needs at least one array")
-        if is_namedtuple(value):
-            cls = type(value)
-            steps = [f"{path}.{field}" for field in cls._fields]  # type: ignore[attr-defined]
-            pairs = zip(value, steps, strict=True)
-            return Structure("namedtuple", (), tuple(_structure_of(child, step, origin) for child, step in pairs), cls)
-        return Structure(
-            "tuple", (), tuple(_structure_of(child, f"{path}[{i}]", origin) for i, child in enumerate(value))
-        )
-    return _LEAF
+        return "dict", tuple(value), tuple(value.values())
+    if not isinstance(value, tuple):
+        return "leaf", (), ()
+    fields = getattr(type(value), "_fields", None)
+    if isinstance(fields, tuple) and hasattr(type(value), "_make") and len(fields) == len(value):
+        return "namedtuple", fields, value
+    return "tuple", tuple(range(len(value))), value
+
+
+def _step(kind: Kind, key: Hashable) -> str:
+    return f".{key}" if kind == "namedtuple" else f"[{brief(key)}]"
 
 
 # ---- apart ----
@@ -153,8 +130,13 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
     def flatten_or_raise(value: Any) -> list[Any]:
         leaves = flatten(value)
         if leaves is None:  # an OrderedDict, say, or a mistake
-            leaves = []
-            _walk(structure, value, "", leaves, (structure, value))
+            try:
+                leaves = _leaves(structure, value)
+            except SpecMismatchError as error:
+                raise SpecMismatchError(
+                    f"{error}. The whole element should be {shortened(structure._sketch())} and is "
+                    f"{shortened(sketch(value))}; every item must give the same structure"
+                ) from None
         return leaves
 
     return flatten_or_raise
@@ -202,46 +184,38 @@ def _is_flat(structure: Structure) -> bool:
     return all(child.kind == "leaf" for child in structure.children)
 
 
-def _walk(structure: Structure, value: Any, path: str, leaves: list[Any], whole: tuple[Structure, Any]) -> None:
-    """Append the leaves of `value`, or raise for the first place where it is not built as `structure`."""
-    if structure.kind == "leaf":
-        if value is None:
-            raise _differs(path, "one array", "None", whole)
-        if isinstance(value, (tuple, dict)):
-            raise _differs(path, "one array", f"a {kind_name(value)}", whole)
-        leaves.append(value)
-        return
+def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> list[Any]:
+    """Return the leaves of a value, also of subclasses; raise for the first place that is built otherwise."""
+    if structure.kind == "leaf" and not (value is None or isinstance(value, (tuple, dict))):
+        return [value]
+    kind, keys, parts = _opened(value)
+    if kind == structure.kind == "dict" and value.keys() == set(structure.keys):
+        parts = [value[key] for key in structure.keys]
+    elif kind == "leaf" or kind != structure.kind or keys != structure.keys:
+        where = named("".join(_step(*step) for step in steps))
+        raise SpecMismatchError(f"{where} is built differently: {_difference(structure, value)}")
+    leaves: list[Any] = []
+    for key, child, part in zip(structure.keys, structure.children, parts, strict=True):
+        leaves += _leaves(child, part, *steps, (kind, key))
+    return leaves
+
+
+def _difference(structure: Structure, value: Any) -> str:
+    kind, keys, _ = _opened(value)
+    expected, got = "one array", _with_article(value)
     if structure.kind == "dict":
-        if not isinstance(value, dict):
-            raise _differs(path, "a dict", with_article(value), whole)
-        missing = [key for key in structure.keys if key not in value]
-        extra = [key for key in value if key not in structure.keys]
-        if missing or extra:
+        expected = f"a dict of {listed(structure.keys)}"
+        if kind == "dict":
+            missing = [key for key in structure.keys if key not in keys]
+            extra = [key for key in keys if key not in structure.keys]
             parts = [f"without {listed(missing)}"] * bool(missing) + [f"with {listed(extra)} besides"] * bool(extra)
-            raise _differs(path, f"a dict of {listed(structure.keys)}", f"one {' and '.join(parts)}", whole)
-        values: Any = [value[key] for key in structure.keys]
+            got = f"one {' and '.join(parts)}"
     elif structure.kind == "namedtuple":
-        cls = structure.namedtuple
-        if not is_namedtuple(value) or type(value)._fields != cls._fields:
-            raise _differs(path, f"a {cls.__name__}({', '.join(cls._fields)})", with_article(value), whole)
-        values = value
-    else:
-        count = len(structure.children)
-        if not isinstance(value, tuple) or is_namedtuple(value):
-            raise _differs(path, f"a tuple of {count}", with_article(value), whole)
-        if len(value) != count:
-            raise _differs(path, f"a tuple of {count}", f"a tuple of {len(value)}", whole)
-        values = value
-    for child, step, inner in zip(structure.children, _steps(structure), values, strict=True):
-        _walk(child, inner, path + step, leaves, whole)
-
-
-def _steps(structure: Structure) -> list[str]:
-    if structure.kind == "dict":
-        return [f"[{key!r}]" for key in structure.keys]
-    if structure.kind == "namedtuple":
-        return [f".{field}" for field in structure.namedtuple._fields]
-    return [f"[{position}]" for position in range(len(structure.children))]
+        expected = f"a {structure.namedtuple.__name__}({', '.join(map(str, structure.keys))})"
+    elif structure.kind == "tuple":
+        expected = f"a tuple of {len(structure.keys)}"
+        got = f"a tuple of {len(keys)}" if kind == "tuple" else got
+    return f"expected {expected}, got {got}"
 
 
 # ---- together ----
@@ -250,28 +224,63 @@ def _steps(structure: Structure) -> list[str]:
 def _unflattener(structure: Structure) -> Callable[[Sequence[Any]], Any]:
     if structure.kind == "leaf":
         return operator.itemgetter(0)
-    keys, children = structure.keys, structure.children
-    together: Callable[[Any], Any] = tuple
-    if structure.kind == "namedtuple":
-        together = structure.namedtuple._make
-    elif structure.kind == "dict":
+    keys, together = structure.keys, structure.namedtuple._make if structure.namedtuple else tuple
+    if structure.kind == "dict":
         together = lambda parts: dict(zip(keys, parts, strict=True))  # noqa: E731
     if _is_flat(structure):
         return together
     bounds: list[tuple[Callable[[Sequence[Any]], Any], int, int]] = []
     end = 0
-    for child in children:
+    for child in structure.children:
         bounds.append((child.unflatten, end, end + child.num_leaves))
         end += child.num_leaves
     return lambda leaves: together([unflatten(leaves[start:stop]) for unflatten, start, stop in bounds])
 
 
-def _differs(path: str, expected: str, actual: str, whole: tuple[Structure, Any]) -> SpecMismatchError:
-    structure, value = whole
-    return SpecMismatchError(
-        f"{named(path)} is built differently: expected {expected}, got {actual}. The whole element should be "
-        f"{structure._sketch()} and is {sketch_value(value)}; every item must give the same structure"
-    )
+# ---- in messages ----
+
+
+def named(path: str) -> str:
+    """Return a component as messages name it."""
+    return f"component {path}" if path else "the element"
+
+
+def _class_name(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def sketch(value: Any, leaf: Callable[[Any], str] = _class_name, depth: int = 3) -> str:
+    """Return a value as messages show it: its nesting with a text for each leaf, `depth` levels of it, or all (-1)."""
+    kind, keys, parts = _opened(value)
+    if kind == "leaf":
+        return leaf(value)
+    if not keys:
+        return f"an empty {_class_name(value)}"
+    if depth == 0:
+        return "..."
+    inner = [sketch(part, leaf, depth - 1) for part in parts]
+    if kind == "dict":
+        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(keys, inner, strict=True)) + "}"
+    if kind == "namedtuple":
+        return f"{_class_name(value)}({', '.join(f'{key}={part}' for key, part in zip(keys, inner, strict=True))})"
+    return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
+
+
+def _with_article(value: Any) -> str:
+    name = _class_name(value)
+    if value is None:
+        return name
+    if isinstance(value, list):
+        return "a list (a list is one array, never structure)"
+    if isinstance(value, (tuple, dict)) and type(value) not in (tuple, dict):
+        name = f"{'dict' if isinstance(value, dict) else 'tuple'} ({name})"
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def listed(keys: Sequence[Hashable]) -> str:
+    """Return the first few of the keys, and how many more there are."""
+    text = ", ".join(brief(key, 40) for key in keys[:_SHOWN])
+    return text + f" and {len(keys) - _SHOWN} more" * (len(keys) > _SHOWN)
 
 
 _LEAF = Structure("leaf")

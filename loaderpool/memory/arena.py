@@ -7,10 +7,10 @@ and blobs are extents behind them.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import errno
-import functools
 import mmap
 import os
 from typing import Any
@@ -21,13 +21,60 @@ import numpy.typing as npt
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.call_times import CALL_TIMES_BYTES, CALL_TIMES_OF_WORKER_BYTES
-from loaderpool.memory.extents import Extent, ExtentMap
-from loaderpool.memory.pinning import PinnableMap, PinnedRanges
+from loaderpool.memory.extents import PAGE_BYTES, Extent, ExtentMap
 from loaderpool.memory.recorder import RecorderMemory
 from loaderpool.system import capacity, clock, machine
-from loaderpool.system.cuda_driver import CudaError
-from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.system.undoing import Undoing
+from loaderpool.system.interrupts import InterruptsHeld, Undoing
+
+# Sizes are rounded up to an eighth of a power of two, so that what varies a little fits what is there.
+_STEPS = 8
+
+
+def room_bytes(nbytes: int) -> int:
+    """Return the size of an extent for so many bytes."""
+    step = max(PAGE_BYTES, (1 << max(nbytes - 1, 1).bit_length()) // (2 * _STEPS))
+    return -(-max(nbytes, 1) // step) * step
+
+
+class ExtentPool:
+    """The extents that are not in use now. The caller holds the session's lock.
+
+    Args:
+        arena: where from.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._spare: list[tuple[int, Extent]] = []  # by size
+        self.is_closed = False
+
+    def take(self, nbytes: int) -> Extent:
+        """Reserve an extent for so many bytes.
+
+        Raises:
+            MemoryLimitError: there is none.
+        """
+        size = room_bytes(nbytes)
+        at = bisect.bisect_left(self._spare, (size,))
+        if at < len(self._spare) and self._spare[at][0] <= 2 * size:
+            return self._spare.pop(at)[1]
+        if self._spare:  # of other sizes than what comes now
+            self._arena.give_back(self._spare.pop(0 if at else -1)[1])
+        return self._arena.take(size, "the items of a batch")
+
+    def give(self, extent: Extent) -> None:
+        """Take back an extent that is not looked at any more."""
+        if self.is_closed:
+            self._arena.give_back(extent)
+        else:
+            bisect.insort(self._spare, (extent.nbytes, extent))
+
+    def close(self) -> None:
+        """Give all memory back, and extents that come later at once."""
+        self.is_closed = True
+        while self._spare:
+            self._arena.give_back(self._spare.pop()[1])
+
 
 _BYTE = np.dtype(np.uint8)
 # Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
@@ -41,7 +88,7 @@ _LIMITS = {
     errno.EFBIG: "the limit on the size of a file (ulimit -f, RLIMIT_FSIZE), which holds for shared memory, too",
 }
 # What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
-_HEADROOM_BYTES = 64 << 20
+HEADROOM_BYTES = 64 << 20
 # How long a look at free memory holds; a look reads several files of /proc and the cgroup, too dear for each slot.
 _FREE_IS_TRUE_S = 0.2
 
@@ -68,7 +115,6 @@ class Arena:
         self.call_times: memoryview = memoryview(self.map)[BOARD_BYTES : BOARD_BYTES + CALL_TIMES_BYTES].cast("Q")
         self.recorder = RecorderMemory(self.map, BOARD_BYTES + CALL_TIMES_BYTES, nbytes)
         self.extents = ExtentMap(self.recorder.places.end, nbytes)
-        self.pinned = self.map.pinned = PinnedRanges(np.frombuffer(self.map, np.uint8).ctypes.data)
         self._free_seen = self._spent_bytes = 0
         self._free_until_s = 0.0
 
@@ -114,7 +160,7 @@ class Arena:
             MemoryLimitError: the machine or its cgroup has too little free.
         """
         free = self._free_bytes(nbytes)
-        if nbytes + _HEADROOM_BYTES > free:
+        if nbytes + HEADROOM_BYTES > free:
             raise MemoryLimitError(
                 f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
                 f"{free:,} bytes free; set a smaller Limits.memory or batch_size"
@@ -143,23 +189,8 @@ class Arena:
         self._spent_bytes += nbytes
         return free
 
-    def pin(self, extent: Extent) -> None:
-        """Pin an extent that was taken, until it is given back, so that a GPU copies straight out of it.
-
-        Raises:
-            NoContextError: this process does not use a GPU (yet).
-            CudaError: the driver refused, or would lock what lies beside the extent on its pages.
-        """
-        if (extent.offset | extent.nbytes) % mmap.PAGESIZE:
-            raise CudaError(-1, f"slots are no whole pages of {mmap.PAGESIZE} bytes")
-        self.pinned.pin(extent.offset, extent.nbytes)
-        if hasattr(mmap, "MADV_DOFORK"):  # drivers may hide it from forked children, which look at batches, too
-            self.map.madvise(mmap.MADV_DOFORK, extent.offset, extent.nbytes)
-
     def give_back(self, extent: Extent) -> None:
-        """Return an extent and its pages; of one that is pinned and stays so, neither."""
-        if not self.pinned.unpin(extent.offset, extent.nbytes):
-            return
+        """Return an extent and its pages."""
         if self.descriptor >= 0:
             machine.return_pages(self.descriptor, extent.offset, extent.nbytes)
         elif hasattr(mmap, "MADV_REMOVE"):  # the pool is closed, but the mapping is kept: by a variable with a batch
@@ -206,57 +237,35 @@ def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
 
 
 def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int64,
-    ]
     begun = min(nbytes, mmap.PAGESIZE) if machine.LINUX else nbytes
-    address = libc.mmap(None, begun, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "mmap of a memory file failed")
+    address = machine.map_file(None, begun, flags, descriptor, offset)
     if machine.LINUX:
         try:
             address = machine.grow_unlocked(address, begun, nbytes)
         except OSError:
-            libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(begun))
+            machine.unmapping(address, begun)()
             raise
-    return _Mapping.make(address, nbytes)
+    buffer = (ctypes.c_ubyte * nbytes).from_address(address)
+    Undoing(buffer, machine.unmapping(address, nbytes))  # when the last array over it has died
+    return buffer
 
 
-def _map_unlocked(descriptor: int, nbytes: int) -> PinnableMap:
+def _map_unlocked(descriptor: int, nbytes: int) -> mmap.mmap:
     """Map a memory file shared, no page of it locked, though `mlockall(MCL_FUTURE)` may be in force.
 
     That would give each mapping all its pages at once, and to the arena a terabyte. So a single page is mapped and
     unlocked, and then grown: what comes to a mapping is locked only where that is.
     """
     if not machine.LINUX:
-        return PinnableMap(descriptor, nbytes)
-    mapping = PinnableMap(descriptor, mmap.PAGESIZE)
+        return mmap.mmap(descriptor, nbytes)
+    mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
     machine.unlock(np.frombuffer(mapping, np.uint8).ctypes.data, mmap.PAGESIZE)
     mapping.resize(nbytes)
     return mapping
 
 
-def _map_named(tag: str, nbytes: int) -> PinnableMap:
+def _map_named(tag: str, nbytes: int) -> mmap.mmap:
     """Map memory that another process has named. Windows only."""
-    make: Any = PinnableMap
-    named: PinnableMap = make(-1, nbytes, tagname=tag)
+    make: Any = mmap.mmap
+    named: mmap.mmap = make(-1, nbytes, tagname=tag)
     return named
-
-
-class _Mapping:
-    """Makes ctypes arrays over mapped memory that unmap it when they die."""
-
-    @staticmethod
-    def make(address: int, nbytes: int) -> Any:
-        buffer = (ctypes.c_ubyte * nbytes).from_address(address)
-        libc = ctypes.CDLL(None)
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        Undoing(buffer, functools.partial(libc.munmap, address, nbytes))
-        return buffer

@@ -11,13 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig
+from loaderpool.config import UnitKind
 from loaderpool.element.ragged import RaggedArray
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import Block, FixedLayout, VaryingLayout, aligned, read_varying, varying_nbytes
-
-# What one call of the function makes: a row, a batch of several items, or a whole batch of one item.
-UnitKind = Literal["sample", "batch", "element"]
 
 # Of each component of a fixed form: where it begins in a slot, and the bytes of one row of it.
 SlotPlaces = tuple[tuple[int, int], ...]
@@ -29,13 +26,6 @@ CHUNK_BATCHES = 64
 _SMALL_CHUNK_BYTES = 1 << 19
 _SMALL_CHUNK_BATCHES = 1024
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
-
-
-def unit_of(config: LoaderConfig, batch_fn: object) -> UnitKind:
-    """Return what one call of the function makes."""
-    if batch_fn is not None:
-        return "batch"
-    return "sample" if config.batch_size is not None else "element"
 
 
 @dataclasses.dataclass(frozen=True)

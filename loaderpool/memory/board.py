@@ -47,9 +47,6 @@ class HostField(enum.IntEnum):
     """One number of a host's cell, beside SAMPLES, BATCHES, BUSY_NS and WAIT_NS. Its dispatcher writes all of them."""
 
     STATE = 0  # HostState
-    BYTES = 1  # of the batches that it has answered with
-    RESTARTS = 3  # of its workers, and of their supervisor
-    ROUND_TRIP_NS = 8  # what a call takes lately beside the time that the host has it; 0: none has returned yet
 
 
 class HostState(enum.IntEnum):

@@ -1,6 +1,6 @@
 """The table of a feed: where in the arena the items of each batch of a stream lie, written by the trainer.
 
-    entry   [batch + 1 | offset | nbytes | how it is pickled | buffers | first position | rows]
+    entry   [batch + 1 | offset | nbytes | buffers | first position | rows]
 
 A batch's entry is that of its number modulo ENTRIES.
 
@@ -11,7 +11,6 @@ was abandoned can find another.
 
 from __future__ import annotations
 
-import enum
 from typing import Any, NamedTuple
 
 # Batches that may be read ahead. Fewer: chunks of tiny batches leave some of very many workers idle.
@@ -20,19 +19,11 @@ _FIELDS = 8  # a cache line
 FEED_TABLE_BYTES = ENTRIES * _FIELDS * 8
 
 
-class Pickling(enum.IntEnum):
-    """How a bundle is to be read."""
-
-    PLAIN = 0  # by pickle itself: its classes are found by name
-    OURS = 1  # by `pickling.receive`
-
-
 class Bundle(NamedTuple):
     """The items of one batch, as they lie in the arena."""
 
     offset: int
     nbytes: int
-    pickling: int
     buffers: int  # large arrays behind the pickle; if any, the sizes of all parts stand before it
     first: int  # position of the first item
     rows: int
@@ -52,7 +43,7 @@ class FeedTable:
     def write(self, batch: int, bundle: Bundle) -> None:
         """Enter a batch whose bytes are in their place."""
         numbers, at = self._numbers, batch % ENTRIES * _FIELDS
-        numbers[at + 1], numbers[at + 2], numbers[at + 3], numbers[at + 4], numbers[at + 5], numbers[at + 6] = bundle
+        numbers[at + 1], numbers[at + 2], numbers[at + 3], numbers[at + 4], numbers[at + 5] = bundle
         # SYNC: stored last; pairs with FeedTable.read. Workers are told of the batch through a pipe after this.
         numbers[at] = batch + 1
 
@@ -65,7 +56,7 @@ class FeedTable:
         numbers, at = self._numbers, batch % ENTRIES * _FIELDS
         if numbers[at] != batch + 1:
             return None
-        return Bundle(*numbers[at + 1 : at + 7])
+        return Bundle(*numbers[at + 1 : at + 6])
 
     def release(self) -> None:
         """Look at the arena no more."""

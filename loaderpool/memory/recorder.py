@@ -3,7 +3,7 @@
     worker ──▶ its tickets, its calls ─┐
     supervisor ──▶ its marks ──────────┼─▶ rings behind the call times ──▶ who asks what happened, in any process
     trainer ──▶ its marks ─────────────┘
-    trainer ──▶ deliveries of one loader, behind its page of looks
+    trainer ──▶ deliveries of one loader, in a memory file of its own
 
 It is always on. A record is written by one call in C, without a lock or a system call, and goes into memory that is
 there only once it was written to; the oldest one makes way. A writer may die between any two bytes: a record begins and

@@ -13,17 +13,60 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
-from loaderpool.plan.keys import stream_key
 from loaderpool.plan.permutation import MAX_SIZE, Permutation
+
+_Item = TypeVar("_Item")
+# Random places drawn at once. Fewer: each costs a call of NumPy's. More: a short stream pays for some it never needs.
+_DRAWN = 1024
+
+
+def shuffled(items: Iterator[_Item], window: int, seed: int, epoch: int) -> Iterator[_Item]:
+    """All the items, each moved by chance; the same order for the same seed and epoch.
+
+    Args:
+        items: the stream.
+        window: how many items are held; 1: the order stays.
+        seed: from 0.
+        epoch: which epoch; each has an order of its own.
+    """
+    generator = np.random.Generator(np.random.Philox(key=stream_key("window", seed, epoch)))
+    held: list[_Item] = []
+    places: list[Any] = []
+    for item in items:
+        if len(held) < window:
+            held.append(item)
+            continue
+        if not places:
+            places = generator.integers(window, size=_DRAWN).tolist()
+        place = places.pop()
+        held[place], item = item, held[place]
+        yield item
+    for place in generator.permutation(len(held)).tolist():
+        yield held[place]
+
+
+def stream_key(purpose: str, seed: int, epoch: int) -> int:
+    """Return 128 well-mixed bits, unrelated for any two different (purpose, seed, epoch).
+
+    Args:
+        purpose: what they are for; a word without spaces, so that no two triples read the same.
+        seed: any integer.
+        epoch: any integer.
+    """
+    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
+    digest = hashlib.blake2b(f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool").digest()
+    return int.from_bytes(digest, "little")
+
 
 Start = int | tuple[int, ...]
 
@@ -251,7 +294,7 @@ def share_of(rows: int, num_shards: int, shard_index: int) -> tuple[int, int]:
 
 
 def bounds_of(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where each of several batches begins and ends in what has one behind the other."""
+    """Return where each of several batches begins and ends in what has one after the other."""
     return list(itertools.pairwise(itertools.accumulate(rows, initial=0)))
 
 

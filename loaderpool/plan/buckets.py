@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError
+from loaderpool.errors import ArgumentError, brief
 from loaderpool.plan.base import BasePlan, Start, share_of
 from loaderpool.plan.bucket_order import ItemBuckets, LatestEpochs, Positions
 
@@ -120,7 +120,7 @@ class BucketPlan(BasePlan):
         if (start or ()) == self.taken:
             return self
         if isinstance(start, int) and start:
-            raise ArgumentError(f"start must be a number for each bucket, got {start!r}")
+            raise ArgumentError(f"start must be a number for each bucket, got {brief(start)}")
         taken = start or ()
         rest = self._rests.get(taken)
         if rest is None:
@@ -150,7 +150,7 @@ class BucketPlan(BasePlan):
         if type(value) is int and value == 0:  # nothing is taken, in any plan's words
             return ()
         if not isinstance(value, (list, tuple)):
-            raise ValueError(f"position is {value!r}, not a number for each bucket")
+            raise ValueError(f"position is {brief(value)}, not a number for each bucket")
         taken = tuple(value)
         if taken:
             try:
@@ -159,7 +159,9 @@ class BucketPlan(BasePlan):
                 raise ValueError(str(error)) from None
             for gone, size, count in zip(taken, self.batch_sizes, self.buckets.counts, strict=True):
                 if gone % size and gone != count:
-                    raise ValueError(f"position is {value!r}: no batch of {size} rows ends behind {gone} of a bucket")
+                    raise ValueError(
+                        f"position is {brief(value)}: no batch of {size} rows ends behind {gone} of a bucket"
+                    )
         return taken if any(taken) else ()
 
     def rows(self, epoch: int, batch: int) -> int:

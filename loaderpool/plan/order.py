@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError
+from loaderpool.errors import ArgumentError, brief
 from loaderpool.plan.base import BasePlan, Start, share_of
 
 
@@ -102,7 +102,7 @@ class Plan(BasePlan):
     def read_start(self, value: Any) -> int:
         """The start that a saved value says: behind a multiple of a batch's rows, for any shards, or at the end."""
         if type(value) is not int or not 0 <= value <= self.size:
-            raise ValueError(f"position is {value!r}, of {self.size} items")
+            raise ValueError(f"position is {brief(value)}, of {self.size} items")
         if value % self._full_rows and value != self.size:
             raise ValueError(f"position is {value}, where no batch of {self._full_rows} rows ends")
         return value
@@ -179,5 +179,5 @@ class Plan(BasePlan):
 @lru_cache(maxsize=8)
 def _after(plan: Plan, start: Start) -> Plan:
     if not isinstance(start, int):
-        raise ArgumentError(f"start must be a position, got {start!r}")
+        raise ArgumentError(f"start must be a position, got {brief(start)}")
     return replace(plan, start=start)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
-from loaderpool.plan.keys import stream_key
+from loaderpool.plan.base import stream_key
 from loaderpool.plan.permutation import MAX_SIZE, Permutation
 
 BLOCK = 256

@@ -1,16 +1,25 @@
-"""The nodes of a cluster: which may have a host, what they have free, and which of them may have gone."""
+"""The cluster: where it is, which of its nodes may have a host, and what they have free."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from loaderpool.ray.cluster_address import listens
-from loaderpool.ray.offers import STATUS, can_have, describe_needs, describe_offers, is_scaled
-from loaderpool.supervisor.host_room import GROUP_BYTES
+from loaderpool.supervisor.scheduler import GROUP_BYTES
 from loaderpool.system import clock
 
+_KNOCK_S = 3.0
+_AGAIN_S = 1.0
+_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+# A cluster whose head is very busy answers within this.
+_GREETING_S = 10.0
+# HTTP/2's preface and an empty SETTINGS frame (RFC 9113, 3.4): gRPC, and so Ray's GCS, answers with a frame of its own.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 # Of a node that does not answer Ray takes 15 s to say that it is dead.
 _DOUBT_S = 20.0
 # Stores begin to write to a disk, in silence, when they are four fifths full, and several objects are there at a time.
@@ -24,13 +33,74 @@ class ClusterSettings(NamedTuple):
     address: str
     hosts: int  # 0: a host on each node
     workers_per_host: int  # 0: as many as the node has CPUs free
-    trainer_node: bool
-    resources: dict[str, float]
-    memory_per_host: int
-    runtime_env: dict[str, Any]
+    actor_options: dict[str, Any]  # beside those that are ours
     host_timeout_s: float
     max_restarts: tuple[int, float] | None
     no_host_s: float  # without a host, after this long a warning says what there is
+
+
+def wait_for_cluster(address: str, seconds: float) -> str:
+    """Return the address of a cluster that listens, now or within so many seconds; Ray would try for minutes.
+
+    Raises:
+        ConnectionError: there is none, in words for the user.
+    """
+    until_s = clock.monotonic_s() + seconds
+    while True:
+        try:
+            return find_cluster(address)
+        except ConnectionError:
+            if clock.monotonic_s() >= until_s:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def find_cluster(address: str) -> str:
+    """Return the address of a cluster that listens.
+
+    Raises:
+        ConnectionError: there is none, in words for the user.
+    """
+    told = address
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "")
+        told = f"RAY_ADDRESS={address}"
+        if not address:
+            try:
+                address = _CURRENT_CLUSTER.read_text().strip()
+                told = f"{address} (noted in {_CURRENT_CLUSTER})"
+            except OSError:
+                raise ConnectionError(
+                    'RayPool(address="auto") finds no Ray cluster on this machine: start one (ray start --head), or '
+                    "name its address (host:port)"
+                ) from None
+    name, _, port = address.rpartition(":")
+    try:
+        _greet(name.strip("[]"), int(port))
+    except (OSError, ValueError) as error:
+        raise ConnectionError(f"no Ray cluster answers at {told}: {error}") from None
+    return address
+
+
+def _greet(host: str, port: int) -> None:
+    """Find out whether gRPC is spoken there; `ray.init` would ask anything else for half a minute.
+
+    Raises:
+        OSError: it is not.
+    """
+    answer = b""
+    with socket.create_connection((host, port), timeout=_KNOCK_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):  # only Ray knows how
+            return
+        connection.settimeout(_GREETING_S)
+        connection.sendall(_PREFACE)
+        try:
+            while len(answer) < _FRAME_BYTES and (more := connection.recv(_FRAME_BYTES - len(answer))):
+                answer += more
+        except TimeoutError:
+            raise TimeoutError(f"what listens there has said nothing for {_GREETING_S:g} s") from None
+    if len(answer) < _FRAME_BYTES or answer[_FRAME_TYPE] != _SETTINGS:
+        raise ConnectionError("what listens there does not speak as Ray does")
 
 
 class ClusterNodes:
@@ -38,6 +108,7 @@ class ClusterNodes:
 
     Attributes:
         object_bytes: how large an object may be for the smallest of their stores.
+        needs: what a node must have free for a host, as Ray names it.
 
     Args:
         ray: the module, connected to the cluster.
@@ -45,13 +116,16 @@ class ClusterNodes:
     """
 
     def __init__(self, ray: Any, settings: ClusterSettings) -> None:
-        self._ray, self._settings = ray, settings
+        self._ray = ray
         self.object_bytes = GROUP_BYTES
+        options = settings.actor_options
+        asked = {"memory": options.get("memory"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
+        self.needs = {"CPU": settings.workers_per_host or 1, **{name: much for name, much in asked.items() if much}}
         self._doors: dict[str, tuple[str, int]] = {}  # where their raylets listen
         self._doubtful: dict[str, float] = {}  # that may have gone, and until when nothing is started there
 
-    def usable(self) -> dict[str, dict[str, Any]]:
-        """The nodes on which a host may be, by id."""
+    def usable(self) -> dict[str, str]:
+        """The nodes on which a host may be: the address of each, by its id."""
         me = self._ray.get_runtime_context().get_node_id()
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._doors = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
@@ -61,35 +135,18 @@ class ClusterNodes:
         smallest = min(node["Resources"].get("object_store_memory", 0) for node in nodes)
         self.object_bytes = max(_LEAST_OBJECT_BYTES, min(GROUP_BYTES, int(smallest) // _SHARE_OF_STORE))
         return {
-            node["NodeID"]: node
+            node["NodeID"]: node["NodeManagerAddress"]
             for node in nodes
-            if (self._settings.trainer_node or node["NodeID"] != me) and can_have(node, self.needs)
+            if all(node["Resources"].get(name, 0) >= much for name, much in self.needs.items())
         }
-
-    @property
-    def needs(self) -> dict[str, float]:
-        """What a node must have free for a host: CPUs, bytes of memory, the user's own resources."""
-        settings = self._settings
-        memory = {"memory": settings.memory_per_host} if settings.memory_per_host else {}
-        return {"CPU": settings.workers_per_host or 1, **memory, **settings.resources}
 
     def offers(self) -> str:
         """What each host needs, and what there is."""
-        from ray._private.state import available_resources_per_node
-
-        me = "" if self._settings.trainer_node else self._ray.get_runtime_context().get_node_id()
-        offers = describe_offers(self._ray.nodes(), available_resources_per_node(), me)
-        return f"each needs {describe_needs(self.needs)}, and of the nodes {offers}"
-
-    def is_scaled(self) -> bool:
-        """Whether an autoscaler may bring nodes. There is no way to ask for that which Ray promises to keep."""
-        try:
-            from ray.autoscaler.v2.utils import is_autoscaler_v2
-            from ray.experimental.internal_kv import _internal_kv_get
-
-            return is_scaled(_internal_kv_get(STATUS), is_autoscaler_v2())
-        except Exception:  # then it is waited for, and a warning says so
-            return True
+        free, there = self._ray.available_resources(), self._ray.cluster_resources()
+        shown = {name: f"{free.get(name, 0):g} of {there.get(name, 0):g}" for name in {**self.needs, "CPU": 0}}
+        offers = ", ".join(f"{text} {name}" for name, text in shown.items())
+        needs = ", ".join(f"{much:g} {name}" for name, much in self.needs.items())
+        return f"each needs {needs}, and in the cluster are free {offers}"
 
     def free_cpus(self) -> dict[str, float]:
         """CPUs that are free, by node; the books are a second late."""
@@ -108,7 +165,13 @@ class ClusterNodes:
     def answers(self, node: str) -> bool:
         """Whether a node's raylet listens, as far as is known."""
         door = self._doors.get(node)
-        return door is None or listens(*door)
+        if door is None:
+            return True
+        try:
+            socket.create_connection(door, timeout=_KNOCK_S).close()
+        except OSError:
+            return False
+        return True
 
     def doubtful(self) -> set[str]:
         """Return those on which nothing is to be started now."""

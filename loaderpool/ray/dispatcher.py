@@ -1,7 +1,7 @@
 """The dispatcher: what the supervisor is to the trainer, with hosts in the place of workers.
 
 The trainer speaks to it as to a supervisor. What is made where is decided by the same pure state; the bytes that hosts
-answer with are written into the trainer's slots here. How hosts are started, called and ended is behind `Hosts`.
+answer with are written into the trainer's slots here. How hosts are started, called and ended is behind `RayHosts`.
 
 Runs in: the dispatcher's process, on its main thread; `News` comes from any.
 """
@@ -11,25 +11,24 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import pickle
 import queue
 import select
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from loaderpool.cache.counters import CacheNews
-from loaderpool.errors import CacheError, ClusterError, ClusterLostError, ClusterWarning, DataNotVisibleError
+from loaderpool.errors import CacheError, ClusterError, SourceError
+from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import HostState
-from loaderpool.ray.exchange_pace import ExchangePace
-from loaderpool.ray.host_commands import HostCommands
-from loaderpool.ray.host_losses import HostLosses
-from loaderpool.ray.host_messages import HostCommand, HostReport
-from loaderpool.ray.host_record import HostRecord
-from loaderpool.ray.hosts import Hosts, News
+from loaderpool.ray.host_messages import HostCommand, HostReport, News
+from loaderpool.ray.host_record import ExchangePace, HostRecord
+from loaderpool.ray.hosted import read_bundles
 from loaderpool.ray.loader_payloads import LoaderPayloads
 from loaderpool.ray.trainer_pipes import TrainerPipes
-from loaderpool.ray.visible_paths import describe_missing
+from loaderpool.ray.unseen_files import UnseenFiles
 from loaderpool.supervisor import instructions as s
+from loaderpool.supervisor.ledger import Ledger
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import clock
@@ -45,7 +44,8 @@ from loaderpool.transport.messages import (
     encode,
     split32,
 )
-from loaderpool.transport.reports import describe_failure
+from loaderpool.transport.pickling import get_object, send
+from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
 # How often clocks are looked at: heartbeats.
 _LOOK_MS = 500
@@ -57,18 +57,17 @@ class Dispatcher:
     Args:
         start: the settings of its start, as a supervisor's.
         host_timeout_s: a host that does not answer for so long is ended.
-        hands_over: when the cluster is lost, so many local workers go on; 0: none do.
     """
 
-    def __init__(self, start: Mapping[str, Any], host_timeout_s: float, hands_over: int = 0) -> None:
-        self._is_first, self._hands_over = start["first_ticket"] == 1, hands_over
+    def __init__(self, start: Mapping[str, Any], host_timeout_s: float) -> None:
+        self._is_first = start["first_ticket"] == 1
         self._timeout_ns = int(host_timeout_s * 1e9)
         self._state = SupervisorState(0, start["max_restarts"], start["first_ticket"], hosts=True)
         self._is_over = False
         self._looked_ns = 0
         self._poll = select.poll()
         self._trainer = TrainerPipes(start, self._poll)
-        self._payloads = LoaderPayloads(self._trainer.payloads)
+        self._payloads = LoaderPayloads(self._trainer.payloads, self._trainer.arena)
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -78,8 +77,9 @@ class Dispatcher:
         self._pace = ExchangePace(self._state.ledger)
         self._commands = HostCommands(self._state.ledger, self._trainer.arena)
         self._losses = HostLosses(start["max_restarts"])
+        self._unseen = UnseenFiles(self._records)
         self._with_new_room: list[HostRecord] = []  # of which the state is to be told
-        self._hosts: Hosts
+        self._hosts: Any  # `RayHosts`, or what tests have in its place
 
     def tell(self, news: News) -> None:
         """Have the loop look at something. Runs in: any thread."""
@@ -87,7 +87,7 @@ class Dispatcher:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"\0")
 
-    def run(self, hosts: Hosts) -> None:
+    def run(self, hosts: Any) -> None:
         """Serve until the trainer says close, or dies."""
         self._hosts = hosts
         try:
@@ -131,6 +131,8 @@ class Dispatcher:
             for record in self._records.values():
                 if number in record.runs:
                     record.command(HostCommand.ABANDON, number)
+            self._unseen.forget_run(number)
+            self._tell_doubts()
         self._commands.note(words)
         self._carry_out(self._state.on_control(words))
 
@@ -148,7 +150,7 @@ class Dispatcher:
             elif isinstance(instruction, s.Fork):
                 number = instruction.worker
                 self._records[number] = record = HostRecord(number, instruction.cell, self._pace.to_look_at)
-                self._trainer.host_cells.begin(record.cell)
+                self._trainer.begin_cell(record.cell)
                 self._tell_place(record)
                 self._hosts.start(instruction.worker)
             elif isinstance(instruction, s.Load):
@@ -185,7 +187,7 @@ class Dispatcher:
         """Tell a host what the state tells a worker."""
         if words[0] == Command.EXIT:
             record.is_leaving = True
-            self._trainer.host_cells.set_state(record.cell, HostState.LEAVING)
+            self._trainer.set_state(record.cell, HostState.LEAVING)
             self._let_go(record)
             return
         self._commands.give(record, words)
@@ -205,7 +207,7 @@ class Dispatcher:
             self._end(news.value)
             return
         if news.kind == "warning":
-            self._trainer.tell(encode(Notice.WARNING), (ClusterWarning.__name__, news.value))
+            self._trainer.tell(encode(Notice.WARNING), news.value)
             return
         if news.kind == "hosts":
             self._carry_out(self._state.on_control((Control.RESIZE, news.value, 0, 0, 0, 0, 0, 0)))
@@ -219,7 +221,7 @@ class Dispatcher:
         elif news.kind == "started":
             record.place, record.object_bytes = news.value
             if not record.is_leaving:
-                self._trainer.host_cells.set_state(record.cell, HostState.RUNNING)
+                self._trainer.set_state(record.cell, HostState.RUNNING)
             self._tell_place(record)
             self._tell_workers()
             self._pace.note(record)
@@ -227,11 +229,11 @@ class Dispatcher:
             self._carry_out(self._state.on_room(record.number, record.room, record.workers))
         elif news.kind == "answered":
             number, answers = news.value
-            sent_ns = record.sent_ns.pop(number, 0)
+            record.sent_ns.pop(number, None)
             self._pace.note(record)
             for said, beside in record.in_order(answers):
                 if said[0] == HostReport.COUNTS:
-                    self._trainer.host_cells.count(record.cell, clock.monotonic_ns() - sent_ns, *said[1:])
+                    self._trainer.set_wait(record.cell, said[1])
                 else:
                     self._answered(record, said, beside)
             self._let_go(record)
@@ -245,8 +247,8 @@ class Dispatcher:
                 beside = [*parts, *beside[0]], beside[1]
             words = record.tickets.pop(said[1])
             if said[4:]:
-                self._payloads.count_cached(record.runs[words[2]], record.cell, CacheNews(*said[4:]))
-            self._complete(record, words, said[2], said[3], beside)
+                self._payloads.count_cached(record.runs[words[2]], record.cell, said[4:])
+            self._take_answer(record, words, said[2], said[3], beside)
         elif kind == HostReport.PART:
             record.parts.setdefault(said[1], []).extend(beside)
         elif kind == HostReport.PROBE:
@@ -268,10 +270,6 @@ class Dispatcher:
             if not self._state.ledger.loaders[said[1]].is_failed:  # of each host in turn
                 self._trainer.send_with(encode(Notice.LOAD_FAILED, said[1]), beside)
                 self._carry_out(self._state.on_load_failed(said[1]))
-        elif kind == HostReport.NOT_FORKED:
-            self._trainer.tell(encode(Notice.WORKERS_BY_EXEC), (beside, record.place.address))
-        elif kind == HostReport.NOT_VISIBLE:
-            self._refuse(said[1], DataNotVisibleError, describe_missing(record.place.address, beside))
         elif kind == HostReport.NO_CACHE:
             self._refuse(said[1], CacheError, f"on node {record.place.address}: {beside}")
         else:
@@ -281,10 +279,29 @@ class Dispatcher:
         self._trainer.tell(encode(Notice.BROKEN, loader), (error.__name__, text))
         self._carry_out(self._state.on_load_failed(loader))
 
+    def _take_answer(self, record: HostRecord, words: Words, status: int, busy_ns: int, beside: Any) -> None:
+        """Take in what a host has made of a ticket, unless it is doubted that it sees the files."""
+        # What a generator yields is made where it stands.
+        has_rows = status in (Status.FINISHED, Status.OVERSIZE) and self._state.ledger.runs[words[2]].lanes is None
+        wrong = self._unseen.look(record, words, beside[1]) if has_rows else ""
+        self._tell_doubts()
+        if wrong is None:
+            self._carry_out(self._state.on_doubted(record.number, words[1]))
+            return
+        if wrong:
+            failure = describe_failure(SourceError(wrong), epoch=0, worker=None)
+            status, beside = Status.FAILED, pickle.dumps(failure)
+        self._complete(record, words, status, busy_ns, beside)
+
+    def _tell_doubts(self) -> None:
+        """Tell the state of which hosts it is doubted that they see files, and of which no longer."""
+        for record in self._unseen.settled():
+            self._carry_out(self._state.on_room(record.number, record.room, record.workers))
+
     def _complete(self, record: HostRecord, words: Words, status: int, busy_ns: int, beside: Any) -> None:
         slot = self._state.ledger.slots[words[6]]
         status = self._trainer.complete(words, record.number, status, beside, slot)
-        self._trainer.host_cells.count_ticket(record.cell, words, busy_ns, status, beside)
+        self._trainer.count_ticket(record.cell, words, busy_ns)
         count, attempt = split32(words[4])
         self._report(words[1], record, status, busy_ns, count * split32(words[5])[1], count, attempt)
 
@@ -308,18 +325,19 @@ class Dispatcher:
     def _gone(self, record: HostRecord, is_explained: bool, is_silent: bool = False) -> None:
         del self._records[record.number]
         self._pace.forget(record)
+        self._unseen.forget_host()
         self._payloads.forget_host(record.cell)
         self._hosts.end(record.number, is_silent)
         lost, redone = self._state.restarts, self._state.redone
-        restarts = self._trainer.host_cells.restarts(record.cell)  # before another host has the cell
         self._state.on_worker_dead(record.number)
         last = LastCell(has_begun=record.workers > 0)
         instructions = self._state.on_worker_gone(record.number, last, clock.monotonic_ns(), is_explained)
         lost, redone = self._state.restarts - lost, self._state.redone - redone
         # Over the socket, as that it has started: or it could overtake that.
-        self._trainer.send_with(encode(Notice.WORKER_ENDED, record.number, 0, lost, redone, restarts), b"")
+        self._trainer.send_with(encode(Notice.WORKER_ENDED, record.number, 0, lost, redone), b"")
         self._tell_workers()
         self._carry_out(instructions)
+        self._tell_doubts()
 
     def _tell_place(self, record: HostRecord) -> None:
         self._trainer.tell(encode(Notice.WORKER_STARTED, record.number, 0, record.cell), record.place)
@@ -331,16 +349,115 @@ class Dispatcher:
         self._pace.fit_to(hosts)
 
     def _end(self, why: str) -> None:
-        """Nothing will come any more: tell the trainer why, or have local workers go on."""
-        if self._is_first:
-            self._break(ClusterError, why)
-        elif self._hands_over:
-            print(f"loaderpool: the cluster is lost ({why}); {self._hands_over} local workers go on", file=sys.stderr)
-            self._trainer.send(encode(Notice.HAND_OVER))
-            self._is_over = True
-        else:
-            self._break(ClusterLostError, f"the cluster is lost: {why}")
+        """Nothing will come any more: tell the trainer why."""
+        self._break(ClusterError, why if self._is_first else f"the cluster is lost: {why}")
 
     def _break(self, error: type[Exception], text: str) -> None:
         self._trainer.tell(encode(Notice.BROKEN, 0), (error.__name__, text))
         self._is_over = True
+
+
+class HostCommands:
+    """Makes of a worker's commands those of hosts.
+
+    Args:
+        ledger: of the dispatcher's state.
+        arena: that it shares with the trainer.
+    """
+
+    def __init__(self, ledger: Ledger, arena: Arena) -> None:
+        self._ledger, self._arena = ledger, arena
+        self._layouts: dict[int, Words] = {}  # by loader, as the trainer has told them
+        self._slot_bytes: dict[int, int] = {}  # of the largest of each loader
+
+    def note(self, words: Words) -> None:
+        """Note what a message of the trainer says of a loader's slots."""
+        kind, loader = words[:2]
+        if kind == Control.LAYOUT:
+            self._layouts[loader] = words
+        elif kind == Control.SLOT_ADD:
+            self._slot_bytes[loader] = max(self._slot_bytes.get(loader, 0), words[4])
+
+    def forget(self, loader: int) -> None:
+        """Forget a loader that was unloaded."""
+        self._layouts.pop(loader, None)
+        self._slot_bytes.pop(loader, None)
+
+    def give(self, record: HostRecord, words: Words) -> None:
+        """Have a host do what a worker is told, but for `Command.EXIT`."""
+        kind, number = words[:2]
+        if kind == Command.TICKET:
+            _, _, run, first, count_attempt, rows, slot, _ = words
+            loader, capacity = record.runs[run], self._ledger.slots[slot].nbytes
+            if capacity > record.slot_bytes[loader]:
+                record.slot_bytes[loader] = capacity
+                record.command(HostCommand.SLOT_BYTES, loader, capacity)
+            record.tickets[number] = words
+            count, feed = split32(count_attempt)[0], self._ledger.runs[run].feed
+            items = read_bundles(self._arena.map, feed, range(first, first + count)) if feed else None
+            record.command(HostCommand.TICKET, number, run, first, count, split32(rows)[1], beside=items)
+        elif kind == Command.PROBE:
+            record.tickets[number] = words
+            items = read_bundles(self._arena.map, words[4], [0]) if words[4] else None
+            record.command(HostCommand.PROBE, number, words[2], words[3], words[5], beside=items)
+        elif kind == Command.RUN:
+            _, run, loader, epoch, per_epoch, after, _, nbytes = words
+            start = bytes(self._arena.map[after : after + nbytes]) if nbytes else send(after) if after else None
+            record.runs[run] = loader
+            told = self._ledger.runs[run]
+            lanes = 0 if told.lanes is None else len(told.lanes.next)
+            rest = told.full_batches, told.last_rows
+            record.command(
+                HostCommand.RUN, run, loader, epoch, per_epoch, *rest, lanes, int(told.feed > 0), beside=start
+            )
+        elif kind == Command.RUN_OVER:
+            del record.runs[number]
+            record.command(HostCommand.RUN_OVER, number)
+        elif kind == Command.LAYOUT:
+            places, form = get_object(self._arena, words[2], words[3])
+            slot_bytes = record.slot_bytes[number] = self._slot_bytes[number]
+            record.command(HostCommand.LAYOUT, number, slot_bytes, *self._layouts[number][4:], beside=(places, form))
+
+
+# Smaller: of a storm the error counts fewer nodes than there were. Larger only makes it longer.
+_KEPT = 50
+
+
+class _Loss(NamedTuple):
+    address: str
+    why: str
+    tickets: frozenset[int]  # that the host had
+
+
+class HostLosses:
+    """Remembers where hosts were lost, of what, and which tickets they had.
+
+    Args:
+        max_restarts: how many may be lost, and within how many seconds; None: any number.
+    """
+
+    def __init__(self, max_restarts: tuple[int, float] | None) -> None:
+        self._max_restarts = max_restarts
+        self._latest: collections.deque[_Loss] = collections.deque(maxlen=_KEPT)
+
+    def note(self, address: str, why: str, tickets: Iterable[int]) -> str:
+        """A host was lost; returns where, for people."""
+        where = address or "a node that was still to be chosen"
+        self._latest.append(_Loss(where, why, frozenset(tickets)))
+        return where
+
+    def told(self, lost: s.LoseTicket) -> tuple[bytes, LostReport]:
+        """Return the notice that tells the trainer of work that is given up, and what goes with it."""
+        with_it = [loss for loss in self._latest if lost.ticket in loss.tickets]
+        losses = with_it if lost.verdict is Verdict.HOST and with_it else self._latest
+        report = LostReport(
+            verdict=lost.verdict,
+            index=lost.source_index,
+            epoch=lost.epoch,
+            exit_code=None,
+            pid=None,
+            deaths=lost.deaths,
+            max_restarts=self._max_restarts,
+            hosts=tuple((loss.address, loss.why) for loss in losses),
+        )
+        return lost.completion or encode(Notice.LOST, lost.loader), report

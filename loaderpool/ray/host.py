@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
+import select
+import sys
 import threading
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool.cache.shared import SharedCache
 from loaderpool.errors import CacheError
+from loaderpool.memory.board import Field
 from loaderpool.memory.extents import Extent
-from loaderpool.ray.host_counts import HostCounts
-from loaderpool.ray.host_messages import Answers, HostCommand, HostReport, Message
-from loaderpool.ray.hosted_loader import HostedLoader, StagedPayload
-from loaderpool.ray.hosted_run import HostedRun, Portion, RunWords
-from loaderpool.ray.visible_paths import missing
-from loaderpool.ray.waiting_answers import WaitingAnswers
-from loaderpool.system import clock
+from loaderpool.ray.host_messages import FEW_HOSTS_LINGER_NS, Answers, HostCommand, HostReport, Message, Piece
+from loaderpool.ray.hosted import HostedLoader, HostedRun, Portion, RunWords, StagedPayload
+from loaderpool.supervisor.scheduler import GROUP_BYTES, group_of
+from loaderpool.system import clock, machine, process
 from loaderpool.trainer.session.launch import SUPERVISOR
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.payload.placement import AboutShipment
@@ -54,7 +55,8 @@ class Host:
     def __init__(self, workers: int, max_restarts: tuple[int, float] | None, patience_s: float, node: str) -> None:
         program = dataclasses.replace(SUPERVISOR, settings={"node": node})
         self._session = Session(workers, max_restarts, program)
-        self._counts = HostCounts(self._session)
+        self._wait_ns = 0  # of all its workers
+        self._seen: dict[int, int] = {}  # by worker, what of its waiting is in the sum
         self._patience_ns = int(patience_s * 1e9)
         self._loaders: dict[int, HostedLoader] = {}
         self._runs: dict[int, HostedRun] = {}
@@ -106,9 +108,9 @@ class Host:
             unanswered: exchanges before this one, and this one: of all others answers have arrived.
 
         Raises:
-            SupervisorLostError: the host's own supervisors die again and again.
+            PoolBrokenError: the host's own supervisors die again and again.
         """
-        session, began_ns = self._session, clock.monotonic_ns()
+        session = self._session
         with self._turn:
             self._turn.wait_for(lambda: number <= self._next)
             is_again = number < self._next
@@ -138,10 +140,19 @@ class Host:
                 is_latest = self._waiting.get(number) is call
                 if is_latest:
                     del self._waiting[number]
-                    messages = [*self._counts.messages(began_ns), *self._answers.take()]
+                    messages = [((HostReport.COUNTS, self._count_waiting()), None), *self._answers.take()]
                     self._given[number] = Answers(self._gives, messages)
                     self._gives += 1
         return self._given[number] if is_latest else _NOTHING
+
+    def _count_waiting(self) -> int:
+        """How long workers have waited, over those that came and went. The session's lock is held."""
+        seen, self._seen = self._seen, {}
+        for worker in self._session.workers.values():
+            now = self._session.arena.board.read(worker.cell, Field.WAIT_NS)
+            self._wait_ns += max(0, now - seen.get(worker.number, 0))
+            self._seen[worker.number] = now
+        return self._wait_ns
 
     def _is_to_return(self, number: int, call: object, until_ns: int) -> bool:
         return (
@@ -217,12 +228,11 @@ class Host:
 
     def _load(self, loader: int, words: tuple[int, int, int], beside: tuple[int, StagedPayload, AboutShipment]) -> None:
         key, where, about = beside
-        if not_there := missing(about.names):
-            self._answer(((HostReport.NOT_VISIBLE, loader), not_there))
         cache = None
         try:
             if about.cache is not None:
                 cache = SharedCache.create(about.cache)
+                cache.count_in(self._session.arena, self._session.lock)
         except CacheError as error:
             self._answer(((HostReport.NO_CACHE, loader), str(error)))
         block = self._blocks.pop(key)
@@ -232,3 +242,169 @@ class Host:
     def close(self) -> None:
         """End the supervisor and its workers."""
         self._session.close()
+
+
+class WaitingAnswers:
+    """Answers that wait for others to travel with. The session's lock is held by the caller.
+
+    Attributes:
+        slot_bytes: of the loader whose batches they are.
+        linger_ns: none waits longer for others.
+        tickets: that are under way, and will be answered.
+        urgent: so many answers more wait for no other: a consumer waits for a run's first batches.
+    """
+
+    def __init__(self) -> None:
+        self.slot_bytes, self._most_bytes, self.linger_ns = GROUP_BYTES, GROUP_BYTES, FEW_HOSTS_LINGER_NS
+        self.tickets = self.urgent = 0
+        self._messages: collections.deque[Message] = collections.deque()
+        self._bytes = 0
+        self._oldest_ns = 0  # since when the first of them waits
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def set_pace(self, nbytes: int, linger_ns: int) -> None:
+        """Have so many bytes travel together at most, and none wait for others longer than this."""
+        self._most_bytes, self.linger_ns = nbytes, linger_ns
+
+    @property
+    def group(self) -> int:
+        """So many of them need not wait."""
+        return group_of(self.slot_bytes, self._most_bytes)
+
+    def add(self, message: Message) -> None:
+        """Take in an answer; those to tickets may wait."""
+        said, beside = message
+        if not self._messages:
+            self._oldest_ns = clock.monotonic_ns()
+        self._messages.append(message)
+        self._bytes += _size_of(beside)
+        if said[0] == HostReport.TICKET:
+            self.tickets -= 1
+        else:
+            self.urgent += 1
+
+    def are_worth_it(self, workers: int) -> bool:
+        """Whether those that there are shall travel now.
+
+        Args:
+            workers: of the host. While some of them have nothing to do, the slots of what is done are wanted back. Not
+                where there are many hosts: so many calls would be too much for the dispatcher.
+        """
+        return bool(self._messages) and (
+            self.urgent > 0
+            or self._bytes >= self._most_bytes
+            or len(self._messages) >= self.group
+            or self.tickets < (workers if self.linger_ns <= FEW_HOSTS_LINGER_NS else 1)
+            or clock.monotonic_ns() - self._oldest_ns > self.linger_ns
+        )
+
+    def take(self) -> list[Message]:
+        """Return what travels now: all, or as much as an object may have. A larger answer travels in parts."""
+        taken: list[Message] = []
+        room = self._most_bytes
+        while self._messages and room > 0:
+            said, beside = self._messages[0]
+            nbytes = _size_of(beside)
+            if nbytes <= room:
+                taken.append(self._messages.popleft())
+            elif taken:
+                break
+            else:
+                pieces, failures = beside
+                now, later = _cut(pieces, room)
+                taken.append(((HostReport.PART, said[1]), now))
+                self._messages[0] = said, (later, failures)
+                nbytes = room
+            room -= nbytes
+            self._bytes -= nbytes
+        self.urgent = max(0, self.urgent - len(taken))
+        return taken
+
+
+def _size_of(beside: object) -> int:
+    """How many bytes of slots an answer has with it."""
+    return sum(piece.content.nbytes for piece in beside[0]) if isinstance(beside, tuple) else 0
+
+
+def _cut(pieces: list[Piece], nbytes: int) -> tuple[list[Piece], list[Piece]]:
+    """Return pieces of so many bytes, and the rest."""
+    now: list[Piece] = []
+    later = list(pieces)
+    while nbytes > 0:
+        at, content = later.pop(0)
+        now.append(Piece(at, content[:nbytes]))
+        if content.nbytes > nbytes:
+            later.insert(0, Piece(at + nbytes, content[nbytes:]))
+        nbytes -= now[-1].content.nbytes
+    return now, later
+
+
+class AboutHost(NamedTuple):
+    """What an actor says of itself."""
+
+    versions: dict[str, str]
+    process: tuple[int, int]  # its pid, and when it began
+    node: str  # the node's id
+    address: str
+
+
+class HostActor:
+    """A host with Ray's environment around it; `ray.remote` makes an actor class of this.
+
+    Runs in: an actor's process; its calls run on threads of Ray's, side by side.
+
+    Args:
+        workers: of the host.
+        max_restarts: deaths of them that are made good, and within how many seconds; None: any number.
+        patience_s: an exchange returns after so long at the latest.
+    """
+
+    def __init__(self, workers: int, max_restarts: tuple[int, float] | None, patience_s: float) -> None:
+        import ray
+
+        process.become("host")
+        # Or `ray.put` in the user's function makes a job of the cluster of each worker.
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+        raylet = os.environ.get("RAY_RAYLET_PID")
+        if raylet:
+            threading.Thread(target=_end_with, args=(int(raylet),), name="loaderpool-raylet", daemon=True).start()
+        self._host = Host(workers, max_restarts, patience_s, ray.util.get_node_ip_address())
+
+    def about(self) -> AboutHost:
+        """What a dispatcher must know of it before it is given anything to do."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return AboutHost(versions(), (os.getpid(), machine.start_time(os.getpid())), *node)
+
+    def stage(self, key: int, nbytes: int, at: int, piece: Any) -> None:
+        """As `Host.stage`."""
+        self._host.stage(key, nbytes, at, piece)
+
+    def exchange(self, number: int, commands: list[Message], unanswered: list[int]) -> Answers:
+        """As `Host.exchange`."""
+        return self._host.exchange(number, commands, unanswered)
+
+
+def versions() -> dict[str, str]:
+    """Return what should be the same on all nodes, by name."""
+    import numpy as np
+
+    return {
+        "loaderpool": sys.modules["loaderpool"].__version__,
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        "byte order": sys.byteorder,
+        "NumPy": np.__version__,
+    }
+
+
+def _end_with(raylet: int) -> None:
+    """End this process when its raylet has ended: Ray lets it live on, and answer, without a node."""
+    pidfd = machine.open_pidfd(raylet)
+    if pidfd is not None:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll()
+        os._exit(1)

@@ -7,10 +7,13 @@ exchanges in the order of their numbers, however their calls overtake one anothe
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+# How long answers wait for others at the most, where there are few hosts.
+FEW_HOSTS_LINGER_NS = 300_000_000
 
 
 class HostCommand(enum.IntEnum):
@@ -39,19 +42,16 @@ class HostCommand(enum.IntEnum):
 class HostReport(enum.IntEnum):
     """Answers of a host to a dispatcher: the words behind the kind, and what comes beside them."""
 
-    # ticket, status, busy_ns, and where there is a cache its `CacheNews`; beside it of FINISHED the pieces of the slot
+    # ticket, status, busy_ns, and of a cache what it has counted since; beside it of FINISHED the pieces of the slot
     # with the row failures' pickle (or b""), of OVERSIZE all bytes with the same, of what failed the report's pickle
     TICKET = 1
     PROBE = 2  # ticket, whether it failed; beside it the pickled probe, or report
     LOAD_FAILED = 3  # loader (0: all, no worker can be started); beside it the pickled (Failure, advice)
     LOST = 4  # the probe's ticket (0: all is given up); beside it the pickled LostReport
     PART = 7  # ticket; beside it pieces of its slot, of which the others follow
-    NOT_VISIBLE = 6  # loader; beside it paths that are no files on this node
     NO_CACHE = 10  # loader; beside it, in words, why its cache cannot be had on this node
     BROKEN = 5  # beside it, in words, why nothing will ever be made here
-    # with each exchange: how long the host had it, how long its workers have waited for work in all, its restarts
-    COUNTS = 8
-    NOT_FORKED = 9  # beside it the obstacles to a fork; once
+    COUNTS = 8  # with each exchange: how long its workers have waited for work in all, in ns
 
 
 class Piece(NamedTuple):
@@ -70,3 +70,16 @@ class Answers(NamedTuple):
 
     place: int  # in that order
     messages: list[Message]
+
+
+class News(NamedTuple):
+    """Something that happened to a host; or to all, where the kind is "hosts", "over" or "warning".
+
+    Kinds: "placed" (its `HostPlace`, without workers yet), "started" (its `HostPlace`, how many bytes shall travel from
+    it at once), "answered" (the exchange's number, its answers), "lost" (why), "hosts" (how many there shall be),
+    "over" (why there never will be any), "warning" (what the user should know).
+    """
+
+    host: int
+    kind: Literal["placed", "started", "answered", "lost", "hosts", "over", "warning"]
+    value: Any

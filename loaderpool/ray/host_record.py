@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loaderpool.ray.host_messages import Answers, HostCommand, Message, Piece
-from loaderpool.supervisor.host_room import GROUP_BYTES, group_of, room_of
+from loaderpool.ray.host_messages import FEW_HOSTS_LINGER_NS, Answers, HostCommand, Message, Piece
+from loaderpool.supervisor.ledger import Ledger
+from loaderpool.supervisor.scheduler import GROUP_BYTES, group_of, room_of
 from loaderpool.system import clock
 from loaderpool.trainer.session.running_workers import HostPlace
 from loaderpool.transport.messages import Words
@@ -29,6 +30,8 @@ class HostRecord:
         object_bytes: so much travels from it at once.
         linger_ns: how long it lets answers wait for others, as it was told; 0: it was not told.
         place: where it runs; of one that is starting it says nothing.
+        sees: loaders of which it has made a row.
+        is_doubted: another host makes again what it could not find the files of; it has no room for more meanwhile.
 
     Args:
         number: the dispatcher's.
@@ -47,7 +50,8 @@ class HostRecord:
         self.slot_bytes: dict[int, int] = {}
         self.parts: dict[int, list[Piece]] = {}
         self.sent_ns: dict[int, int] = {}
-        self.is_leaving = False
+        self.sees: set[int] = set()
+        self.is_leaving = self.is_doubted = False
         self.gap_since_ns = 0
         self._early: dict[int, list[Message]] = {}  # answers that have overtaken others
         self._place = 0  # of the answers that follow
@@ -65,6 +69,8 @@ class HostRecord:
     @property
     def room(self) -> int:
         """How many tickets it may have."""
+        if self.is_doubted:
+            return 0
         return room_of(self.workers, self._largest_slot, self.object_bytes)
 
     @property
@@ -123,3 +129,73 @@ class HostRecord:
         number, self._next = self._next, self._next + 1
         self.sent_ns[number] = now_ns
         return number, commands, list(self.sent_ns)
+
+
+# Tickets, and what hosts answer, wait for others to travel with no longer than this; longer where there are many hosts,
+# each of which has little of what there is to do: for 10 ms each, so that there are some hundred calls a second.
+_LINGER_OF_HOST_NS = 10_000_000
+_MOST_LINGER_NS = 1_000_000_000
+# How often hosts are looked at whose tickets wait: there may be a thousand, and thousands of answers a second.
+_LOOK_NS = 20_000_000
+# While no more than one slot in so many is free or to be filled, tickets may wait.
+_SATED_SHARE = 4
+
+
+class ExchangePace:
+    """Calls hosts of which something has changed, when it is worth it.
+
+    Args:
+        ledger: knows what the consumer has before it.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._linger_ns = FEW_HOSTS_LINGER_NS
+        self.to_look_at: dict[int, HostRecord] = {}  # by number, the hosts of which something has changed
+        self._waiting: dict[int, HostRecord] = {}  # whose tickets wait for others
+        self._looked_ns = 0  # when these were looked at
+
+    def look_within_ms(self, at_most: float) -> float:
+        """Return how soon `call_hosts` shall be called again, whatever happens."""
+        return _LOOK_NS / 1e6 if self._waiting else at_most
+
+    def note(self, record: HostRecord) -> None:
+        """A host has answered, or is there."""
+        self.to_look_at[record.number] = record
+
+    def forget(self, record: HostRecord) -> None:
+        """A host has gone."""
+        self.to_look_at.pop(record.number, None)
+        self._waiting.pop(record.number, None)
+
+    def fit_to(self, records: Sequence[HostRecord]) -> None:
+        """There is another number of hosts that work."""
+        self._linger_ns = min(_MOST_LINGER_NS, max(FEW_HOSTS_LINGER_NS, _LINGER_OF_HOST_NS * len(records)))
+        for record in records:
+            if record.linger_ns != self._linger_ns:
+                record.linger_ns = self._linger_ns
+                record.command(HostCommand.PACE, record.object_bytes, self._linger_ns)
+
+    def call_hosts(self, hosts: Any) -> None:
+        """Send what is due."""
+        now_ns = clock.monotonic_ns()
+        if self._waiting and now_ns > self._looked_ns + _LOOK_NS:
+            self._looked_ns = now_ns
+            self.to_look_at.update(self._waiting)
+            self._waiting.clear()
+        if not self.to_look_at:
+            return
+        is_sated, looked_at = self._is_sated, list(self.to_look_at.values())
+        self.to_look_at.clear()
+        for record in looked_at:
+            while record.is_due(is_sated, self._linger_ns):
+                hosts.exchange(record.number, *record.take_commands(now_ns))
+            if record.has_waiting:
+                self._waiting[record.number] = record
+
+    @property
+    def _is_sated(self) -> bool:
+        """Whether most slots hold what the consumer has not taken, or keeps."""
+        ledger = self._ledger
+        elsewhere = sum(len(loader.free) + loader.outstanding for loader in ledger.loaders.values())
+        return elsewhere * _SATED_SHARE < len(ledger.slots)

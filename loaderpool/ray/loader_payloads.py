@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from loaderpool.cache.counters import CacheNews
-from loaderpool.cache.shared import SharedCache
+from loaderpool.cache.setting import Count
+from loaderpool.cache.shared import counters_in, counts_of
+from loaderpool.memory.arena import Arena
 from loaderpool.memory.layout import aligned
 from loaderpool.ray.host_messages import HostCommand
 from loaderpool.ray.host_record import HostRecord
-from loaderpool.ray.hosted_loader import StagedPayload
-from loaderpool.ray.hosts import Hosts
+from loaderpool.ray.hosted import StagedPayload
 from loaderpool.supervisor.instructions import Load, Update
-from loaderpool.transport.payload.changes import Change, SourceChanges
-from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.transport.payload.placement import AboutShipment
+from loaderpool.transport.payload.loaded import Change, Payloads
+from loaderpool.transport.payload.placement import AboutShipment, keep_latest
 
 
 class _Payload(NamedTuple):
@@ -30,14 +29,15 @@ class LoaderPayloads:
 
     Args:
         payloads: reads them.
+        arena: the trainer's.
     """
 
-    def __init__(self, payloads: Payloads) -> None:
-        self._payloads = payloads
+    def __init__(self, payloads: Payloads, arena: Arena) -> None:
+        self._payloads, self._arena = payloads, arena
         self._words: dict[int, tuple[int, ...]] = {}
         self._loaded: dict[int, _Payload] = {}
-        self._changes: SourceChanges = SourceChanges()
-        self._caches: dict[int, SharedCache] = {}  # for the counters, which the trainer reads
+        self._changes: dict[int, list[Change]] = {}
+        self._counters: dict[int, memoryview] = {}  # of caches, which the trainer reads
 
     def note(self, loader: int, words: tuple[int, ...]) -> None:
         """Note what Control.LOAD says of a loader."""
@@ -49,10 +49,9 @@ class LoaderPayloads:
         Raises:
             OSError: no descriptors are left, or the payload's files do not come.
         """
-        pickled, buffers, files, about = self._payloads.read(load.loader, load.offset, load.nbytes)
+        pickled, buffers, _, about = self._payloads.read(load.loader, load.offset, load.nbytes)
         if about.cache is not None:
-            cache = SharedCache(about.cache, self._payloads.cache_file(load.loader, files))
-            self._caches[load.loader] = cache
+            self._counters[load.loader] = counters_in(self._arena, about.cache)
         places, pieces, end = [], [], 0
         for buffer in buffers:
             places.append((0, end, buffer.nbytes))
@@ -61,49 +60,49 @@ class LoaderPayloads:
         staged = StagedPayload(end + len(pickled), end, (end, len(pickled)), places)
         self._loaded[load.loader] = _Payload(self._words[load.loader], staged, [*pieces, (end, pickled)], about)
 
-    def send_all(self, hosts: Hosts, record: HostRecord) -> None:
+    def send_all(self, hosts: Any, record: HostRecord) -> None:
         """Send a host all that it does not have."""
         for loader, payload in self._loaded.items():
             if loader not in record.loaders:
                 record.loaders.add(loader)
                 hosts.stage(record.number, loader, payload.staged.nbytes, iter(payload.pieces))
                 record.command(HostCommand.LOAD, loader, *payload.words, beside=(loader, payload.staged, payload.about))
-                for change in self._changes:
-                    if change.loader == loader:
-                        _command(record, change)
+                for change in self._changes.get(loader, ()):
+                    _command(record, loader, change)
 
     def update(self, update: Update, records: Iterable[HostRecord]) -> None:
         """Read changed attributes, and send them to the hosts that have the loader."""
         change = self._payloads.read_change(update.loader, update.offset, update.nbytes)
-        self._changes.keep(change)
+        keep_latest(self._changes.setdefault(update.loader, []), change)
         for record in records:
-            if change.loader in record.loaders:
-                _command(record, change)
+            if update.loader in record.loaders:
+                _command(record, update.loader, change)
 
     def unload(self, loader: int, records: Iterable[HostRecord]) -> None:
         """Forget a loader, and have hosts do so."""
         self._words.pop(loader, None)
         self._loaded.pop(loader, None)
-        if loader in self._caches:
-            self._caches.pop(loader).close()
+        self._counters.pop(loader, None)
         self._payloads.unload(loader)
-        self._changes.forget(loader)
+        self._changes.pop(loader, None)
         for record in records:
             if loader in record.loaders:
                 record.loaders.discard(loader)
                 record.slot_bytes.pop(loader, None)
                 record.command(HostCommand.UNLOAD, loader)
 
-    def count_cached(self, loader: int, cell: int, news: CacheNews) -> None:
-        """Count what a host tells of a loader's cache."""
-        if loader in self._caches:
-            self._caches[loader].cell(cell).add(news)
+    def count_cached(self, loader: int, cell: int, news: Sequence[int]) -> None:
+        """Count what a host tells of a loader's cache: what has come since it did last."""
+        if loader in self._counters:
+            counts = counts_of(self._counters[loader], cell)
+            for count, more in enumerate(news):
+                counts[count] += more
 
     def forget_host(self, cell: int) -> None:
         """A host has gone, with what it kept."""
-        for cache in self._caches.values():
-            cache.cell(cell).end()
+        for counters in self._counters.values():
+            counts_of(counters, cell)[Count.BYTES] = 0
 
 
-def _command(record: HostRecord, change: Change) -> None:
-    record.command(HostCommand.UPDATE, change.loader, beside=(change.names, change.pickled, change.buffers))
+def _command(record: HostRecord, loader: int, change: Change) -> None:
+    record.command(HostCommand.UPDATE, loader, beside=(change.names, change.pickled, change.buffers))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
+import os
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Literal
 
-from loaderpool.errors import ArgumentError, ArgumentTypeError, ClusterError
-from loaderpool.ray.visible_paths import paths_of
-from loaderpool.settings.checks import read_bytes_count, read_seconds, whole_number
+from loaderpool.errors import ArgumentError, ClusterError, brief
+from loaderpool.settings.checks import known_names_only, whole_number
 from loaderpool.settings.groups import DEFAULT_RESTARTS, MAX_WORKERS
-from loaderpool.settings.known_names import known_names_only
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.pool import Pool
 from loaderpool.trainer.session.launch import Program
 from loaderpool.transport.messages import Control
@@ -22,34 +20,23 @@ from loaderpool.transport.messages import Control
 _HOSTS_LOST = (20, 600.0)
 # Without a host, after this long a warning says what there is. Shorter: it would come while an autoscaler brings one.
 _NO_HOST_S = 60.0
-# A host says something three times within its timeout; shorter, and a busy machine would be taken for a dead one.
-_LEAST_TIMEOUT_S = 1.0
+# Without a word from a host for so long it is given up. Shorter, and a busy machine would be taken for a dead one.
+_HOST_TIMEOUT_S = 15.0
+# What an actor is started with by us: where it goes, and that Ray starts no other in its place.
+_OURS = ("num_cpus", "max_restarts", "max_task_retries", "max_concurrency", "scheduling_strategy")
 
 
 class RayPool(Pool):
-    """A pool on a Ray cluster: `Loader(..., workers=RayPool())`. Its batches are the same to the bit as any other's.
-
-    On each node that helps runs a host, an actor with a supervisor and forked workers of its own; a dispatcher, a
-    process beside this one, deals them batches, and puts what they make into this process's slots. This process never
-    imports Ray.
+    """A pool on a Ray cluster, with an actor (a host) on each node: `Loader(..., workers=RayPool())`.
 
     Args:
-        address: of a cluster of which this machine is a node, as "host:port"; "auto": the one that runs here, or that
-            RAY_ADDRESS names.
-        hosts: nodes used at once; "auto": all with CPUs free, as they join and leave.
-        workers_per_host: worker processes on each; "auto": one for each CPU that Ray has free there.
-        trainer_node: whether there may be a host on this machine, too.
-        resources: what a node must have for a host, beside CPUs, as Ray names it: `{"loader": 1}`.
-        memory_per_host: bytes that Ray reserves for each host, a number or such as "8GiB"; None: none.
-        runtime_env: the hosts' environment, as Ray has it: `{"working_dir": "."}`.
-        host_timeout_s: seconds without a word from a host after which it is given up and replaced.
-        fallback_workers: worker processes on this machine that go on when the cluster is lost; 0: it is a
-            `ClusterLostError`.
-        restarts: deaths of hosts that are made good, as a number within a minute or a pair of a number and seconds;
-            more are an error. None: any number.
+        address: "host:port" of a cluster that this machine is in; "auto": the one here, or RAY_ADDRESS.
+        hosts: nodes used at once; "auto": all with free CPUs.
+        workers_per_host: workers on each; "auto": one for each free CPU.
+        actor_options: of the hosts, as Ray's `.options()` takes them: `{"resources": {"loader": 1}}`.
+        restarts: as in `Limits`, of hosts.
 
     Raises:
-        ArgumentError, ArgumentTypeError: a wrong argument, named.
         ClusterError: Ray is not installed.
     """
 
@@ -59,46 +46,31 @@ class RayPool(Pool):
         address: str = "auto",
         hosts: int | Literal["auto"] = "auto",
         workers_per_host: int | Literal["auto"] = "auto",
-        trainer_node: bool = True,
-        resources: Mapping[str, float] | None = None,
-        memory_per_host: int | str | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
-        host_timeout_s: float = 15.0,
-        fallback_workers: int = 0,
+        actor_options: Mapping[str, Any] | None = None,
         restarts: int | tuple[int, float] | None = _HOSTS_LOST,
     ) -> None:
-        if not isinstance(address, str):
-            raise ArgumentTypeError(f'address must be "auto" or "host:port", got {address!r}')
-        if address.startswith("ray://"):
+        if isinstance(address, str) and address.startswith("ray://"):
             raise ArgumentError(
-                f'address must be "auto" or "host:port" of a cluster of which this machine is a node, got {address!r}: '
-                "through Ray Client every batch would be copied by Python, and there is no store here. Start a node on "
-                "this machine instead: ray start --address=HEAD:6379 (with --num-cpus=0, if no host is to run on it)"
+                'address must be "auto" or "host:port" of a cluster of which this machine is a node, got '
+                f"{brief(address)}: through Ray Client every batch would be copied by Python. Start a node on this "
+                "machine instead: ray start --address=HEAD:6379 (with --num-cpus=0, if no host is to run on it)"
             )
-        if address != "auto" and not address.rpartition(":")[2].isdigit():
-            raise ArgumentError(f'address must be "auto" or "host:port", got {address!r}')
+        if not isinstance(address, str) or (address != "auto" and not address.rpartition(":")[2].isdigit()):
+            raise ArgumentError(f'address must be "auto" or "host:port", got {brief(address)}')
         wanted = _count("hosts", hosts)
         per_host = _count("workers_per_host", workers_per_host)
         if importlib.util.find_spec("ray") is None:
             raise ClusterError("RayPool needs Ray, which is not installed: pip install 'loaderpool[ray]'")
-        timeout_s = read_seconds("host_timeout_s", host_timeout_s)
-        if timeout_s is None or timeout_s < _LEAST_TIMEOUT_S:
-            raise ArgumentError(f"host_timeout_s must be at least {_LEAST_TIMEOUT_S:g} seconds, got {host_timeout_s!r}")
         self._settings: dict[str, Any] = {
             "address": address,
             "hosts": wanted,
             "workers_per_host": per_host,
-            "trainer_node": bool(trainer_node),
-            "resources": {str(name): float(amount) for name, amount in (resources or {}).items()},
-            "memory_per_host": read_bytes_count("memory_per_host", memory_per_host) or 0,
-            "runtime_env": dict(runtime_env or {}),
-            "host_timeout_s": timeout_s,
+            "actor_options": _travelling(actor_options),
+            "host_timeout_s": _HOST_TIMEOUT_S,
             "max_restarts": DEFAULT_RESTARTS,
             "no_host_s": _NO_HOST_S,
         }
-        after = whole_number("fallback_workers", fallback_workers, at_least=0, at_most=MAX_WORKERS)
-        own = {"cluster": self._settings, "hands_over": after}
-        program = Program("loaderpool.ray.program", "loaderpool-dispatcher", own, after)
+        program = Program("loaderpool.ray.ray_hosts", "loaderpool-dispatcher", {"cluster": self._settings})
         # Until hosts have told how many workers they have.
         super().__init__((wanted or 1) * (per_host or 1), restarts, _program=program)
 
@@ -112,18 +84,11 @@ class RayPool(Pool):
     def _sure_workers(self) -> int:
         return int(self._settings["hosts"] * self._settings["workers_per_host"])
 
-    def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
-        """Note which files the nodes must see."""
-        return dataclasses.replace(checked, paths=paths_of(checked.payload["source"]))
-
     def resize(self, hosts: int | Literal["auto"]) -> None:
-        """Have this many hosts from now on, also in the middle of an epoch; the batches stay the same to the bit.
+        """Have this many hosts from now on; the batches stay the same.
 
         Args:
-            hosts: nodes used at once; "auto": all with CPUs free.
-
-        Raises:
-            ArgumentError: fewer than 1.
+            hosts: as in `RayPool`.
         """
         self._settings["hosts"] = _count("hosts", hosts)
         with InterruptsHeld(), self._turn():
@@ -136,5 +101,45 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, str):
         if value == "auto":
             return 0
-        raise ArgumentError(f'{name} must be a number or "auto", got {value!r}')
+        raise ArgumentError(f'{name} must be a number or "auto", got {brief(value)}')
     return whole_number(name, value, at_least=1, at_most=MAX_WORKERS)
+
+
+def _travelling(options: Any) -> dict[str, Any]:
+    """Return an actor's options in plain values: modules and relative paths as this process has them now.
+
+    Raises:
+        ArgumentError: they are no dict, or say what the pool says; a module is in no one folder or file.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise ArgumentError(f"actor_options must be a dict, as Ray's .options() takes them, got {brief(options)}")
+    plain = dict(options or {})
+    for name in _OURS:
+        if name in plain:
+            raise ArgumentError(f"actor_options: {name} is the pool's to say (num_cpus is workers_per_host)")
+    env = plain.get("runtime_env")
+    if isinstance(env, Mapping):
+        plain["runtime_env"] = env = {name: _path_of(value) for name, value in env.items()}
+        if isinstance(env.get("working_dir"), str):
+            env["working_dir"] = _absolute(env["working_dir"])
+        if isinstance(env.get("py_modules"), (list, tuple)):
+            env["py_modules"] = [_absolute(_path_of(module)) for module in env["py_modules"]]
+    return plain
+
+
+def _path_of(value: Any) -> Any:
+    """Return the path of a module, or what else it is as it came."""
+    if not isinstance(value, ModuleType):
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+    places = list(getattr(value, "__path__", None) or filter(None, [getattr(value, "__file__", None)]))
+    if len(places) != 1:
+        raise ArgumentError(
+            f"py_modules has the module {value.__name__!r}, which is in {places or 'no file'}: name the path of its "
+            "one folder or .py file"
+        )
+    return places[0]
+
+
+def _absolute(path: Any) -> Any:
+    """Return a path of this machine as an absolute one; "s3://..." and what is no text are Ray's to judge."""
+    return os.path.abspath(path) if isinstance(path, str) and "://" not in path else path

@@ -17,20 +17,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from loaderpool.ray.actor import AboutHost, HostActor, differences, versions
-from loaderpool.ray.cluster_address import check_raylet, wait_for_cluster
-from loaderpool.ray.cluster_nodes import ClusterNodes, ClusterSettings
-from loaderpool.ray.host_messages import Message
-from loaderpool.ray.hosts import News
-from loaderpool.ray.loss_words import could_not_begin, why_lost
-from loaderpool.ray.offers import describe_needs
-from loaderpool.ray.sent_pieces import SentPieces
+import numpy as np
+
+from loaderpool.errors import shortened
+from loaderpool.ray.cluster_nodes import ClusterNodes, ClusterSettings, wait_for_cluster
+from loaderpool.ray.dispatcher import Dispatcher
+from loaderpool.ray.host import AboutHost, HostActor, versions
+from loaderpool.ray.host_messages import Message, News
+from loaderpool.supervisor.main_loop import begin, end_group
 from loaderpool.system import clock, machine
 from loaderpool.trainer.session.running_workers import HostPlace
 
+# What of a `runtime_env` Ray takes for a whole job alone: the code of this machine, which it sends along.
+_OF_THE_JOB = ("working_dir", "py_modules", "excludes")
+# And so long that may take: Ray sends up to half a GiB for each of them.
+_CODE_S = 300.0
 # How often the cluster is asked for nodes that have joined or left.
 _LOOK_S = 5.0
 # Connecting to what listens and is no cluster any more would never end; a head that was lost may be back within this.
@@ -39,14 +44,15 @@ _CONNECT_S = 30.0
 _AGAIN_S = 1.0
 # A node whose CPUs another pool has just taken; another one may have some.
 _PLACE_AGAIN_S = 0.25
-# A host that has no node for so long is told of, for others may have all CPUs for long.
-_PATIENCE_S = 20.0
 # A call that Ray has lost is made again for so long; each takes it a second to say so.
 _LOST_CALLS_S = 5.0
+# So many pieces of payloads are under way at a time, and together they are as large as an object may be.
+_AT_ONCE = 4
 # Calls that a host may be in: exchanges, and pieces of payloads.
 _CALLS = 16
 # Heartbeats within the time after which a host is given up.
 _BEATS = 3
+_NOT_AS_ASKED = "no host can be started as is asked: {}"
 
 
 class _Placed(NamedTuple):
@@ -60,12 +66,12 @@ class _Call:
 
     host: int
     make: Callable[[], Any]  # returns Ray's reference to what comes of it
-    news_of: Callable[[Any], News] | None = None  # None: it brings a piece of a payload
+    news_of: Callable[[Any], News]
     lost_since_s: float = 0.0
 
 
 class RayHosts:
-    """The hosts of one dispatcher.
+    """The hosts of one dispatcher: starts, calls and ends them, and never blocks. What comes of it is told as `News`.
 
     Args:
         settings: of the pool.
@@ -78,7 +84,7 @@ class RayHosts:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._placed: dict[int, _Placed] = {}
         self._ended: set[int] = set()
-        self._unplaced: dict[int, float] = {}  # hosts that no node had CPUs for: since when, or when it was told
+        self._staging = threading.Lock()
         self._pids: dict[int, tuple[int, int]] = {}  # of hosts' processes, and when these began
         self._told_hosts = -1
         self._has_warned = False  # of nodes that are not quite as this one is
@@ -86,7 +92,6 @@ class RayHosts:
         self._wanted = settings.hosts
         self._ray: Any = None
         self._nodes: ClusterNodes
-        self._pieces: SentPieces
         threading.Thread(target=self._work, name="loaderpool-cluster", daemon=True).start()
 
     # ---- Hosts ----
@@ -101,8 +106,8 @@ class RayHosts:
         self._jobs.put(functools.partial(self._start, host))
 
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
-        """Send a payload in pieces, a few at a time."""
-        self._jobs.put(functools.partial(self._try_to_stage, host, key, nbytes, pieces))
+        """Send a payload, piece by piece: where each begins, and its bytes."""
+        threading.Thread(target=self._try_to_stage, args=(host, key, nbytes, pieces), daemon=True).start()
 
     def exchange(self, host: int, number: int, commands: list[Message], unanswered: list[int]) -> None:
         """Call a host."""
@@ -149,9 +154,12 @@ class RayHosts:
     def _connect(self) -> None:
         address = wait_for_cluster(self._settings.address, 0.0 if self._is_first else _CONNECT_S)
         done = threading.Event()
+        environment = self._settings.actor_options.get("runtime_env") or {}
+        of_job = {name: value for name, value in environment.items() if name in _OF_THE_JOB}
+        patience_s = _CONNECT_S + (_CODE_S if of_job else 0.0)
 
         def watch() -> None:
-            if not done.wait(_CONNECT_S):
+            if not done.wait(patience_s):
                 text = (
                     f"what listens at {address} does not answer as a Ray cluster does, of which this machine is a node"
                 )
@@ -162,14 +170,16 @@ class RayHosts:
 
         import ray
 
-        if self._is_first:  # else one may be about to start again
-            check_raylet(address)
+        _leave_out_deaths(ray._private.worker)
         until_s = clock.monotonic_s() + (0.0 if self._is_first else _CONNECT_S)
         while True:
             try:
-                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=True, configure_logging=True)
+                told = {"logging_level": logging.ERROR, "log_to_driver": True, "configure_logging": True}
+                ray.init(address=address, runtime_env=of_job or None, **told)
                 break
-            except Exception:  # no raylet on this machine, say: it may be started again
+            except Exception as error:  # no raylet on this machine, say: it may be started again
+                if of_job and isinstance(error, (ValueError, TypeError, ray.exceptions.RuntimeEnvSetupError)):
+                    raise ValueError(_NOT_AS_ASKED.format(error)) from error
                 if clock.monotonic_s() >= until_s:
                     raise
             ray.shutdown()
@@ -179,20 +189,15 @@ class RayHosts:
 
         self._ray, self._affinity = ray, NodeAffinitySchedulingStrategy
         self._nodes = ClusterNodes(ray, self._settings)
-        self._pieces = SentPieces(ray, self._settings.host_timeout_s, self._ended.__contains__, self._give_up)
         self._actor_class: Any = ray.remote(HostActor)
         self._jobs.put(self._look_at_nodes)
 
     def _look_at_nodes(self) -> None:
         """Have as many hosts as there are nodes, or as are wanted."""
-        self._pieces.look()
         nodes = self._nodes.usable()
         for host, placed in list(self._placed.items()):
             if placed.node and placed.node not in nodes and host not in self._ended:
                 self._give_up(host, "its node has left the cluster")
-        if not nodes and not self._pids and not self._nodes.is_scaled():
-            self._tell(News(0, "over", f"no node of the cluster can have a host: {self._nodes.offers()}"))
-            return
         wanted = self._wanted or len(nodes) or int(not self._pids)  # one that is asked for may bring a node
         if wanted and wanted != self._told_hosts:
             self._told_hosts = wanted
@@ -205,7 +210,7 @@ class RayHosts:
             self._drought_s = math.inf  # once
             text = (
                 f"there has been no host for {self._settings.no_host_s:g} s: {self._nodes.offers()}. Ask for less "
-                "(workers_per_host=, resources=, memory_per_host=), or end what has the rest: it is waited for"
+                "(workers_per_host=, actor_options=), or end what has the rest: it is waited for"
             )
             self._tell(News(0, "warning", text))
 
@@ -220,7 +225,7 @@ class RayHosts:
         if not free and not is_first and (not self._wanted or left & nodes.keys()):  # one may come, or be alive
             self._later(functools.partial(self._start, host))
             return
-        options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS}
+        options = {**settings.actor_options, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS}
         workers, where = settings.workers_per_host or 1, ""
         if free:
             cpus = self._nodes.free_cpus()
@@ -232,52 +237,78 @@ class RayHosts:
         else:  # more hosts than nodes: an autoscaler may bring one
             options["scheduling_strategy"] = "SPREAD"
         options["num_cpus"] = workers
-        if settings.resources:
-            options["resources"] = settings.resources
-        if settings.memory_per_host:
-            options["memory"] = settings.memory_per_host
-        if settings.runtime_env:
-            options["runtime_env"] = settings.runtime_env
+        if environment := options.get("runtime_env"):
+            options["runtime_env"] = {name: value for name, value in environment.items() if name not in _OF_THE_JOB}
         patience = settings.host_timeout_s / _BEATS
         try:
             actor = self._actor_class.options(**options).remote(workers, settings.max_restarts, patience)
         except (ValueError, TypeError, self._ray.exceptions.RuntimeEnvSetupError) as error:  # nor would it tomorrow
-            self._tell(News(0, "over", f"no host can be started as is asked: {error}"))
+            self._tell(News(0, "over", _NOT_AS_ASKED.format(error)))
             return
         self._placed[host] = _Placed(actor, where)
         if where:
-            self._tell(News(host, "placed", HostPlace(where, nodes[where]["NodeManagerAddress"], 0)))
+            self._tell(News(host, "placed", HostPlace(where, nodes[where], 0)))
         self._call(_Call(host, actor.about.remote, lambda there: self._check(host, actor, there, workers)))
 
     def _place_again(self, host: int) -> None:
         """Start a host once more, for the node that it was to be on had no CPUs free any more."""
         if self._placed.pop(host, None) is None:
             return
-        now_s = clock.monotonic_s()
-        if now_s > self._unplaced.setdefault(host, now_s) + _PATIENCE_S:
-            self._unplaced[host] = now_s
-            needs = describe_needs(self._nodes.needs)
-            print(f"loaderpool: a host waits for a node that has {needs} free", file=sys.stderr, flush=True)
         self._later(functools.partial(self._start, host), _PLACE_AGAIN_S)
 
     def _check(self, host: int, actor: Any, there: AboutHost, workers: int) -> News:
         self._pids[host] = there.process
-        self._unplaced.pop(host, None)
         if host in self._placed:
             self._placed[host] = _Placed(actor, there.node)
-        for kind, text in differences(there.address, there.versions, versions()):
-            if kind == "over" or not self._has_warned:
-                self._has_warned = True  # once, and not of each node
-                self._tell(News(0, kind, text))
+        for name, ours in versions().items():
+            if there.versions[name] == ours:
+                continue
+            text = f"node {there.address} has {name} {there.versions[name]}, the trainer has {ours}"
+            if name != "NumPy":
+                self._tell(News(0, "over", f"{text}: they must be the same"))
+            elif not self._has_warned:  # once, and not of each node
+                self._has_warned = True
+                said = f"{text}: what it computes, and draws at random, may differ in the last bits"
+                self._tell(News(0, "warning", said))
         return News(host, "started", (HostPlace(there.node, there.address, workers), self._nodes.object_bytes))
 
     def _try_to_stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
+        """Send a payload to one host after another: all pieces lie in one store here. Runs in: a thread of its own."""
         try:
-            actor = self._placed[host].actor
-            for at, piece in self._pieces.objects(host, pieces, self._nodes.object_bytes):
-                self._call(_Call(host, functools.partial(actor.stage.remote, key, nbytes, at, piece)))
+            with self._staging:
+                self._stage(host, self._placed[host], key, nbytes, pieces)
         except Exception as error:  # half of it there is no use
-            self._give_up(host, why_lost(error))
+            self._give_up(host, _why_lost(error))
+
+    def _stage(self, host: int, placed: _Placed, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
+        ray, timeout_s = self._ray, self._settings.host_timeout_s
+        size = self._nodes.object_bytes // _AT_ONCE
+        under_way: dict[Any, tuple[int, Any]] = {}  # by the call that brings it: where it begins, and the piece
+
+        def send(at: int, piece: Any) -> None:
+            under_way[placed.actor.stage.remote(key, nbytes, at, piece)] = at, piece
+
+        def wait_for_all_but(most: int) -> None:
+            while len(under_way) > most:
+                done, _ = ray.wait(list(under_way), timeout=timeout_s)
+                if not done:  # Ray may look for a piece in vain while the host lives and answers, and tell nothing
+                    raise TimeoutError(f"function and data have not come there within {timeout_s:g} s")
+                piece = under_way.pop(done[0])
+                try:
+                    ray.get(done[0])
+                except ray.exceptions.ActorUnavailableError:  # lost on its way
+                    if not self._nodes.answers(placed.node):
+                        raise
+                    send(*piece)
+
+        for at, content in pieces:
+            view = memoryview(content).cast("B")
+            for start in range(0, view.nbytes, size):
+                wait_for_all_but(_AT_ONCE - 1)
+                if host in self._ended:
+                    return
+                send(at + start, ray.put(np.frombuffer(view[start : start + size], np.uint8)))
+        wait_for_all_but(0)
 
     def _give_up(self, host: int, why: str) -> None:
         self._tell(News(host, "lost", why))
@@ -308,18 +339,13 @@ class RayHosts:
 
     def _call(self, call: _Call) -> None:
         """Call a host, and tell what comes of it."""
-        reference = call.make()
-        if call.news_of is None:
-            self._pieces.sent(reference, call.host)
-        reference.future().add_done_callback(functools.partial(self._settle, call))
+        call.make().future().add_done_callback(functools.partial(self._settle, call))
 
     def _settle(self, call: _Call, future: Any) -> None:
         """Tell what comes of a call. What it raises means that the host is lost, unless the call itself is."""
         errors = self._ray.exceptions
         try:
-            value = future.result()
-            if call.news_of is not None:
-                self._tell(call.news_of(value))
+            self._tell(call.news_of(future.result()))
         except errors.ActorUnschedulableError:
             self._jobs.put(functools.partial(self._place_again, call.host))
         except errors.ActorUnavailableError as error:
@@ -343,8 +369,9 @@ class RayHosts:
 
     def _lose(self, host: int, error: BaseException, is_doubtful: bool = False) -> None:
         """A call of a host has raised, and so the host is lost."""
-        why, placed = why_lost(error), self._placed.get(host)
-        if could_not_begin(error) and not self._pids:  # there was never one that could
+        why, placed = _why_lost(error), self._placed.get(host)
+        could_not_begin = getattr(error, "actor_init_failed", False) or type(error).__name__ == "RuntimeEnvSetupError"
+        if could_not_begin and not self._pids:  # there was never one that could
             self._tell(News(0, "over", f"no host can be started; of the first one: {why}"))
             return
         if is_doubtful and placed is not None:
@@ -357,3 +384,54 @@ def _kill(pid: int, start_time: int) -> None:
     """End a process of this node, if it is the one that began then; 0: none. Runs in: a task on that node."""
     if pid and machine.start_time(pid) == start_time:
         os.kill(pid, signal.SIGKILL)
+
+
+def _why_lost(error: BaseException) -> str:
+    """Return why a host is lost of which a call has ended so."""
+    name, text = type(error).__name__, str(error).strip() or "no reason is given"
+    if name == "OutOfMemoryError" or "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
+        return (
+            "memory ran out on its node: have fewer workers on each host (workers_per_host=), lower batch_size, or "
+            'tell Ray what a host takes (actor_options={"memory": ...})'
+        )
+    return f"{name}: {shortened(text.splitlines()[-1])}"
+
+
+# How Ray's paragraphs on dead processes and nodes begin: of those that had a host it is said that the host was lost.
+_OF_DEATHS = ("A worker died or was killed while executing", "Raylet is terminated.", "The node with node id: ")
+
+
+def _leave_out_deaths(worker: Any) -> None:
+    """Have a driver of Ray's print nothing of dead processes and nodes, and all else as ever.
+
+    Args:
+        worker: the module `ray._private.worker`; one that prints otherwise than Ray 2.60 is left as it is.
+    """
+    prints = getattr(worker, "print_to_stdstream", None)
+    if prints is None:
+        return
+
+    def print_rest(data: dict[str, Any], *arguments: Any, **named: Any) -> None:
+        if data.get("pid") == "raylet":
+            data = {**data, "lines": [line for line in data["lines"] if not line.startswith(_OF_DEATHS)]}
+        if data["lines"]:
+            prints(data, *arguments, **named)
+
+    worker.print_to_stdstream = print_rest
+
+
+def main(start: Mapping[str, Any]) -> None:
+    """Run a dispatcher with the settings of its start."""
+    if not begin("dispatcher", start):
+        return
+    settings = ClusterSettings(**start["cluster"])
+    try:
+        dispatcher = Dispatcher(start, settings.host_timeout_s)
+        dispatcher.run(RayHosts(settings, dispatcher.tell, start["first_ticket"] == 1))
+    except ProcessLookupError:
+        pass  # the trainer died just now
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        machine.flush_standard_streams()
+        end_group()

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from loaderpool.memory.arena import Arena
-from loaderpool.ray.host_cells import HostCells
+from loaderpool.memory.board import Field, HostField, HostState
 from loaderpool.ray.host_messages import Piece
 from loaderpool.supervisor.records import SlotRecord
 from loaderpool.system import machine
-from loaderpool.transport.messages import READ_BYTES, Notice, Status, Words, decode_all, encode, join32
-from loaderpool.transport.payload.descriptors import ReceivedDescriptors
-from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.messages import READ_BYTES, Notice, Status, Words, decode_all, encode, join32, split32
+from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors
 from loaderpool.transport.pipes import Outlet, SocketOutlet
 
 
@@ -27,7 +26,6 @@ class TrainerPipes:
 
     Attributes:
         is_gone: the trainer is dead, or takes nothing any more.
-        host_cells: where the trainer reads what hosts have done.
 
     Args:
         start: the settings of the dispatcher's start.
@@ -39,7 +37,6 @@ class TrainerPipes:
         self._pid: int = start["trainer_pid"]
         to_trainer = socket.socket(fileno=start["socket"])
         self.arena = Arena(start["arena"], start["arena_bytes"])
-        self.host_cells = HostCells(self.arena.board)
         self.payloads = Payloads(self.arena, ReceivedDescriptors(to_trainer))
         os.set_blocking(self._control, False)
         poll.register(self._control, select.POLLIN)
@@ -81,11 +78,38 @@ class TrainerPipes:
 
     def send_with(self, message: bytes, extra: bytes) -> None:
         """Send a notice with bytes."""
-        self._socket.send(message, extra)
+        self._socket.send_with(message, extra)
 
     def tell(self, message: bytes, value: Any) -> None:
         """Send a notice with an object of ours."""
-        self._socket.send(message, pickle.dumps(value))
+        self._socket.send_with(message, pickle.dumps(value))
+
+    # ---- a host's cell of the trainer's board, which is another one's once the host is gone ----
+
+    def begin_cell(self, cell: int) -> None:
+        """A host is to start, which has the cell from now on."""
+        self.arena.board.clear(cell)
+
+    def set_state(self, cell: int, state: HostState) -> None:
+        """Note what a host is at."""
+        self._write(cell, HostField.STATE, state)
+
+    def set_wait(self, cell: int, wait_ns: int) -> None:
+        """Note how long a host's workers have waited for work."""
+        self._write(cell, Field.WAIT_NS, wait_ns)
+
+    def count_ticket(self, cell: int, words: Words, busy_ns: int) -> None:
+        """Count what a host has made of a ticket; the words are those of `complete`."""
+        count = split32(words[4])[0]
+        numbers, base = self.arena.board.numbers, self.arena.board.base(cell)
+        numbers[base + Field.SAMPLES] += count * split32(words[5])[1]
+        numbers[base + Field.BATCHES] += count
+        numbers[base + Field.BUSY_NS] += busy_ns
+
+    def _write(self, cell: int, field: Field | HostField, value: int) -> None:
+        self.arena.board.numbers[self.arena.board.base(cell) + field] = value
+
+    # ---- batches ----
 
     def complete(self, words: Words, host: int, status: int, beside: Any, slot: SlotRecord) -> int:
         """Put what a host answers to a ticket into its slot, and tell of it; returns how it ended.
@@ -116,7 +140,7 @@ class TrainerPipes:
         if file is not None:
             self._socket.send_file(completion, file, sum(piece.content.nbytes for piece in pieces))
         elif extra:
-            self._socket.send(completion, extra)
+            self._socket.send_with(completion, extra)
         else:
             self._pipe.send(completion)
         return status

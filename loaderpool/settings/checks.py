@@ -2,46 +2,127 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import math
 import numbers
 import operator
 import os
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from loaderpool.errors import ArgumentError, ArgumentTypeError
+from loaderpool.errors import ArgumentError, brief, shortened
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Below: nanoseconds that round to 0 would mean "no timeout". Above: what the messages' 64-bit words do not hold.
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9
+# In bytes, as Linux has them; a longer one would be an error of its own, with all of it.
+_LONGEST_PATH, _LONGEST_NAME = 4095, 255
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+# Arguments of other loaders, and what there is here.
+_FOREIGN = {
+    "num_workers": "did you mean workers?",
+    "drop_last": "did you mean drop_remainder?",
+    "worker_init_fn": "did you mean setup?",
+    "collate_fn": "batch_fn gets the list of a batch's items and gives the batch",
+    "prefetch_factor": "batches are made ahead as far as Limits.memory allows: leave it away",
+    "pin_memory": "as_torch(device=...) and as_dataset(device=...) copy ahead to a device: leave it away",
+    "sampler": "the order is shuffle's and seed's; for one of your own give the indices as the source",
+    "persistent_workers": "workers live from epoch to epoch anyway: leave it away",
+}
+# What others have as methods or classes.
+_ATTRIBUTES = {
+    "batch": "write Loader(..., batch_size=n)",
+    "map": "write Loader(source, fn)",
+    "shuffle": "write Loader(..., shuffle=True)",
+    "cache": 'write Loader(..., cache="memory")',
+    "take": "write itertools.islice(loader, n), or loader.as_dataset().take(n)",
+    "repeat": "each iteration is an epoch: write loader.as_dataset(epochs=n), or fit(loader.for_keras(), epochs=n)",
+    "prefetch": "batches are made ahead anyway: leave it away",
+    "DataLoader": "write lp.Loader(dataset, batch_size=n, shuffle=True)",
+    "Dataset": "write lp.Loader(source, fn), where source has a length and items",
+    "BackupCallback": "it is in loaderpool.adapters.keras",
+    "ReportCallback": "it is in loaderpool.adapters.keras",
+    "LoaderState": "it is in loaderpool.adapters.tensorflow",
+}
+_P = ParamSpec("_P")
+_Returned = TypeVar("_Returned")
+
+
+def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returned]:
+    """A method that answers names of arguments which it does not have with what was probably meant.
+
+    Python's own answer would be that of the first one that is missing, as of `index` in `Shard(num_shards=2, rank=1)`.
+    """
+    code = function.__code__
+    known = [
+        name for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount] if not name.startswith("_")
+    ]
+
+    @functools.wraps(function)
+    def answering(*given: _P.args, **named: _P.kwargs) -> _Returned:
+        for name in named:
+            if name in known or name.startswith("_"):
+                continue
+            import difflib  # for the error alone
+
+            near = difflib.get_close_matches(name.lower(), known, 1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            meant = _if_for_a_function(name, {**dict(zip(known, given[1:], strict=False)), **named}) or meant
+            owner = type(given[0]).__name__ if function.__name__ == "__init__" else function.__name__
+            raise ArgumentError(f"{owner} has no argument named {name}: {_FOREIGN.get(name, meant)}")
+        return function(*given, **named)
+
+    signature = inspect.signature(function)
+    public = [each for each in signature.parameters.values() if each.name == "_" or not each.name.startswith("_")]
+    if len(public) < len(signature.parameters):
+        answering.__signature__ = signature.replace(parameters=public)  # type: ignore[attr-defined]
+    return answering
+
+
+def _if_for_a_function(name: str, given: Mapping[str, Any]) -> str:
+    """Return what to write where one of the functions among the arguments takes an argument of this name."""
+    for argument in ("fn", "batch_fn", "augment"):
+        with contextlib.suppress(TypeError, ValueError):  # none, or a C function without a signature
+            if name in inspect.signature(given.get(argument)).parameters:  # type: ignore[arg-type]
+                text = getattr(given[argument], "__name__", argument)  # a lambda's is "<lambda>"
+                return f"write functools.partial({text if text.isidentifier() else argument}, {name}=...)"
+    return ""
+
+
+def attribute_hint(name: str) -> str:
+    """Return what follows the error for a name that others have, and a loader or this package has not."""
+    return f"; {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
 
 
 def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
     """A whole number within bounds, from anything that is one for Python.
 
     Raises:
-        ArgumentTypeError: it is none.
-        ArgumentError: it is out of bounds.
+        ArgumentError: it is none, or it is out of bounds.
     """
     suffix = f" ({hint})" if hint else ""
     if isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}{suffix}")
+        raise ArgumentError(f"{name} must be a whole number, got {brief(value)}{suffix}")
     try:
         number = operator.index(value)
     except TypeError:
         if isinstance(value, numbers.Real) and float(value).is_integer():
             suffix += f"; did you mean {int(float(value))}?"
-        raise ArgumentTypeError(
-            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}{suffix}"
+        raise ArgumentError(
+            f"{name} must be a whole number, got {brief(value)} of type {type(value).__name__}{suffix}"
         ) from None
     if number < at_least:
-        raise ArgumentError(f"{name} must be at least {at_least}, got {number}{suffix}")
+        raise ArgumentError(f"{name} must be at least {at_least}, got {brief(number)}{suffix}")
     if at_most is not None and number > at_most:
-        raise ArgumentError(f"{name} must be at most {at_most}, got {number}{suffix}")
+        raise ArgumentError(f"{name} must be at most {at_most}, got {brief(number)}{suffix}")
     return number
 
 
@@ -49,54 +130,40 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     """A number of bytes from an int or a text such as "512MiB" or "1.5GB"; None stays None.
 
     Raises:
-        ArgumentError: not a positive number of bytes.
-        ArgumentTypeError: neither int nor str.
+        ArgumentError: not a positive number of bytes, or neither int nor str.
     """
     if value is None:
         return None
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(?:b|bytes)?\s*", value, re.IGNORECASE)
         if match is None:
-            raise ArgumentError(f'{name} must be bytes such as 536870912 or "512MiB", got {value!r}')
+            raise ArgumentError(f'{name} must be bytes such as 536870912 or "512MiB", got {brief(value)}')
         amount = float(match[1]) * _UNITS[(match[2] or "").lower()]
         if not math.isfinite(amount):
-            raise ArgumentError(f"{name} is more bytes than there are anywhere, got {value!r}")
+            raise ArgumentError(f"{name} is more bytes than there are anywhere, got {brief(value)}")
         count = int(amount)
     else:
         count = whole_number(name, value, at_least=1, hint='bytes; "512MiB" is read too')
     if count < 1:
-        raise ArgumentError(f"{name} must be at least 1 byte, got {value!r}")
+        raise ArgumentError(f"{name} must be at least 1 byte, got {brief(value)}")
     return count
-
-
-def auto_flag(name: str, value: Any) -> bool | Literal["auto"]:
-    """True, False or "auto".
-
-    Raises:
-        ArgumentTypeError: something else.
-    """
-    if isinstance(value, str) and value == "auto":
-        return "auto"
-    if isinstance(value, bool):
-        return value
-    raise ArgumentTypeError(f'{name} must be True, False or "auto", got {value!r}')
 
 
 def read_seconds(name: str, value: Any) -> float | None:
     """A number of seconds that a wait can have; None stays None.
 
     Raises:
-        ArgumentError: too short or too long.
-        ArgumentTypeError: no number.
+        ArgumentError: too short or too long, or no number.
     """
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ArgumentTypeError(f"{name} must be a number of seconds or None, got {value!r}")
+        raise ArgumentError(f"{name} must be a number of seconds or None, got {brief(value)}")
     seconds: Any = value  # `Real` has no comparison with numbers, for mypy
     if not _MIN_TIMEOUT_S <= seconds <= _MAX_TIMEOUT_S:  # not NaN either
         raise ArgumentError(
-            f"{name} must be seconds from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}, or None for no limit, got {value!r}"
+            f"{name} must be seconds from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}, or None for no limit, got "
+            f"{brief(value)}"
         )
     return float(value)
 
@@ -105,13 +172,18 @@ def read_path(name: str, value: Any) -> Path:
     """The path of a file that shall be written; whether it can be is not looked at.
 
     Raises:
-        ArgumentTypeError: it is no path.
-        ArgumentError: no file can be called so.
+        ArgumentError: it is no path, or no file can be called so.
     """
+    from pathlib import Path  # which `import loaderpool` shall not wait for
+
     if not isinstance(value, (str, os.PathLike)) or isinstance(text := os.fspath(value), bytes):
-        raise ArgumentTypeError(f"{name} must be the path of a file, got {value!r} of type {type(value).__name__}")
+        raise ArgumentError(f"{name} must be the path of a file, got {brief(value)} of type {type(value).__name__}")
     if not text or "\0" in text:
-        raise ArgumentError(f"{name} must be the path of a file, got {text!r}")
+        raise ArgumentError(f"{name} must be the path of a file, got {brief(text)}")
+    if len(os.fsencode(text)) > _LONGEST_PATH or any(
+        len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts
+    ):
+        raise ArgumentError(f"{name} is longer than a file's path may be, got {brief(text)}")
     return Path(text)
 
 
@@ -119,11 +191,12 @@ def whole_numbers(name: str, value: Any, *, at_least: int = 1, at_most: int | No
     """Whole numbers within bounds, out of anything that has an order and can be iterated.
 
     Raises:
-        ArgumentError: one is out of bounds.
-        ArgumentTypeError: no list, or one of something else.
+        ArgumentError: one is out of bounds, or no list, or one of something else.
     """
     if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
-        raise ArgumentTypeError(f"{name} must be a list of whole numbers, got {value!r} of type {type(value).__name__}")
+        raise ArgumentError(
+            f"{name} must be a list of whole numbers, got {brief(value)} of type {type(value).__name__}"
+        )
     return tuple(
         whole_number(f"{name}[{number}]", each, at_least=at_least, at_most=at_most) for number, each in enumerate(value)
     )
@@ -139,30 +212,68 @@ def check_signature(name: str, function: Callable[..., Any], example: str, may_t
         may_take: what it is given besides, by name, if it has such parameters.
 
     Raises:
-        ArgumentTypeError: it cannot.
+        ArgumentError: it cannot.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a C function without one
+    # What a call must fit is not what `functools.wraps` shows, where both can be read.
+    signature = _signature_of(function, follow_wrapped=False) or _signature_of(function, follow_wrapped=True)
+    if signature is None:
         return
     arguments = [None] if example else []
-    keywords = {word: None for word in may_take if word in signature.parameters}
+    keywords = {word: None for word in may_take if open_parameter(function, word, len(arguments)) is not None}
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
-        raise ArgumentTypeError(
-            f"{name} must be callable as {name}({example}), but {_name_of(function)}{signature} is not: {error}"
+        raise ArgumentError(
+            f"{name} must be callable as {name}({example}), but {_name_of(function)}{shortened(str(signature))} "
+            f"is not: {error}"
         ) from None
 
 
-def parameters_of(function: Callable[..., Any] | None) -> set[str]:
-    """Names of the function's parameters; none where there is no function or its signature cannot be read."""
+def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Parameter | None:
+    """Return the parameter that a call with `name=` reaches; None: there is none, or it is the user's.
+
+    It is the user's where `partial` or one of the `given` arguments binds it, or where its default is not None. The
+    functions are looked at in the order in which the call goes through them, so a wrapper's default counts, and not
+    what `functools.wraps` has it look like.
+
+    Args:
+        function: the user's, or None.
+        name: of the parameter.
+        given: arguments of the call that are given by position.
+    """
     if function is None:
-        return set()
+        return None
+    if isinstance(function, functools.partial):
+        return None if name in function.keywords else open_parameter(function.func, name, given + len(function.args))
+    if isinstance(function, types.MethodType):
+        return open_parameter(function.__func__, name, given + 1)
+    signature = _signature_of(function, follow_wrapped=False)
+    if signature is not None:
+        parameters = signature.parameters.values()
+        by_position = [each.name for each in parameters if each.kind in _BY_POSITION][:given]
+        found = next((each for each in parameters if each.name == name and each.kind in _BY_NAME), None)
+        if found is not None:
+            is_open = name not in by_position and (found.default is None or found.default is inspect.Parameter.empty)
+            return found if is_open else None
+        if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
+            return None
+    # It passes on what it is given by name, to what it wraps.
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is None and callable(function) and isinstance(function.__call__, types.MethodType):
+        wrapped = function.__call__
+    return open_parameter(wrapped, name, given)
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _signature_of(function: Any, follow_wrapped: bool) -> inspect.Signature | None:
+    """Return the signature; None: it cannot be read, as with some functions of C."""
     try:
-        return set(inspect.signature(function).parameters)
+        return inspect.signature(function, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):
-        return set()
+        return None
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -4,7 +4,3 @@ Runs in: the trainer makes a source, workers (and with `workers=0` the trainer) 
 item. It may import `transport`'s pickles, `memory` and what is below; libraries of formats are imported in functions.
 Open first: `recognise` (what becomes which source).
 """
-
-from loaderpool.sources.recognise import Source, as_source
-
-__all__ = ["Source", "as_source"]

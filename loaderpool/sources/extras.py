@@ -1,4 +1,4 @@
-"""Libraries that only some sources need: imported when such a source is made, with advice where one is missing."""
+"""Packages that only some sources need: imported where such a source is made."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import importlib
 from typing import Any
 
 
-def import_extra(module: str, *, what: str, extra: str) -> Any:
-    """Import a library that only some sources need; returns it.
-
-    Args:
-        module: its name.
-        what: who needs it.
-        extra: the extra of loaderpool that installs it.
+def import_extra(module: str, needed_by: str) -> Any:
+    """Import a package that only some sources need; returns it.
 
     Raises:
         ImportError: it is not installed; says what to install.
@@ -20,9 +15,8 @@ def import_extra(module: str, *, what: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is there, and misses another one
         raise ImportError(
-            f"{what} needs {module.partition('.')[0]}, which is not installed: pip install 'loaderpool[{extra}]'",
-            name=error.name,
+            f"{needed_by} needs {error.name}, which is not installed: pip install 'loaderpool[files]'", name=error.name
         ) from None

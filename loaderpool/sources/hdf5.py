@@ -1,18 +1,16 @@
-"""Rows of datasets in HDF5 files by index."""
+"""Rows of datasets in HDF5 files."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from loaderpool.element.structure import Structure
-from loaderpool.errors import ArgumentError, ArgumentTypeError, SourceError, SpecMismatchError
+from loaderpool.element.structure import Structure, listed
+from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
 from loaderpool.sources.extras import import_extra
-from loaderpool.sources.indexed_files import IndexedFiles
-from loaderpool.sources.paths import described_paths
+from loaderpool.sources.files import FileSource, Record
 from loaderpool.system.machine import file_identity
 
 _LEAST_CACHE_BYTES = 1 << 20
@@ -21,75 +19,53 @@ _MOST_CACHE_BYTES = 64 << 20
 """Smaller: larger chunks are decompressed for each of their rows. Larger: each worker has one for each dataset."""
 
 
-class HDF5(IndexedFiles):
-    """Rows of one dataset in HDF5 files, or of several side by side; of several files one after the other.
-
-    Each process opens the files for itself when it reads the first row of one, and never uses what was opened before a
-    fork. Files must stay as they are. Rows are what `h5py` gives: arrays, NumPy scalars, or bytes.
-
-    Needs the extra `hdf5` (h5py).
+class HDF5(FileSource):
+    """Rows of datasets in HDF5 files, as `h5py` gives them: a `FileSource`. Needs the extra `files`.
 
     Args:
-        paths: one path or a list of them, read in this order; relative ones are looked up now, not in the workers.
-        keys: a dataset's name, such as "images" or "train/images"; or a tuple or dict of names (nested at will), whose
-            datasets have as many rows: items are built alike.
+        paths: as in `FileSource`.
+        keys: a dataset's name, such as "train/images"; or a tuple or dict of names, which items have the structure of.
 
     Raises:
-        ArgumentError: a dataset is not there, or has no rows; numbers of rows differ; there is no path.
-        ArgumentTypeError: an argument is of a wrong type.
-        SourceError: a file is damaged, cut or no HDF5 file. When a row is read: it cannot be, or the file has changed.
-        ImportError: the extra is not installed.
-        OSError: a file is not there.
+        ArgumentError: a dataset is not there or has no rows, or numbers of rows differ.
+        SourceError: a file is cut, damaged or no HDF5 file. When a row is read: it is damaged.
     """
 
-    def __init__(
-        self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        keys: Any,
-    ) -> None:
-        structure, names = _checked_keys(keys)
-        self._structure, self._names = structure, names
+    kind, unit = "HDF5", "row"
+    _library = "h5py"
+
+    def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], keys: Any) -> None:
+        self._structure, self._names = _checked_keys(keys)
         self._cache_bytes = _LEAST_CACHE_BYTES
-        super().__init__(paths, kind="HDF5", makes=names)
+        super().__init__(paths, makes=self._names)
 
-    def look_into(self, path: str) -> list[int]:
+    def index(self, path: str) -> int:
         """How many rows a file's datasets have; what its chunks need of the cache is noted."""
-        rows, chunk_bytes = _look_into(path, self._names)
+        names = self._names
+        with _h5py().File(path, "r") as file:
+            datasets = [_dataset(file, name, path) for name in names]
+            rows = [len(dataset) for dataset in datasets]
+            chunks = [math.prod(each.chunks) * each.dtype.itemsize for each in datasets if each.chunks is not None]
         # For two chunks: where rows are read in pieces by several workers, the end of one and the start of the next.
-        self._cache_bytes = max(self._cache_bytes, min(2 * chunk_bytes, _MOST_CACHE_BYTES))
-        return [rows]
+        self._cache_bytes = max(self._cache_bytes, min(2 * max(chunks, default=0), _MOST_CACHE_BYTES))
+        if len(set(rows)) > 1:
+            has = ", ".join(f"{brief(name, 60)} has {count}" for name, count in list(zip(names, rows, strict=True))[:8])
+            raise ArgumentError(
+                f"keys: the datasets in {path} are read side by side, and their numbers of rows differ: {has}"
+            )
+        return rows[0]
 
-    def open(self, path: str, part: int) -> _OpenFile:
+    def open(self, path: str) -> _OpenFile:
         """A file, as this process has it open."""
         return _OpenFile(path, self._names, self._cache_bytes)
 
-    def item(self, opened: _OpenFile, row: int) -> Any:
+    def read(self, handle: _OpenFile, record: Record) -> Any:
         """A row of each dataset."""
-        values: list[Any] = []
-        try:
-            for dataset in opened.datasets:
-                values.append(dataset[row])  # one by one: how many there are says which one failed
-        except Exception as error:  # HDF5 has no type of its own for what is damaged
-            name = self._names[len(values)]
-            raise SourceError(
-                f"row {row} of {name!r} in {opened.path} cannot be read: {type(error).__name__}: {error}"
-            ) from error
-        return self._structure.unflatten(values)
-
-    def load_library(self) -> None:
-        """Import h5py."""
-        _import_h5py()
-
-    def nothing(self) -> str:
-        """The datasets are there and empty."""
-        return f"keys: {_listed(self._names)} in {described_paths(self.paths)} have no rows"
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} rows of {_listed(self._names)} in {described_paths(self.paths)}>"
+        return self._structure.unflatten([dataset[record.number] for dataset in handle.datasets])
 
 
-def _import_h5py() -> Any:
-    return import_extra("h5py", what="HDF5", extra="hdf5")
+def _h5py() -> Any:
+    return import_extra("h5py", "HDF5")
 
 
 class _OpenFile:
@@ -100,22 +76,20 @@ class _OpenFile:
     """
 
     def __init__(self, path: str, names: tuple[str, ...], cache_bytes: int) -> None:
-        self._owner, self.path = os.getpid(), path
-        self._file = self._descriptor = self._identity = None
-        self._file = _import_h5py().File(path, "r", rdcc_nbytes=cache_bytes)
+        self._owner = os.getpid()
+        self._file = None
+        self._file = _h5py().File(path, "r", rdcc_nbytes=cache_bytes)
         self.datasets = [self._file[name] for name in names]
-        with contextlib.suppress(Exception):  # not every driver of HDF5's has one
-            self._descriptor = self._file.id.get_vfd_handle()
-            self._identity = file_identity(self._descriptor)
-
-    def fileno(self) -> int | None:
-        """The descriptor, or None where HDF5 tells of none."""
-        return self._descriptor
+        self._descriptor = self._file.id.get_vfd_handle()
+        self._identity = file_identity(self._descriptor)
+        status = os.stat(path)
+        if self._identity != (status.st_dev, status.st_ino):
+            raise SourceError(f"{path} was open before this process was forked, and is another file now")
 
     def __del__(self) -> None:
         if self._file is None:
             return
-        if self._owner == os.getpid() or (self._identity and self._identity == file_identity(self._descriptor)):
+        if self._owner == os.getpid() or self._identity == file_identity(self._descriptor):
             self._file.close()
         else:
             # A fork that has closed the descriptor, and may have something else under its number, that is not to close.
@@ -127,7 +101,7 @@ _lost: list[Any] = []
 
 def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
     if isinstance(keys, list):
-        raise ArgumentTypeError("keys is a list: give a tuple of names for items that are tuples, or a dict for dicts")
+        raise ArgumentError("keys is a list: give a tuple of names for items that are tuples, or a dict for dicts")
     try:
         structure = Structure.of(keys, origin="keys has")
     except SpecMismatchError as error:
@@ -135,39 +109,12 @@ def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
     names = tuple(structure.flatten(keys))
     for name, where in zip(names, structure.paths, strict=True):
         if not isinstance(name, str):
-            raise ArgumentTypeError(f"keys{where} must be the name of a dataset, got {name!r}")
+            raise ArgumentError(f"keys{where} must be the name of a dataset, got {brief(name)}")
     return structure, names
 
 
-def _look_into(path: str, names: tuple[str, ...]) -> tuple[int, int]:
-    """How many rows the datasets have, and how large the largest chunk is, in bytes.
-
-    Raises:
-        ArgumentError: a dataset is not there, or has no rows, or their numbers of rows differ.
-        SourceError: the file is damaged, or no HDF5 file.
-    """
-    h5py = _import_h5py()
-    try:
-        with h5py.File(path, "r") as file:
-            found = [_measure(file, name, path, h5py) for name in names]
-    except (ArgumentError, ImportError):
-        raise
-    except Exception as error:  # HDF5 has no type of its own for what is damaged, at any step
-        raise SourceError(
-            f"{path} cannot be opened as HDF5 ({type(error).__name__}: {error}): it is cut, damaged, being written to, "
-            "or no HDF5 file. Nothing of a file that was cut can be read"
-        ) from error
-    rows = {name: count for name, (count, _) in zip(names, found, strict=True)}
-    if len(set(rows.values())) > 1:
-        raise ArgumentError(
-            f"keys: the datasets in {path} are read side by side, and their numbers of rows differ: "
-            + ", ".join(f"{name!r} has {count}" for name, count in rows.items())
-        )
-    return next(iter(rows.values())), max(chunk_bytes for _, chunk_bytes in found)
-
-
-def _measure(file: Any, name: str, path: str, h5py: Any) -> tuple[int, int]:
-    """Of one dataset its rows, and the bytes of a chunk."""
+def _dataset(file: Any, name: str, path: str) -> Any:
+    h5py = _h5py()
     try:
         dataset = file[name]
     except KeyError:
@@ -175,16 +122,16 @@ def _measure(file: Any, name: str, path: str, h5py: Any) -> tuple[int, int]:
         if name.strip("/") in others:
             raise
         raise ArgumentError(
-            f"keys: there is no {name!r} in {path}; it has {', '.join(map(repr, others[:8])) or 'no dataset'}"
+            f"keys: there is no {brief(name)} in {path}; it has {listed(others) or 'no dataset'}"
         ) from None
     if isinstance(dataset, h5py.Group):
-        inner = ", ".join(repr(f"{name}/{each}") for each in _datasets_in(dataset, h5py)[:8]) or "none"
-        raise ArgumentError(f"keys: {name!r} in {path} is a group; its datasets are {inner}")
+        inner = listed([f"{name}/{each}" for each in _datasets_in(dataset, h5py)]) or "none"
+        raise ArgumentError(f"keys: {brief(name)} in {path} is a group; its datasets are {inner}")
     if not isinstance(dataset, h5py.Dataset):
-        raise ArgumentError(f"keys: {name!r} in {path} is a {type(dataset).__name__} of HDF5's, no dataset")
+        raise ArgumentError(f"keys: {brief(name)} in {path} is a {type(dataset).__name__} of HDF5's, no dataset")
     if not dataset.shape:
-        raise ArgumentError(f"keys: {name!r} in {path} is a single value and has no rows")
-    return len(dataset), 0 if dataset.chunks is None else math.prod(dataset.chunks) * dataset.dtype.itemsize
+        raise ArgumentError(f"keys: {brief(name)} in {path} is a single value and has no rows")
+    return dataset
 
 
 def _datasets_in(group: Any, h5py: Any) -> list[str]:
@@ -197,7 +144,3 @@ def _datasets_in(group: Any, h5py: Any) -> list[str]:
 
     group.visititems(visit)
     return names
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(map(repr, names))

@@ -6,9 +6,11 @@ reference counts: all workers read the same pages, epoch after epoch (docs/expla
 
 from __future__ import annotations
 
+import bisect
 import pickle
 import weakref
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +33,13 @@ class Parts:
         self.key, self.parts = key, parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _parts_of, (self.key, self.parts)
+        return parts_of, (self.key, self.parts)
 
 
 _by_key: weakref.WeakValueDictionary[int, Parts] = weakref.WeakValueDictionary()
 
 
-def _parts_of(key: int, parts: list[Any]) -> Parts:
+def parts_of(key: int, parts: list[Any]) -> Parts:
     """Return the parts that this process has under this key, or new ones; pickles of items find them from now on."""
     known = _by_key.get(key)
     if known is None:
@@ -59,9 +61,9 @@ class PackedItems:
     """A list that was packed, read by index; each item is a new object each time.
 
     Args:
-        pickles: `uint8[bytes]`, the items' pickles one behind the other.
+        pickles: `uint8[bytes]`, the items' pickles one after the other.
         offsets: `int64[items + 1]`, where each begins.
-        parts: what they name by number.
+        parts: what they name by number; None: nothing.
         buffers: `uint8[n]` each: large arrays inside items, which are not copied when an item is read.
         wanted: numbers of the buffers that the items hold, in the order in which their pickles ask for them.
         wanted_offsets: `int64[items + 1]`, where each item's begin in `wanted`; None where no item has any.
@@ -73,7 +75,7 @@ class PackedItems:
         self,
         pickles: npt.NDArray[np.uint8],
         offsets: npt.NDArray[np.int64],
-        parts: Parts,
+        parts: Parts | None,
         buffers: list[npt.NDArray[np.uint8]],
         wanted: npt.NDArray[np.int64],
         wanted_offsets: npt.NDArray[np.int64] | None,
@@ -104,12 +106,102 @@ class PackedItems:
         """Bytes of all pickles, without the arrays beside them."""
         return len(self._bytes)
 
-    def pickle_of(self, index: int) -> bytes:
-        """Return what an item is made from, a copy; the index is not checked."""
-        return bytes(self._bytes[self._ends[index] : self._ends[index + 1]])
+    @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """All arrays that it consists of."""
+        pickles, offsets, _, buffers, wanted, wanted_offsets = self._state
+        return [pickles, offsets, wanted, *([] if wanted_offsets is None else [wanted_offsets]), *buffers]
+
+    def moved(self, move: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> PackedItems:
+        """Return the same items in other memory: `move` returns a copy of each array."""
+        pickles, offsets, parts, buffers, wanted, wanted_offsets = self._state
+        ends = None if wanted_offsets is None else move(wanted_offsets)
+        return PackedItems(move(pickles), move(offsets), parts, list(map(move, buffers)), move(wanted), ends)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedItems, self._state
 
     def __repr__(self) -> str:
         return f"<{self._size} packed items>"
+
+
+class _ReadOnlyBase:
+    __slots__ = ()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            "a list or dict of lp.share cannot be changed: its elements are one block of bytes that all workers read. "
+            "Change it before it is shared"
+        )
+
+    __setitem__ = __delitem__ = __iadd__ = __ior__ = _refuse
+    append = extend = insert = remove = pop = clear = sort = reverse = update = setdefault = popitem = _refuse
+
+
+class PackedList(_ReadOnlyBase, Sequence[Any]):
+    """A list in shared memory, for reading. An element is a new object each time it is read."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: PackedItems) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        positions = range(len(self._items))[index]
+        if isinstance(positions, range):
+            return [self._items[at] for at in positions]
+        return self._items[positions]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._items.__getitem__, range(len(self._items)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedList, (self._items,)
+
+    def __repr__(self) -> str:
+        return f"<shared list of {len(self):,} elements>"
+
+
+class PackedDict(_ReadOnlyBase, Mapping[Any, Any]):
+    """A dict in shared memory, for reading. A value is a new object each time it is read.
+
+    Keys are found by their hashes, which are sorted here: those of text are others in each interpreter.
+
+    Args:
+        keys: in the dict's order.
+        items: its values.
+    """
+
+    __slots__ = ("_hashes", "_items", "_keys", "_positions")
+
+    def __init__(self, keys: PackedItems, items: PackedItems) -> None:
+        self._keys, self._items = keys, items
+        hashes = np.fromiter(map(hash, self), np.int64, len(keys))
+        positions = np.argsort(hashes, kind="stable")
+        # Views, because they give Python numbers in a fraction of the time that arrays take.
+        self._hashes, self._positions = hashes[positions].data, positions.data
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, key: Any) -> Any:
+        hashes, wanted = self._hashes, hash(key)
+        at = bisect.bisect_left(hashes, wanted)
+        while at < len(hashes) and hashes[at] == wanted:
+            position: int = self._positions[at]
+            if self._keys[position] == key:
+                return self._items[position]
+            at += 1
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._keys.__getitem__, range(len(self._keys)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedDict, (self._keys, self._items)
+
+    def __repr__(self) -> str:
+        return f"<shared dict of {len(self):,} items>"

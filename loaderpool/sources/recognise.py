@@ -1,22 +1,31 @@
-"""From what the user passed as a source to something that is read by index, without copying it."""
+"""From what the user passed as a source to something that is read by index, without a copy; or what to pass instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import inspect
+import numbers
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, MappingView
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
-from loaderpool.errors import ArgumentError, SourceError
-from loaderpool.sources.advice import is_stream, refusal
-from loaderpool.sources.columns import Columns, is_array, is_table, table_columns, zip_columns
-from loaderpool.sources.image_flow import ImageFlow
-from loaderpool.sources.replicated import ReplicatedSource
-from loaderpool.sources.sequence import BatchSequence
+from loaderpool.element.leaf import dense_of
+from loaderpool.element.structure import Structure
+from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
+from loaderpool.sources.generators import ReplicatedSource
+from loaderpool.sources.sequence import BatchSequence, ImageFlow
 from loaderpool.sources.stream import StreamSource
+from loaderpool.sources.tables import Columns, is_array, is_table, table_columns
 
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
 _READY = (list, range, Columns, BatchSequence, ImageFlow)
+
+
+# Columns shown in a message: fewer hide the odd one, more bury it.
+_SHOWN = 8
 
 
 class Source(Protocol):
@@ -80,8 +89,7 @@ def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
         return obj
     if is_stream(obj):
         return StreamSource(obj)
-    reason = refusal(obj)
-    if reason is not None:
+    if reason := _refusal(obj):
         raise SourceError(f"source {reason}")
     source: Any
     if is_table(obj):
@@ -111,6 +119,52 @@ def _are_columns(values: tuple[Any, ...]) -> bool:
     )
 
 
+def zip_columns(columns: Any) -> Columns:
+    """Return a tuple or dict of columns, nested at will, by row.
+
+    Raises:
+        SourceError: a leaf is no column.
+        ArgumentError: lengths differ.
+    """
+    try:
+        structure = Structure.of(columns, origin="source has")
+    except SpecMismatchError as error:
+        raise SourceError(str(error)) from None
+    leaves = [_column(leaf, path) for leaf, path in zip(structure.flatten(columns), structure.paths, strict=True)]
+    lengths = [_column_length(leaf, path) for leaf, path in zip(leaves, structure.paths, strict=True)]
+    if len(set(lengths)) > 1:
+        shown = [f"{path} has {length}" for path, length in zip(structure.paths, lengths, strict=True)][:_SHOWN]
+        more = ", ..." * (len(lengths) > _SHOWN)
+        hint = "; if each is one item, pass list(source)" * isinstance(columns, tuple)
+        raise ArgumentError(
+            f"source is a {type(columns).__name__} of columns, read row by row, and their lengths differ: "
+            f"{', '.join(shown)}{more}{hint}"
+        )
+    return Columns(structure, leaves, lengths[0])
+
+
+def _column(leaf: Any, path: str) -> Any:
+    if is_table(leaf):
+        return table_columns(leaf, f"source{path}")
+    is_number = isinstance(leaf, numbers.Number)  # range(number), the advice for a whole source, is none here
+    reason = f"is the number {brief(leaf)}" if is_number else _refusal(leaf)
+    if not reason and not isinstance(leaf, list) and not is_array(leaf):
+        reason = f"is a {type(leaf).__name__}, not an array or list (zip_sources takes sources of any kind)"
+    if reason:
+        raise SourceError(
+            f"source{path} {reason}. A dict is read as columns, one row of each array or list being an item; to read a "
+            "dict's entries one by one, pass list(source.items())"
+        )
+    return leaf
+
+
+def _column_length(column: Any, path: str) -> int:
+    try:
+        return len(column)
+    except Exception as error:
+        raise SourceError(f"source{path} has no rows: len() raised {type(error).__name__}: {error}") from error
+
+
 def length_of(source: Any) -> int:
     """Return how many items it has.
 
@@ -134,3 +188,137 @@ def _describe(obj: Any) -> str:
     if isinstance(obj, np.ndarray):
         return f"an array of shape {obj.shape}"
     return f"a {type(obj).__name__}"
+
+
+def position_of(index: SupportsIndex, size: int) -> int:
+    """Return the position that an index means in a source of `size` items, 0 to size - 1.
+
+    Args:
+        index: -size to size - 1, of any integer type.
+        size: items.
+
+    Raises:
+        IndexError: there is no such item; also what ends a plain `for` over the source.
+        TypeError: it is no integer, such as a slice.
+    """
+    position = operator.index(index)
+    if position < 0:
+        position += size
+    if not 0 <= position < size:
+        raise IndexError(f"index {operator.index(index)} is not in a source of {size} items")
+    return position
+
+
+# ---- what cannot be read by index, and what to pass instead ----
+
+_NO_STREAMS = (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)
+_INSTEAD = "pass a sequence, arrays, or range(n) for just the index"
+
+
+def _has(obj: Any, *methods: str) -> bool:
+    return all(hasattr(type(obj), method) for method in methods)
+
+
+def _is_of(obj: Any, package: str, *names: str) -> bool:
+    """Whether an object is of a class of a package, found without an import; without names, of any of its classes."""
+    homes = ((base.__module__.partition(".")[0], base.__name__) for base in type(obj).__mro__)
+    return any(home == package and (not names or name in names) for home, name in homes)
+
+
+def _is_path(obj: Any) -> bool:
+    return isinstance(obj, (str, bytes, bytearray, os.PathLike))
+
+
+def _is_whole(obj: Any) -> bool:
+    return isinstance(obj, numbers.Integral) and not isinstance(obj, bool)
+
+
+def _is_sparse(obj: Any) -> bool:
+    return bool(dense_of(type(obj)))
+
+
+def _is_dataset(obj: Any) -> bool:
+    return _is_of(obj, "tensorflow", "DatasetV2")
+
+
+def _is_hdf5(obj: Any) -> bool:
+    return _is_of(obj, "h5py", "Group")
+
+
+def _is_iterable_dataset(obj: Any) -> bool:
+    return _is_of(obj, "torch", "IterableDataset")
+
+
+def _is_tensor(obj: Any) -> bool:
+    has_numpy = _is_of(obj, "tensorflow") and callable(getattr(obj, "numpy", None))
+    return has_numpy or _is_of(obj, "tensorflow", "Tensor")
+
+
+def _is_unordered(obj: Any) -> bool:
+    return isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__")
+
+
+def _is_mapping(obj: Any) -> bool:
+    return isinstance(obj, Mapping) and type(obj).__getitem__ is not dict.__getitem__
+
+
+def _is_function(obj: Any) -> bool:
+    return callable(obj) and not _has(obj, "__getitem__") and not _has(obj, "__iter__")
+
+
+# The first that holds for an object, and what follows "source" in the error; "": it can be read. Only types and
+# attributes are asked for: nothing of the object is called, iterated or indexed.
+_REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (lambda obj: obj is None, f"is None: {_INSTEAD}"),
+    (lambda obj: isinstance(obj, type), "is the class {name}, not an object of it: pass {name}(...)"),
+    (_is_path, "is one {kind}, {value}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"),
+    (_is_whole, "is a number: did you mean range({value})?"),
+    (lambda obj: isinstance(obj, numbers.Number), f"is {{value}}, a {{kind}}: {_INSTEAD}"),
+    (_is_sparse, "is sparse, a {kind}: pass {dense} in its place, or range(n) and a function that takes a row"),
+    (_is_dataset, "is a tf.data.Dataset: pass what it was made from, or ds.as_numpy_iterator(), which is read once"),
+    (_is_tensor, "is a TensorFlow {kind}: pass its .numpy(), for workers run without TensorFlow"),
+    (_is_hdf5, "is an open HDF5 {kind}: pass loaderpool.HDF5(path, keys), which each worker opens itself"),
+    (lambda obj: _is_of(obj, "polars", "LazyFrame"), "is a polars LazyFrame, not run yet: pass its .collect()"),
+    (_is_unordered, "is a {kind}, which has no index: pass sorted(source), or list(source) where it has an order"),
+    (_is_mapping, "is a mapping ({kind}), read by key: pass dict(source) of columns, or list(source.items())"),
+    (_is_iterable_dataset, "is an IterableDataset of PyTorch: use Loader.from_generator(lambda: iter(dataset))"),
+    (lambda obj: _has(obj, "__len__", "__getitem__"), ""),
+    (inspect.isgeneratorfunction, "is a generator function: use Loader.from_generator({name}), or read {name}() once"),
+    (_is_function, "is a function: pass the items as the source and the function as fn, as in Loader(items, {name})"),
+    (lambda obj: _has(obj, "__getitem__"), "is a {kind} without a length: give it a __len__, or index it in fn"),
+    (lambda obj: True, f"is a {{kind}}, which has neither length nor items: {_INSTEAD}"),
+)  # fmt: skip
+
+
+def _refusal(obj: Any) -> str:
+    """Return what follows "source" in the error for an object that cannot be read by index; "" where it can."""
+    text = next(text for holds, text in _REFUSED if holds(obj))
+    if not text:
+        return ""
+    name = getattr(obj, "__name__", "fn")
+    return text.format(
+        kind=type(obj).__name__,
+        name=name if str(name).isidentifier() else "fn",  # a lambda's is "<lambda>"
+        value=brief(obj.item() if isinstance(obj, np.generic) else obj, 60),
+        dense=dense_of(type(obj)),
+    )
+
+
+def is_stream(obj: Any) -> bool:
+    """Whether it can only be iterated. Nothing of it is called.
+
+    Not what has no order, and not classes, text and paths, for which `_REFUSED` has better advice.
+    """
+    if isinstance(obj, _NO_STREAMS) or _is_dataset(obj) or _is_tensor(obj) or _is_sparse(obj):
+        return False
+    return isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__"))
+
+
+def whole_batches(obj: Any) -> str | None:
+    """Return what follows "source" where an object's items are batches already, of which more batches would be made."""
+    if not _is_of(obj, "keras", "PyDataset", "Sequence"):
+        return None
+    return (
+        f"is a {type(obj).__name__}, whose items are batches: use Loader.from_sequence(...), or batch_size=None, which "
+        "takes each as it is"
+    )

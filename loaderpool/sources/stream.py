@@ -7,15 +7,15 @@ there is one), and what a batch holds follows from that alone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from loaderpool.errors import SourceError
-from loaderpool.plan.base import BasePlan
+from loaderpool.errors import ArgumentError, SourceError, brief
+from loaderpool.plan.base import BasePlan, shuffled
 from loaderpool.plan.order import Plan
-from loaderpool.plan.window import shuffled
+from loaderpool.settings.checks import check_signature, whole_number
 from loaderpool.system import clock
-from loaderpool.system.long_work import LongWork
 
 _TOLD_NS = 50_000_000  # from one word about how far a way is to the next, at least
 
@@ -82,6 +82,8 @@ def nothing_there(drops_remainder: bool) -> str:
 
 def _read_up_to(items: Iterator[Any], place: int) -> int:
     """Read items and drop them; returns how many there were."""
+    from loaderpool.system.long_work import LongWork  # few streams go on in the middle
+
     position, wanted = 0, 1
     with LongWork(f"loaderpool: reading the stream up to item {place:,}, where it goes on", place) as work:
         while position < place:
@@ -135,3 +137,129 @@ def read_batches(
     if tail.batches_per_epoch:
         first, *others = tail.positions(epoch, 0).tolist()
         yield first, block[first - position : first - position + 1 + len(others)]
+
+
+# ---- many files read at once, as `tf.data.Dataset.interleave` has it ----
+
+
+def interleave(
+    files: Sequence[Any],
+    open_fn: Callable[[Any], Iterable[Any]],
+    cycle_length: int = 8,
+    block_length: int = 1,
+    *,
+    on_error: Literal["raise", "skip"] = "raise",
+) -> Interleave:
+    """Return a stream of the records of many files, in the order of a deterministic `tf.data.Dataset.interleave`.
+
+    Records are read in one place; to read in all workers, use `Loader.from_generator(open_fn, shards=files)`.
+
+    Args:
+        files: what `open_fn` is called with, in this order.
+        open_fn: `open_fn(file)` gives what iterates over the file's records.
+        cycle_length: files that are open at once and take turns, at least 1.
+        block_length: records that a file gives in its turn, at least 1.
+        on_error: "skip" leaves out the rest of a file whose reading raises, and warns.
+    """
+    given = listed("files", files)
+    if not callable(open_fn):
+        raise ArgumentError(f"open_fn must be callable as open_fn(file), got {brief(open_fn)}")
+    check_signature("open_fn", open_fn, "file", may_take=())
+    if on_error not in ("raise", "skip"):
+        raise ArgumentError(f'on_error must be "raise" or "skip" (the rest of that file), got {brief(on_error)}')
+    return Interleave(
+        given,
+        open_fn,
+        whole_number("cycle_length", cycle_length, at_least=1, hint="files that are open at once"),
+        whole_number("block_length", block_length, at_least=1, hint="records that a file gives in its turn"),
+        on_error,
+    )
+
+
+class Interleave:
+    """What `interleave` gives: iterated from the start each time.
+
+    Attributes:
+        files: the files.
+        open_fn: reads one.
+        cycle_length: how many are open at once.
+        block_length: records that each gives in its turn.
+    """
+
+    def __init__(
+        self,
+        files: list[Any],
+        open_fn: Callable[[Any], Iterable[Any]],
+        cycle_length: int,
+        block_length: int,
+        on_error: str,
+    ) -> None:
+        self.files, self.open_fn = files, open_fn
+        self.cycle_length, self.block_length = cycle_length, block_length
+        self._on_error = on_error
+
+    def __iter__(self) -> Iterator[Any]:
+        files = iter(self.files)
+        places: list[Generator[Any] | None] = [None] * min(self.cycle_length, len(self.files))
+        at = given = open_count = 0
+        has_more = True
+        try:
+            while has_more or open_count:
+                place = places[at]
+                if place is not None:
+                    record = next(place, _END)
+                    if record is not _END:
+                        given += 1
+                        if given == self.block_length:
+                            at, given = (at + 1) % len(places), 0
+                        yield record
+                        continue
+                    places[at] = None
+                    open_count -= 1
+                elif has_more:
+                    file = next(files, _END)
+                    has_more = file is not _END
+                    if has_more:
+                        places[at] = self._read(file)
+                        open_count += 1
+                    continue
+                at, given = (at + 1) % len(places), 0
+        finally:
+            for place in places:
+                if place is not None:
+                    place.close()
+
+    def _read(self, file: Any) -> Generator[Any]:
+        """The records of a file; where reading them raises, the file is noted, or its rest left out."""
+        try:
+            yield from self.open_fn(file)
+        except Exception as error:
+            if self._on_error == "raise":
+                if hasattr(error, "add_note"):  # from Python 3.11 on
+                    error.add_note(f"while {brief(file)} was read")
+                raise
+            warnings.warn(f"the rest of {brief(file)} is left out: {type(error).__name__}: {error}", stacklevel=3)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.files)} files interleaved, {self.cycle_length} at once>"
+
+
+_END = object()  # stands for what comes after a file's last record
+
+
+def listed(name: str, value: Any) -> list[Any]:
+    """Return the files, ranges or the like that the user gave, in their order.
+
+    Raises:
+        ArgumentError: not a sequence of them, or without an order that is the same in each process, or there are none.
+    """
+    if isinstance(value, (set, frozenset)):
+        raise ArgumentError(f"{name} is a set, which has another order in each process: pass sorted({name})")
+    if isinstance(value, Mapping):
+        raise ArgumentError(f"{name} is a {type(value).__name__}: pass list({name}), or list({name}.items())")
+    has_no_length = not hasattr(type(value), "__len__") or getattr(value, "shape", None) == ()
+    if isinstance(value, (str, bytes)) or has_no_length:
+        raise ArgumentError(f"{name} must be a sequence of files, ranges or the like, got {brief(value)}")
+    if not len(value):
+        raise ArgumentError(f"{name} is empty: nothing would ever be read")
+    return list(value)

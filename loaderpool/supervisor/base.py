@@ -19,8 +19,8 @@ from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.supervisor.watch import HungSample, SampleWatch, Stacks, fault_in
-from loaderpool.system import capacity, clock, fault_points, role
-from loaderpool.system.stop_watch import StopWatch
+from loaderpool.system import capacity, clock, fault_points, process
+from loaderpool.system.machine import StopWatch
 from loaderpool.transport.messages import Notice, encode
 from loaderpool.transport.reports import LostReport, describe_failure, describe_timeout
 
@@ -209,7 +209,7 @@ class BaseSupervisor(abc.ABC):
             was_stopped=last is not None and last.was_stopped,
             in_setup=last is not None and last.in_setup,
             max_restarts=self._max_restarts,
-            node=role.node(),
+            node=process.node(),
         )
         message = lost.completion or encode(Notice.LOST, lost.loader)
         self._tell(message, report)

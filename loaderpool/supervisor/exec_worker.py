@@ -11,16 +11,14 @@ from typing import Any
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor.late_payloads import LatePayloads
 from loaderpool.supervisor.watch import StackFile
-from loaderpool.system import role
-from loaderpool.transport.payload.changes import read_changes
+from loaderpool.system import process
 from loaderpool.worker.after_fork import become_worker, serve
-from loaderpool.worker.channels import WorkerChannels
-from loaderpool.worker.loop import WorkerLoop
+from loaderpool.worker.loop import WorkerChannels, WorkerLoop
 
 
 def main(start: Mapping[str, Any]) -> None:
     """The worker process, from the first import to its end."""
-    role.become("worker", start["node"])
+    process.become("worker", start["node"])
     become_worker(start["supervisor_pid"], (), ())
     for name in ("tickets", "reports", "completions", "socket", "stacks", "arena"):
         os.set_inheritable(start[name], False)  # the exec needed them inheritable; what the function starts needs none
@@ -32,6 +30,5 @@ def main(start: Mapping[str, Any]) -> None:
     arena = Arena(start["arena"], start["arena_bytes"])
     to_trainer = socket.socket(fileno=start["socket"])
     channels = WorkerChannels(start["tickets"], start["reports"], start["completions"], to_trainer)
-    changes = [] if start["changes"] is None else read_changes(start["changes"])
-    payloads = LatePayloads(arena, start["places"], start["files"], changes, start["number"])
+    payloads = LatePayloads(arena, start["places"], start["files"], start["changes"], start["number"])
     serve(WorkerLoop(start["number"], start["cell"], arena, channels, payloads).run)

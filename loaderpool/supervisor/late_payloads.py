@@ -6,10 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loaderpool.memory.arena import Arena
-from loaderpool.transport.payload.changes import Change
-from loaderpool.transport.payload.descriptors import ReceivedDescriptors
-from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.transport.payload.unship import describe_load_error
+from loaderpool.transport.payload.loaded import Change, Payloads, ReceivedDescriptors, describe_load_error
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.after_fork import settle_libraries
 from loaderpool.worker.jobs import WorkFailed
@@ -27,7 +24,7 @@ class LatePayloads(dict[int, dict[str, Any]]):
         arena: Arena,
         places: Iterable[tuple[int, int, int]],
         files: Iterable[Sequence[int]],
-        changes: Sequence[Change],
+        changes: dict[int, list[list[list[bytes | bytearray]]]],  # as `plain` has them
         worker: int,
     ) -> None:
         super().__init__()
@@ -42,9 +39,9 @@ class LatePayloads(dict[int, dict[str, Any]]):
             raise self._failed[loader]
         try:
             self._payloads.load(loader, *self._places[loader])
-            for change in self._changes:
-                if change.loader == loader:
-                    self._payloads.apply(change)
+            for parts in self._changes.pop(loader, ()):  # they may be large
+                pickled, *buffers = (bytearray().join(pieces) for pieces in parts)
+                self._payloads.apply(loader, Change(bytes(pickled), buffers, frozenset()))
         except BaseException as error:
             failure = describe_failure(error, epoch=0, worker=self._worker, load_advice=describe_load_error(error))
             self._failed[loader] = WorkFailed(failure, error)

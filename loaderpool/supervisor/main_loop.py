@@ -20,30 +20,48 @@ import pickle
 import select
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from loaderpool.memory.arena import Arena
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.base import BaseSupervisor
-from loaderpool.supervisor.exec_start import CleanStart
-from loaderpool.supervisor.processes import Processes
-from loaderpool.supervisor.program import begin, end_group
+from loaderpool.supervisor.processes import CleanStart, Processes
 from loaderpool.supervisor.state import SupervisorState
-from loaderpool.system import fault_points, machine, role
-from loaderpool.transport.messages import READ_BYTES, Notice, decode_all, encode
-from loaderpool.transport.payload.descriptors import ReceivedDescriptors
-from loaderpool.transport.payload.fork_check import ForkCheck
-from loaderpool.transport.payload.load_time import LoadTimer
-from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.transport.payload.open_handles import refuse_open_handles
-from loaderpool.transport.payload.unship import describe_load_error
+from loaderpool.system import clock, fault_points, machine, process
+from loaderpool.transport.messages import READ_BYTES, LoadTime, Notice, decode_all, encode
+from loaderpool.transport.payload.fork_check import ForkCheck, refuse_open_handles
+from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors, describe_load_error
 from loaderpool.transport.pipes import Outlet, SocketOutlet
 from loaderpool.transport.reports import describe_failure
 
+
+def begin(new_role: process.Role, start: Mapping[str, Any]) -> bool:
+    """Be this from now on, with the settings of the start; returns whether the trainer is there still."""
+    process.become(new_role, start.get("node"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getppid() != start["trainer_pid"]:
+        return False  # it died while we started
+    sys.argv = list(start["argv"])
+    for name in ("control", "socket", "arena", "completions"):
+        os.set_inheritable(start[name], False)  # the exec needed it; what the user's function starts needs none
+    machine.raise_descriptor_limit()
+    return True
+
+
+def end_group() -> NoReturn:
+    """End this process, and with it what the user's function has started and left running."""
+    if os.getpgrp() == os.getpid():  # else the group is the trainer's
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
 # Without pidfds the process table is looked at this often.
 _POLL_MS = 200
+# A load of less is not told of: beside it interpreters take longer to start.
+_LOAD_TOLD_FROM_S = 0.2
 
 
 class Supervisor(BaseSupervisor):
@@ -58,8 +76,8 @@ class Supervisor(BaseSupervisor):
         to_trainer = socket.socket(fileno=start["socket"])
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._fork_check = ForkCheck()
-        self._load_timer = LoadTimer(self._fork_check.importing)
-        self._payloads = Payloads(self._arena, ReceivedDescriptors(to_trainer), self._load_timer.importing)
+        self._payloads = Payloads(self._arena, ReceivedDescriptors(to_trainer), self._importing)
+        self._slowest_import = 0.0, ""
         self._has_told_of_exec = False
         os.set_blocking(self._control, False)
         state = SupervisorState(start["workers"], start["max_restarts"], start["first_ticket"])
@@ -160,9 +178,11 @@ class Supervisor(BaseSupervisor):
         take_in = self._payloads.load if isinstance(load, s.Load) else self._payloads.update
         try:
             self._arena.board.loading = load.loader
-            with _ends_with(self._trainer_pid), self._load_timer.loading():
+            self._slowest_import, begun_s = (0.0, ""), clock.monotonic_s()
+            with _ends_with(self._trainer_pid):
                 fault_points.reach("supervisor.loading")
                 take_in(load.loader, load.offset, load.nbytes)
+            took_s = clock.monotonic_s() - begun_s
             if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own
                 refuse_open_handles()
         except BaseException as error:
@@ -173,10 +193,18 @@ class Supervisor(BaseSupervisor):
             self._arena.board.loading = 0
         if gc.get_freeze_count():  # what the first payload's imports have left in cycles is not worth the wait
             gc.collect()
-        if self._load_timer.latest.seconds:
-            self._tell(encode(Notice.LOAD_TIME, load.loader), self._load_timer.latest)
+        if took_s >= _LOAD_TOLD_FROM_S:
+            self._tell(encode(Notice.LOAD_TIME, load.loader), LoadTime(took_s, *self._slowest_import))
         gc.freeze()  # so that a worker's collections do not write to, and so copy, these pages
         return self._state.on_loaded(load.loader)
+
+    @contextlib.contextmanager
+    def _importing(self, module: str) -> Iterator[None]:
+        """A context for an import that a payload asks for; those of its module are part of it."""
+        begun_s = clock.monotonic_s()
+        with self._fork_check.importing(module):
+            yield
+        self._slowest_import = max(self._slowest_import, (clock.monotonic_s() - begun_s, module))
 
     def _unload(self, loader: int) -> None:
         self._payloads.unload(loader)
@@ -185,7 +213,7 @@ class Supervisor(BaseSupervisor):
         self._trainer.send(message)
 
     def _tell(self, message: bytes, value: Any) -> None:
-        self._to_trainer.send(message, pickle.dumps(value))
+        self._to_trainer.send_with(message, pickle.dumps(value))
 
     def _flush(self) -> None:
         self._trainer.flush()
@@ -199,7 +227,7 @@ class Supervisor(BaseSupervisor):
         obstacles = self._fork_check.obstacles()
         if obstacles and not self._has_told_of_exec:  # before anything that such a worker may say
             self._has_told_of_exec = True
-            self._tell(encode(Notice.WORKERS_BY_EXEC), (obstacles, role.node()))
+            self._tell(encode(Notice.WORKERS_BY_EXEC), (obstacles, process.node()))
         return super()._start(number, cell)
 
     def _read_reports(self) -> None:

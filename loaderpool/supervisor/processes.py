@@ -12,22 +12,112 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderpool.memory.arena import Arena
-from loaderpool.supervisor.exec_start import CleanStart
-from loaderpool.supervisor.fork_worker import ForkedProcess
 from loaderpool.supervisor.records import LastCell
 from loaderpool.supervisor.watch import HungSample, StackFile
-from loaderpool.system import machine, role
-from loaderpool.system.stop_watch import StopWatch
+from loaderpool.system import machine, process
+from loaderpool.system.machine import StopWatch
 from loaderpool.transport.payload.fork_check import ForkCheck
-from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.loaded import Payloads, plain
 from loaderpool.transport.pipes import Outlet
-from loaderpool.worker.after_fork import become_worker
-from loaderpool.worker.channels import WorkerChannels
-from loaderpool.worker.loop import WorkerLoop
+from loaderpool.worker.after_fork import become_worker, serve
+from loaderpool.worker.loop import WorkerChannels, WorkerLoop
+
+if TYPE_CHECKING:
+    import subprocess
+
+
+class CleanStart:
+    """Starts workers by exec.
+
+    Runs in: the supervisor. Made before any module of the user's is imported, so that these find the same when they are
+    imported once more.
+
+    Args:
+        start: the supervisor's own settings.
+    """
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._common = {name: start[name] for name in ("path", "argv", "arena", "arena_bytes")}
+        self._common["supervisor_pid"], self._common["node"] = os.getpid(), process.node()
+        self._environment = dict(os.environ)
+        self._directory: str | None = None
+        with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be
+            self._directory = os.getcwd()
+
+    def start(
+        self, number: int, cell: int, descriptors: Mapping[str, int], payloads: Payloads
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker; it will load what it gets tickets for.
+
+        Args:
+            number: its number.
+            cell: its cell of the board.
+            descriptors: its ends, by the names that `main` knows.
+            payloads: what it shall load.
+
+        Raises:
+            OSError: no memory, no more processes, no descriptors, or no interpreter any more.
+        """
+        from loaderpool.transport import child_process  # few supervisors ever come here
+
+        files = [[loader, *found] for loader, found in payloads.received.by_loader.items()]
+        inherited = [self._common["arena"], *descriptors.values(), *(file for _, *found in files for file in found)]
+        settings = {**self._common, **descriptors, "number": number, "cell": cell}
+        settings["changes"] = plain(payloads.changes)
+        settings["files"] = files
+        settings["places"] = [(loader, *place) for loader, place in payloads.places.items()]
+        return child_process.start(
+            "loaderpool.supervisor.exec_worker",
+            settings,
+            inherited,
+            f"loaderpool-worker-{number}",
+            directory=self._directory,
+            environment=self._environment,
+            is_apart=False,  # it is of the supervisor's group, and ends with it
+        )
+
+
+class ForkedProcess:
+    """A forked worker, from its first line to its exit status; methods are named as in `subprocess.Popen`.
+
+    By `os.fork` itself: a library for it costs its import in every supervisor
+    (docs/decisions/0018-workers-are-forked-plainly.md).
+
+    Args:
+        run: what it does; then it ends, and never returns to what is on the supervisor's stack.
+
+    Raises:
+        OSError: no memory, or no more processes.
+    """
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        machine.flush_standard_streams()  # or both would write what waits in them
+        self._status: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            serve(run)
+
+    def poll(self) -> int | None:
+        """Return its exit status, minus the signal's number where one ended it; None: it runs."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """Return its exit status once it has ended. Blocks until then."""
+        return self._reap(0)
+
+    def _reap(self, options: int) -> int | None:
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # another caller was told how it ended, or SIGCHLD is ignored
+                self._status = 0
+            else:
+                self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
 
 
 class _Process(Protocol):
@@ -207,11 +297,11 @@ class Processes:
 
     def _main(self, number: int, cell: int, tickets: int, tickets_write: int, stacks: StackFile) -> None:
         """Runs in: the new worker, a fork."""
-        role.become("worker")
+        process.become("worker")
         channels = WorkerChannels(tickets, self._reports_write, self._completions, self._socket)
         # Its own pipe's write end, too, or it would never read the end of file that tells of the supervisor's.
         others = [*self._private, tickets_write]
-        others += (file for files in self._payloads.received.by_loader().values() for file in files)  # mapped already
+        others += (file for files in self._payloads.received.by_loader.values() for file in files)  # mapped already
         for other in self.by_number.values():
             others += [other.tickets.descriptor, other.stacks.descriptor]
             if other.pidfd is not None:

@@ -11,12 +11,9 @@ What is held by whom stands in the `Ledger`, `Dealer` decides who works on what,
 
 from __future__ import annotations
 
-from loaderpool.supervisor.dealer import Dealer
+from loaderpool.supervisor.dealer import Dealer, EarlyDealer
 from loaderpool.supervisor.deaths import Deaths
-from loaderpool.supervisor.early import EarlyDealer
-from loaderpool.supervisor.host_dealer import HostDealer
-from loaderpool.supervisor.host_deaths import HostDeaths
-from loaderpool.supervisor.host_roster import HostRoster
+from loaderpool.supervisor.host_dealer import HostDealer, HostDeaths, HostRoster
 from loaderpool.supervisor.instructions import (
     Close,
     Fork,
@@ -172,6 +169,18 @@ class SupervisorState:
         """Take in how many tickets a host may have, and how many workers it has; told again where that changes."""
         assert self._hosts is not None
         self._hosts.set_room(number, tickets, workers)
+        self._deal()
+        return self.ledger.take_out()
+
+    def on_doubted(self, number: int, ticket_number: int) -> list[Instruction]:
+        """Have another host make a ticket that this one has answered, and that was told to have no room."""
+        host = self.workers.get(number)
+        ticket = None if host is None else self.workers.take(host, ticket_number)
+        if ticket is not None and ticket.run is not None and ticket.run.is_ended:
+            self.ledger.abandon(ticket)
+        elif ticket is not None:
+            ticket.attempt += 1
+            self.ledger.due.appendleft(ticket)
         self._deal()
         return self.ledger.take_out()
 

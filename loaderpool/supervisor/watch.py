@@ -11,7 +11,6 @@ sample may have begun before the board names it: what it ran since then counts, 
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import signal
@@ -26,7 +25,6 @@ _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
 # From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
 _STACKS_NS = 100_000_000
 _READ_BYTES = 1 << 16
-ASKED_FILE = "asked-stacks"  # of a worker, for others than its supervisor
 FATAL = "Fatal Python error"  # what faulthandler begins with where C code ends a process
 
 
@@ -58,9 +56,6 @@ class StackFile:
         """Runs in: the worker. Faults of C code (SIGSEGV, SIGABRT, ...) write the stack there, too."""
         faulthandler.enable(self.descriptor, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
-        with contextlib.suppress(OSError):  # no descriptors are left: then `loaderpool top` gets no answer
-            asked = machine.create_memory_file(ASKED_FILE)
-            faulthandler.register(thread_signal(), file=asked, all_threads=False, chain=False)
 
     def forget(self) -> None:
         """What was written so far is of no interest."""
@@ -161,16 +156,6 @@ class SampleWatch:
             elif sample.ran_ns > timeout_ns:
                 sample.is_asked_again, sample.asked_ns = False, now
                 sample.ask()
-
-
-def thread_signal() -> int:
-    """The signal at which a thread of a worker writes its own stack, for others than the supervisor.
-
-    To read the stacks of other threads that run may crash the process, as SIGUSR1 may: that one is for a worker whose
-    end it is. A thread's own stack may crash it, too, where the signal comes while a call begins: of some ten thousand
-    requests to threads that do nothing but call Python functions, one. User's functions have no handlers of it.
-    """
-    return signal.SIGRTMAX - 3
 
 
 def fault_in(stacks: str) -> str:

@@ -1,4 +1,7 @@
-"""How much this process may use: CPUs, memory and processes, by the machine, the affinity mask and the cgroups."""
+"""How much this process may use, and what is used: CPUs, memory, processes; by the machine, the affinity, cgroups.
+
+What the kernel does not tell counts as 0, or as no limit.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,20 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from loaderpool.errors import readable_bytes
+from loaderpool.system import clock
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _CGROUP = "/sys/fs/cgroup"
+# What uint8 takes of what items of so many bytes take.
+_SHARES = {2: "half", 4: "a quarter", 8: "an eighth"}
+_MOST_STAT_BYTES = 4096  # of /proc/stat, of which the first line counts
 
 
 def usable_cpu_count() -> int:
@@ -24,35 +38,37 @@ def usable_cpu_count() -> int:
 
 def cgroup_cpu_quota() -> float | None:
     """CPUs' worth of time that this process's cgroups grant (v2 and v1), or None without a quota."""
-    quotas = [quota for quota in _cgroup_quotas() if quota is not None]
-    return min(quotas) if quotas else None
+    quotas = []
+    for path in _cgroup_directories("cpu"):
+        told = _read(f"{path}/cpu.max") or f"{_read(f'{path}/cpu.cfs_quota_us')} {_read(f'{path}/cpu.cfs_period_us')}"
+        with contextlib.suppress(ValueError):  # "max", or none of these files
+            quota, period = map(int, told.split()[:2])
+            if quota > 0:
+                quotas.append(quota / period)
+    return min(quotas, default=None)
 
 
 def available_memory_bytes() -> int:
     """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
     free = [_machine_available_bytes()]
-    for directory, limit in _memory_limits():
-        used = _read_int(f"{directory}/memory.current") or _read_int(f"{directory}/memory.usage_in_bytes")
+    for path, limit in _memory_limits():
+        used = _number(f"{path}/memory.current") or _number(f"{path}/memory.usage_in_bytes")
         if used is not None:
-            free.append(max(0, limit - used + _reclaimable_bytes(directory)))
+            counts = _counts(f"{path}/memory.stat")
+            free.append(max(0, limit - used + max(counts["inactive_file"], counts["total_inactive_file"])))
     return min(free)
 
 
 def resident_bytes() -> int:
     """Return the bytes of memory that this process has now; more than any where it cannot be read."""
-    try:
-        return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 1 << 62
+    words = _read("/proc/self/statm").split()
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 1 << 62
 
 
 def private_bytes(pid: int) -> int:
-    """Return the bytes of memory that a process shares with no other; 0 where it cannot be read."""
-    try:
-        lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
-        return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
-    except (OSError, ValueError, IndexError):
-        return 0
+    """Return the bytes of memory that a process shares with no other."""
+    counts = _counts(f"/proc/{pid}/smaps_rollup")
+    return 1024 * (counts["Private_Clean"] + counts["Private_Dirty"])
 
 
 def cgroup_memory_limit() -> int | None:
@@ -60,44 +76,52 @@ def cgroup_memory_limit() -> int | None:
     return min((limit for _, limit in _memory_limits()), default=None)
 
 
-def cgroup_pids() -> tuple[int, int] | None:
-    """The cgroups' limit on processes and threads and how many there are, where fewest are left; None: no limit."""
-    found = []
-    for directory in _cgroup_directories("pids"):
-        limit, used = _read_int(f"{directory}/pids.max"), _read_int(f"{directory}/pids.current")
-        if limit is not None and used is not None:
-            found.append((limit, used))
-    return min(found, key=lambda pair: pair[0] - pair[1], default=None)
-
-
-def cgroup_throttled_ns() -> int:
-    """Return how long the CPU limit of this process's cgroups has held processes back so far; 0: there is none."""
-    found = [0]
-    for directory in _cgroup_directories("cpu"):
-        found.append(1000 * (_count_in(f"{directory}/cpu.stat", "throttled_usec") or 0))
-        found.append(_count_in(f"{directory}/cpu.stat", "throttled_time") or 0)  # cgroup v1 has ns
-    return max(found)
+def throttled_s() -> float:
+    """Return how long the CPU limit of this process's cgroups has held processes back so far."""
+    found = [_counts(f"{path}/cpu.stat") for path in _cgroup_directories("cpu")]
+    return max((max(each["throttled_usec"] / 1e6, each["throttled_time"] / 1e9) for each in found), default=0.0)
 
 
 def oom_kill_count() -> int:
-    """Return how many processes the kernel has killed for memory, as far as this one can see; it only ever grows.
+    """Return how many processes the kernel has killed for memory, as cgroups (v2, v1) and the machine count."""
+    paths = [f"{path}/memory.{file}" for path in _cgroup_directories("memory") for file in ("events", "oom_control")]
+    return sum(_counts(path)["oom_kill"] for path in ("/proc/vmstat", *paths))
 
-    The sum over the cgroups' own counters (v2 `memory.events`, v1 `memory.oom_control`) and the machine's
-    (`/proc/vmstat`, Linux 4.13 and later); 0 where none can be read.
+
+def process_cpu_s(pid: int) -> float:
+    """Return the CPU time the process has used so far in seconds; 0.0 where it is gone."""
+    with contextlib.suppress(OSError, AttributeError):  # a system may have no such clock
+        return clock.cpu_ns_of(pid) / 1e9
+    return 0.0
+
+
+def queued_s(task: int | str) -> float:
+    """Return how many seconds a thread has been runnable without a CPU so far: what tells a busy machine from waiting.
+
+    Args:
+        task: a process, whose main thread is meant, or "self/task/TID".
     """
-    found = [_count_in("/proc/vmstat", "oom_kill")]
-    for directory in _cgroup_directories("memory"):
-        found += [_count_in(f"{directory}/{name}", "oom_kill") for name in ("memory.events", "memory.oom_control")]
-    return sum(filter(None, found))
+    words = _read(f"/proc/{task}/schedstat").split()
+    return int(words[1]) / 1e9 if words else 0.0
+
+
+def disk_read_bytes(pid: int) -> int:
+    """Return how many bytes storage has read for the process so far; what the page cache has is not read (proc(5))."""
+    return _counts(f"/proc/{pid}/io")["read_bytes"]
+
+
+def machine_cpu_s() -> float:
+    """Return the CPU time that all processes of the machine have used so far."""
+    # After "cpu": user, nice, system, idle, iowait, irq, softirq, steal.
+    ticks = [int(field) for field in _read("/proc/stat", _MOST_STAT_BYTES).split()[1:9]]
+    return sum(ticks[:3] + ticks[5:]) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
+# ---- what is said of it ----
 
 
 def start_advice(error: OSError, no_descriptors: str) -> str:
-    """Return what to change where a process could not be started.
-
-    Args:
-        error: of the attempt.
-        no_descriptors: said where that was it.
-    """
+    """Return what to change where a process could not be started; `no_descriptors` is said where that was it."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{no_descriptors}: use fewer workers, or raise the limit (ulimit -n)"
     if error.errno in (errno.ENOENT, errno.EACCES):
@@ -108,35 +132,48 @@ def start_advice(error: OSError, no_descriptors: str) -> str:
     )
 
 
-def _cgroup_quotas() -> Iterable[float | None]:
-    for directory in _cgroup_directories("cpu"):
-        try:
-            if os.path.exists(f"{directory}/cpu.max"):
-                quota, period = _read(f"{directory}/cpu.max").split()[:2]
-                yield None if quota == "max" else int(quota) / int(period)
-            elif os.path.exists(f"{directory}/cpu.cfs_quota_us"):
-                quota_us = int(_read(f"{directory}/cpu.cfs_quota_us"))
-                period_us = int(_read(f"{directory}/cpu.cfs_period_us"))
-                yield quota_us / period_us if quota_us > 0 else None
-        except (OSError, ValueError):
-            continue
+def batch_advice(two_bytes: int, rows: int, has_samples: bool, dtype: np.dtype[Any], limit: int, room: int) -> str:
+    """Return why this machine cannot hold two batches, and what to change.
+
+    Args:
+        two_bytes: what two batches take.
+        rows: of a batch; 0 where `batch_size` is None.
+        has_samples: whether the function makes samples.
+        dtype: of what is largest in a batch.
+        limit: the budget of all batches in bytes.
+        room: the bytes that there are.
+    """
+    why = (
+        f"one batch takes {two_bytes // 2:,} bytes and at least 2 slots are needed. That cannot work here: they need "
+        f"{readable_bytes(two_bytes)}, and this machine (or its cgroup) has {readable_bytes(room)} for them."
+    )
+    lines = [why]
+    for budget, setting in (min(limit, room // 2), ""), (room // 2, f" with Limits(memory={room // 2})"):
+        # A page less, for what lies between the components.
+        fits = (budget // 2 - 4096) * rows // (two_bytes // 2)
+        if fits >= 1:
+            lines.append(f"Lower batch_size: {fits} fits{setting}.")
+            break
+    if dtype.kind in "iuf" and dtype.itemsize in _SHARES:
+        lines.append(f"Return a smaller dtype: uint8 takes {_SHARES[dtype.itemsize]} of what {dtype} takes.")
+    if has_samples and fits >= 1:
+        lines.append(f"Set batch_size=None{setting}: each sample then is handed out by itself.")
+    if len(lines) == 1:
+        lines.append("Return less from the function, or use a machine with more memory.")
+    return "\n".join(lines)
 
 
 def _memory_limits() -> Iterator[tuple[str, int]]:
     """The cgroup directories that have a limit in bytes, and the limit."""
-    for directory in _cgroup_directories("memory"):
-        limit = _read_int(f"{directory}/memory.max") or _read_int(f"{directory}/memory.limit_in_bytes")
+    for path in _cgroup_directories("memory"):
+        limit = _number(f"{path}/memory.max") or _number(f"{path}/memory.limit_in_bytes")
         if limit is not None and limit < 1 << 60:
-            yield directory, limit
+            yield path, limit
 
 
 def _machine_available_bytes() -> int:
-    try:
-        for line in _read("/proc/meminfo").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    if available := _counts("/proc/meminfo")["MemAvailable"]:
+        return available * 1024
     # Of macOS only all is known, of which half stands for what is free; and of Windows, as far as Python goes, nothing.
     for pages, share in (("SC_AVPHYS_PAGES", 1), ("SC_PHYS_PAGES", 2)):
         with contextlib.suppress(AttributeError, ValueError, OSError):
@@ -144,57 +181,38 @@ def _machine_available_bytes() -> int:
     return 4 << 30
 
 
-def _reclaimable_bytes(directory: str) -> int:
-    counts = (_count_in(f"{directory}/memory.stat", name) for name in ("inactive_file", "total_inactive_file"))
-    return max(filter(None, counts), default=0)
-
-
-def _cgroup_directories(controller: str) -> Iterable[str]:
+def _cgroup_directories(controller: str) -> Iterator[str]:
     """Return the directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
-    try:
-        lines = _read("/proc/self/cgroup").splitlines()
-    except OSError:
-        lines = []
+    lines = _read("/proc/self/cgroup").splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root = _CGROUP
-        elif controller in controllers.split(","):
-            root = f"{_CGROUP}/{controllers}"
-            if not os.path.exists(root):
-                root = f"{_CGROUP}/{controller}"
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        root = f"{_CGROUP}/{controllers}".rstrip("/")
+        if not os.path.exists(root):
+            root = f"{_CGROUP}/{controller}"
         inner = os.path.join(root, path.lstrip("/")).rstrip("/")
-        while True:
+        while inner.startswith(root):
             if os.path.exists(inner):
                 yield inner
-            if not inner.startswith(f"{root}/"):
-                break
             inner = os.path.dirname(inner)
     if not lines:
         yield _CGROUP
 
 
-def _count_in(path: str, name: str) -> int | None:
-    """Return the number behind a name in a file of such lines; None where there is none."""
-    try:
-        for line in _read(path).splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return None
+def _counts(path: str) -> Counter[str]:
+    """The numbers in a file of lines that each have a name and one; 0 of all other names."""
+    lines = [line.split() for line in _read(path).splitlines()]
+    return Counter({words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()})
 
 
-def _read_int(path: str) -> int | None:
-    try:
-        return int(_read(path))
-    except (OSError, ValueError):  # absent, or "max"
-        return None
+def _number(path: str) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None  # absent, or "max"
 
 
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+def _read(path: str, most: int = -1) -> str:
+    """Return a file of the kernel's; "": it cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb", 0) as file:
+        return file.read(most).decode(errors="replace")
+    return ""

@@ -1,31 +1,28 @@
-"""How far work is that takes long, told to who waits for it: a bar on a terminal, else a line now and then.
+"""How far work is that takes long, told on stderr to who waits for it: a line now and then.
 
 Nothing is said of what is over within two seconds, in workers and readers (the trainer tells of their work), or with
-`LOADERPOOL_PROGRESS=0`. Where rich is installed and stderr is a terminal, or a notebook that can show it, it draws the
-bar, which is gone when the work is over or Ctrl-C ends it. There is no thread: who works tells how far it is.
+`LOADERPOOL_PROGRESS=0`. There is no thread: who works tells how far it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, ClassVar
 
-from loaderpool.system import clock, role
-from loaderpool.system.readable import readable_s, readable_size
+from loaderpool.errors import readable_bytes, readable_s
+from loaderpool.system import clock, process
 
 SWITCH = "LOADERPOOL_PROGRESS"
 _FIRST_NS = 2_000_000_000  # sooner, what is over in a moment is told of; later, who waits wonders
-_BAR_NS = 200_000_000
-# Of lines: five seconds at first, then a fifth of what has passed, so that a log of hours has some dozens of them.
+# Five seconds at first, then a fifth of what has passed, so that a log of hours has some dozens of lines.
 _LINE_NS = 5_000_000_000
 _LINE_SHARE = 5
+_NEVER_NS = 1 << 62
 
 
-class LongWork:
+class LongWork(contextlib.AbstractContextManager["LongWork"]):
     """Tells how far some work is, from when it is made until `end`; never raises, and only in the trainer.
 
     `reach` may be called for each thousandth of a second of work: it looks at the clock, and mostly returns.
@@ -35,10 +32,8 @@ class LongWork:
         total: how much it is in all; None: that is not known.
         unit: "bytes", or what is counted, in the plural.
         measure: tells how much is done, or says it in words, where `tell` is to ask for it.
-        in_lines: no bar is drawn, for other output goes on meanwhile.
+        first_s: how long nothing is said; None: two seconds.
     """
-
-    _shown: ClassVar[LongWork | None] = None  # has the terminal; of two at a time the first one is told of
 
     def __init__(
         self,
@@ -46,126 +41,53 @@ class LongWork:
         total: int | None = None,
         unit: str = "items",
         measure: Callable[[], int | str] | None = None,
-        in_lines: bool = False,
+        first_s: float | None = None,
     ) -> None:
-        self._what, self._total, self._unit, self._measure, self._in_lines = what, total, unit, measure, in_lines
+        self._what, self._total, self._unit, self._measure = what, total, unit, measure
         self._began_ns = clock.monotonic_ns()
-        self._pid, self._turn = os.getpid(), threading.Lock()
-        self._bar: Any = None
-        self._task: Any = None
-        is_off = os.environ.get(SWITCH) == "0" or not role.is_trainer()
-        self._due_ns = 1 << 62 if is_off else self._began_ns + _FIRST_NS
+        is_off = os.environ.get(SWITCH) == "0" or not process.is_trainer()
+        first_ns = _FIRST_NS if first_s is None else int(first_s * 1e9)
+        self._due_ns = _NEVER_NS if is_off else self._began_ns + first_ns
 
-    def __enter__(self) -> LongWork:  # noqa: PYI034
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
+
+    def end(self) -> None:
+        """The work is over, or given up: nothing more is said."""
+        self._due_ns = _NEVER_NS
 
     @property
     def is_due(self) -> bool:
         """Whether `tell` would say something."""
         return clock.monotonic_ns() >= self._due_ns
 
+    def tell(self) -> None:
+        """Ask how much is done, and say so if it is time."""
+        if self._measure is not None and self.is_due:
+            self._say(self._measure)
+
     def reach(self, done: int | str) -> None:
         """So much is done; or in words."""
         if clock.monotonic_ns() >= self._due_ns:
-            self._tell(done)
+            self._say(lambda: done)
 
-    def tell(self) -> None:
-        """Ask how much is done, and say so if it is time."""
-        if self._measure is None or not self.is_due:
-            return
-        try:
-            done = self._measure()
-        except Exception:  # who only tells shall end no training
-            self._due_ns = 1 << 62
-        else:
-            self._tell(done)
-
-    def end(self) -> None:
-        """The work is over, or given up: nothing more is said, and a terminal is as it was."""
-        self._due_ns = 1 << 62
-        bar, self._bar = self._bar, None
-        if LongWork._shown is self:
-            LongWork._shown = None
-        if bar is not None and self._pid == os.getpid():
-            try:
-                bar.stop()
-            except Exception:
-                pass
-
-    # ---- told ----
-
-    def _tell(self, done: int | str) -> None:
-        # Another thread may be at it; and in a fork the parent goes on telling.
-        if self._pid != os.getpid() or not self._turn.acquire(blocking=False):
-            return
-        try:
-            self._say(done)
-        except Exception:  # no stderr, a terminal that is gone, another rich
-            self._due_ns = 1 << 62
-        finally:
-            self._turn.release()
-
-    def _say(self, done: int | str) -> None:
+    def _say(self, measure: Callable[[], int | str]) -> None:
         now_ns = clock.monotonic_ns()
-        if LongWork._shown not in (self, None):
-            self._due_ns = now_ns + _FIRST_NS
-            return
-        if LongWork._shown is None and not self._in_lines:
-            LongWork._shown = self
-            self._begin_bar()
         passed_ns = now_ns - self._began_ns
-        if self._bar is None:
-            self._due_ns = now_ns + max(_LINE_NS, passed_ns // _LINE_SHARE)
-            print(f"{self._what}: {self._words(done, passed_ns / 1e9)}", file=sys.stderr, flush=True)
-            return
-        self._due_ns = now_ns + _BAR_NS
-        if isinstance(done, str):
-            self._bar.update(self._task, detail=done)
-        else:
-            self._bar.update(self._task, completed=done, detail=self._amount(done))
-        self._bar.refresh()
-
-    def _begin_bar(self) -> None:
-        """Draw a bar where there is a terminal for it, and rich."""
+        self._due_ns = now_ns + max(_LINE_NS, passed_ns // _LINE_SHARE)
         try:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-            console = Console(stderr=True, highlight=False, markup=False)
-            if console.is_jupyter:
-                import ipywidgets  # noqa: F401
-        except ImportError:
-            return
-        if not console.is_jupyter and (not console.is_interactive or console.is_dumb_terminal):
-            return
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[detail]}"))
-        bar = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, auto_refresh=False,
-            redirect_stdout=False, redirect_stderr=False,
-        )  # fmt: skip
-        self._task = bar.add_task(self._what, total=self._total, detail="")
-        bar.tasks[0].start_time = bar.get_time() - (clock.monotonic_ns() - self._began_ns) / 1e9
-        self._bar = bar
-        bar.start()
+            print(f"{self._what}: {self._words(measure(), passed_ns / 1e9)}", file=sys.stderr, flush=True)
+        except Exception:  # no stderr, or a measure that fails: who only tells shall end no training
+            self.end()
 
     def _words(self, done: int | str, passed_s: float) -> str:
         """How far it is, how long that took, and how long the rest will take."""
-        amount = done if isinstance(done, str) else self._amount(done)
-        words = f"{amount}{', ' * bool(amount)}{readable_s(passed_s)} so far"
-        if isinstance(done, int) and self._total and 0 < done < self._total:
-            words += f", about {readable_s(passed_s * (self._total - done) / done)} left"
-        return words
-
-    def _amount(self, done: int) -> str:
-        def said(number: int) -> str:
-            return readable_size(number) if self._unit == "bytes" else f"{number:,}"
-
+        if isinstance(done, str):
+            return f"{done}{', ' * bool(done)}{readable_s(passed_s)} so far"
+        said = readable_bytes if self._unit == "bytes" else "{:,}".format
         unit = "" if self._unit == "bytes" else f" {self._unit}"
         if not self._total:
-            return f"{said(done)}{unit}"
-        return f"{min(1.0, done / self._total):.0%} of {said(self._total)}{unit}"
+            return f"{said(done)}{unit}, {readable_s(passed_s)} so far"
+        left = f", about {readable_s(passed_s * (self._total - done) / done)} left" if 0 < done < self._total else ""
+        share = min(1.0, done / self._total)
+        return f"{share:.0%} of {said(self._total)}{unit}, {readable_s(passed_s)} so far{left}"

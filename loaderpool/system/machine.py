@@ -1,8 +1,4 @@
-"""What this machine is and allows; the only module with Linux-only calls.
-
-Each has a fallback: POSIX shared memory unlinked at birth for `memfd_create`, a look at the
-process table for `pidfd_open`, `getppid` for `PR_SET_PDEATHSIG`.
-"""
+"""What this machine is and allows; the only module with Linux-only calls. Elsewhere they do nothing."""
 
 from __future__ import annotations
 
@@ -15,25 +11,35 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
-from loaderpool.errors import MemoryLimitError
-from loaderpool.system import fault_points, malloc
+from loaderpool.errors import LoaderpoolError, MemoryLimitError
+from loaderpool.system import clock, fault_points, malloc
 
 try:
+    import fcntl
     import resource
 except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+    fcntl = resource = None  # type: ignore[assignment]
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
-_F_GETPIPE_SZ = 1032
-_F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 1033, 2, 4, 16
+_F_SEAL_FUTURE_WRITE = 16
 _MOST_OOM_SCORE = 1000
 _MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _MAP_FIXED = 0x10
 _MREMAP_MAYMOVE = 1
 _PRIVATE_PIECE_BYTES = 256 << 10  # copied twice. Larger: it leaves the cache between the copies. Smaller: more calls
+_POINTER, _SIZE, _INT, _OFFSET = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
+
+
+@functools.cache
+def _c(name: str, *arguments: Any, result: Any = _INT, library: Any = ctypes.CDLL) -> Any:
+    """Return a function of the C library; from a `PyDLL` it holds the interpreter's lock while it runs."""
+    function = library(None, use_errno=True)[name]
+    function.argtypes, function.restype = arguments, result
+    return function
 
 
 def can_fork_workers() -> bool:
@@ -51,45 +57,45 @@ def at_forks(
         os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
 
 
-def create_memory_file(name: str) -> int:
+# What a container's seccomp filter answers, whatever is asked.
+_REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+
+
+def create_memory_file(name: str, flags: int = 0) -> int:
     """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
-    return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
+    try:
+        return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC | flags))
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise OSError(
+            error.errno,
+            f"memfd_create was refused ({error.strerror}), and batches need such shared memory: allow memfd_create in "
+            "the container's seccomp profile",
+        ) from error
 
 
 def map_readable_file(name: str, nbytes: int) -> mmap.mmap:
-    """Map such a file, which goes with the mapping; who opens it under /proc can read it, and not write to it.
-
-    On a Linux before 5.1 other processes of the same user can.
-    """
-    import fcntl
-
-    descriptor = above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    """Map such a file, which goes with the mapping; who opens it under /proc can read it, and not write to it."""
+    descriptor = create_memory_file(name, os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
         mapping = mmap.mmap(descriptor, nbytes)
         os.fchmod(descriptor, 0o400)
-        for seals in (_F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE, _F_SEAL_SHRINK | _F_SEAL_GROW):
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(descriptor, _F_ADD_SEALS, seals)
-                break
+        with contextlib.suppress(OSError):
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         return mapping  # which has a descriptor of its own
     finally:
         os.close(descriptor)
 
 
 def above_standard(descriptor: int) -> int:
-    """Return the descriptor, or in its place a copy that is none of the standard streams'.
-
-    In a daemon these may be closed, so that a new descriptor gets their number; code that then opens or replaces them,
-    or writes to them, as C libraries do, would hit what is ours.
-    """
+    """Return the descriptor, or a copy with no number of the standard streams', which C code replaces and writes to."""
     if descriptor > 2:
         return descriptor
-    import fcntl
-
     try:
-        copy: int = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-        return copy
+        return int(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
     finally:
         os.close(descriptor)
 
@@ -99,6 +105,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
 
     Raises:
         MemoryLimitError: the machine refused; set a smaller `Limits.memory`.
+        LoaderpoolError: it refuses the call, whatever the size.
     """
     if descriptor < 0 or not hasattr(os, "posix_fallocate"):
         return
@@ -106,6 +113,11 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
         fault_points.reach("machine.reserve")
         os.posix_fallocate(descriptor, offset, nbytes)
     except OSError as error:
+        if error.errno in (*_REFUSED, errno.EOPNOTSUPP):
+            raise LoaderpoolError(
+                f"the machine refused fallocate on shared memory ({error.strerror}), whatever the size: allow "
+                "fallocate in the container's seccomp profile"
+            ) from error
         raise MemoryLimitError(
             f"the machine refused {nbytes:,} bytes of shared memory ({error.strerror}); set a smaller Limits.memory"
         ) from error
@@ -113,23 +125,14 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
 
 def map_pages(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
     """Enter a range's pages into this process's page table at once, instead of by a fault for each. Best effort."""
-    try:
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # Linux before 5.14, or no Linux
         mapping.madvise(_MADV_POPULATE_WRITE, offset, nbytes)
-    except (OSError, AttributeError, ValueError):  # Linux before 5.14, or no Linux
-        pass
 
 
 def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
     """Give the pages of a range back to the machine; the range reads as zeros afterwards. Best effort."""
-    if not LINUX:
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate(
-        ctypes.c_int(descriptor),
-        ctypes.c_int(_FALLOC_KEEP_SIZE_PUNCH_HOLE),
-        ctypes.c_int64(offset),
-        ctypes.c_int64(nbytes),
-    )
+    if LINUX:
+        _c("fallocate", _INT, _INT, _OFFSET, _OFFSET)(descriptor, _FALLOC_KEEP_SIZE_PUNCH_HOLE, offset, nbytes)
 
 
 def file_identity(descriptor: int | None) -> tuple[int, int] | None:
@@ -145,14 +148,12 @@ def file_identity(descriptor: int | None) -> tuple[int, int] | None:
 
 def open_pidfd(pid: int) -> int | None:
     """Return a descriptor that becomes readable when the process ends, or None where the machine has no such thing."""
-    if hasattr(os, "pidfd_open"):
-        try:
-            return os.pidfd_open(pid)
-        except ProcessLookupError:
-            raise
-        except OSError:
-            return None
-    return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):
+        return None
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -164,10 +165,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def start_time(pid: int) -> int:
-    """When a process began, in a unit of the machine's, which tells it from a later one of the same pid; 0: it is gone.
-
-    A zombie is gone; 0 also where the machine does not say.
-    """
+    """When a process began, which tells it from a later one of the same pid; 0: it is gone, a zombie, or not told."""
     state, began = _stat_of(pid)
     return 0 if state in ("", "Z", "X") else began
 
@@ -175,6 +173,33 @@ def start_time(pid: int) -> int:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped (SIGSTOP), as far as the machine says."""
     return _stat_of(pid)[0] == "T"
+
+
+# A process that is stopped for so long is ended. Shorter would end one that is looked at with a debugger for a moment;
+# longer is a longer wait for what it was to do.
+_LONGEST_STOP_S = 5.0
+_LOOKS = 5
+
+
+class StopWatch:
+    """Sums up over looks, one each `look_ms`, how long another process has been stopped (SIGSTOP; rule 12)."""
+
+    def __init__(self) -> None:
+        self._longest_ns = int(fault_points.setting("stopped_s", _LONGEST_STOP_S) * 1e9)
+        self.look_ms = max(1, self._longest_ns // (_LOOKS * 1_000_000))
+        self.runs()
+
+    def runs(self) -> None:
+        """Note that the process is not stopped now."""
+        self._looked_ns, self._stopped_ns = clock.monotonic_ns(), 0
+
+    def is_too_long(self) -> bool:
+        """Note that the process is stopped now; returns whether it is to be ended for it."""
+        now = clock.monotonic_ns()
+        # A gap in our own time (Ctrl-Z stops us, too; a suspended machine) counts as no more than two looks.
+        self._stopped_ns += min(now - self._looked_ns, 2_000_000 * self.look_ms)
+        self._looked_ns = now
+        return self._stopped_ns >= self._longest_ns
 
 
 def _stat_of(pid: int) -> tuple[str, int]:
@@ -190,10 +215,8 @@ def _stat_of(pid: int) -> tuple[str, int]:
 def flush_standard_streams() -> None:
     """Write out what was printed, as far as it is taken."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(Exception):  # closed, or its reader is gone
             stream.flush()
-        except Exception:  # closed, or its reader is gone
-            pass
 
 
 def descriptor_limits() -> tuple[int, int]:
@@ -209,45 +232,29 @@ def descriptors_to_keep(most: int) -> int:
 
 def raise_descriptor_limit() -> None:
     """Allow this process as many descriptors as it may allow itself. Best effort."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         _, hard = descriptor_limits()
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):
-        pass
 
 
 def raise_oom_score() -> None:
     """Ask the kernel's OOM killer to take this process before the trainer, whatever that one's score. Best effort."""
-    try:
-        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-            score = int(file.read())
-            file.seek(0)
-            file.write(str(min(_MOST_OOM_SCORE, max(500, score + 100))))
-    except (OSError, ValueError):
-        pass
-
-
-def pipe_capacity_bytes(descriptor: int) -> int:
-    """Return how many bytes the pipe holds (one page where the user's pipe budget is spent)."""
-    if not LINUX:
-        return 65536
-    import fcntl
-
-    return fcntl.fcntl(descriptor, _F_GETPIPE_SZ)
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        score = int(file.read())
+        file.seek(0)
+        file.write(str(min(_MOST_OOM_SCORE, max(500, score + 100))))
 
 
 def thread_ids() -> frozenset[int]:
     """Ids of this process's threads beside the main one, those of C libraries too where the kernel lists them."""
-    try:
+    found = set()
+    with contextlib.suppress(OSError):
         found = {int(name) for name in os.listdir("/proc/self/task")}
-    except OSError:
-        found = set()
-    if os.getpid() in found:
-        return frozenset(found - {os.getpid()})
-    import threading  # no /proc, or another PID namespace's: Python's own threads at least
+    if os.getpid() not in found:  # no /proc, or another PID namespace's: Python's own threads at least
+        import threading
 
-    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
-    return frozenset(thread.native_id or 0 for thread in others)
+        found = {thread.native_id or 0 for thread in threading.enumerate()}
+    return frozenset(found - {os.getpid()})  # of the main thread it is the id, too
 
 
 def thread_name(thread: int) -> str:
@@ -261,118 +268,100 @@ def thread_name(thread: int) -> str:
 
 # ---- mappings and mlockall ----
 
+_MMAP_ARGUMENTS = (_POINTER, _SIZE, _INT, _INT, _INT, _OFFSET)
+
+
+def _mapped(address: int | None) -> int:
+    """Return what mmap or mremap returned, unless they failed."""
+    if address is None or address == _POINTER(-1).value:
+        raise OSError(ctypes.get_errno(), "a mapping of memory failed")
+    return address
+
+
+def map_file(address: int | None, nbytes: int, flags: int, descriptor: int, offset: int) -> int:
+    """Map a part of a file, to be read and written, with mmap's flags; returns where. May raise OSError."""
+    call = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER)
+    return _mapped(call(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset))
+
+
+def unmapping(address: int, nbytes: int) -> Callable[[], object]:
+    """Return the call that unmaps memory; all of it runs in C, so that no signal comes between."""
+    return functools.partial(_c("munmap", _POINTER, _SIZE), address, nbytes)
+
 
 def unlock(address: int, nbytes: int) -> None:
     """Have pages not be locked in memory any more; nothing where they were not."""
-    ctypes.CDLL(None).munlock(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+    _c("munlock", _POINTER, _SIZE)(address, nbytes)
 
 
 def grow_unlocked(address: int, nbytes: int, wanted: int) -> int:
-    """Grow a mapping, of which no page is locked then whatever `mlockall` says of new ones; returns where it is now.
+    """Grow a mapping, and unlock it whatever `mlockall` says; returns where it is now.
 
-    Raises:
-        OSError: there is no address space; it is as it was.
+    Raises OSError where there is no address space; it is as it was.
     """
     unlock(address, nbytes)
     if wanted == nbytes:
         return address
-    remap = ctypes.CDLL(None, use_errno=True).mremap
-    remap.argtypes, remap.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int], ctypes.c_void_p
-    grown: int | None = remap(address, nbytes, wanted, _MREMAP_MAYMOVE)
-    if grown is None or grown == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "mremap of a memory file failed")
-    return grown
+    remap = _c("mremap", _POINTER, _SIZE, _SIZE, _INT, result=_POINTER)
+    return _mapped(remap(address, nbytes, wanted, _MREMAP_MAYMOVE))
 
 
 # ---- memory that another mapping takes the place of ----
 
 
 def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> None:
-    """Copy memory into a file.
-
-    Raises:
-        OSError: no memory is left for the file's pages.
-    """
-    pwrite = ctypes.CDLL(None, use_errno=True).pwrite
-    pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
-    pwrite.restype = ctypes.c_ssize_t
-    done = 0
+    """Copy memory into a file. Raises OSError where no memory is left for the file's pages."""
+    memory, done = memoryview((ctypes.c_uint8 * nbytes).from_address(address)), 0
     while done < nbytes:
-        written = pwrite(descriptor, address + done, nbytes - done, offset + done)
-        if written < 0 and ctypes.get_errno() == errno.EINTR:
-            continue
-        if written <= 0:
-            raise OSError(ctypes.get_errno(), "writing to a memory file failed")
-        done += written
+        done += os.pwrite(descriptor, memory[done:], offset + done)
 
 
 def map_over(address: int, nbytes: int, descriptor: int, offset: int, view: int | None = None) -> bool:
     """Have a part of a file take the place of this process's own memory, in one step; writes to it stay private.
 
+    Raises OSError where it cannot; the memory is what it was.
+
     Args:
         address: of whole pages that `why_not_replaceable` has nothing against.
-        nbytes: a multiple of the page size.
+        nbytes: a multiple of the page size, as `offset` is.
         descriptor: the file.
-        offset: where the part begins, a multiple of the page size.
-        view: where this process sees the same part. Given, both are compared first, and no other Python thread runs
-            between that and the exchange, so that nothing that one has written is lost.
-
-    Returns:
-        False where they differ: another thread writes there, and nothing has happened.
-
-    Raises:
-        OSError: the memory is what it was.
+        offset: where the part begins.
+        view: where this process sees the same part. Both are compared first, with no other Python thread between that
+            and the exchange. False is returned where they differ: another thread writes there.
     """
-    libc = ctypes.PyDLL(None, use_errno=True)  # holds the interpreter's lock during a call
-    compare, replace = libc.memcmp, libc.mmap
-    compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    replace.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    replace.restype = ctypes.c_void_p
+    compare = _c("memcmp", _POINTER, _POINTER, _SIZE, library=ctypes.PyDLL)
+    replace = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER, library=ctypes.PyDLL)
     rights, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
     calls = [functools.partial(replace, address, nbytes, rights, flags, descriptor, offset)]
     if view is not None:
         calls.insert(0, functools.partial(compare, address, view, nbytes))
     # Both calls from C: the interpreter gives its lock to another thread only between two bytecodes.
-    found = next(filter(None, map(functools.partial.__call__, calls)))
-    if found == address:
-        return True
-    if found == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "mmap over an array failed")
-    return False
+    found: int = next(filter(None, map(functools.partial.__call__, calls)))
+    if found == _POINTER(-1).value:
+        _mapped(found)
+    return found == address
 
 
 def make_private(address: int, nbytes: int) -> None:
-    """Have memory of this process, where it stays, be shared with no other, with the contents that it has now.
+    """Have memory of this process be shared with no other, with the contents that it has now.
 
-    Not in one step: no other thread may look at it meanwhile. What is on its first and last page comes along.
-
-    Raises:
-        OSError: no memory is left; a part of it may be private already.
+    Not in one step: no other thread may look at it, and where OSError is raised, a part is private already.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    libc.mmap.restype = ctypes.c_void_p
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | getattr(mmap, "MAP_POPULATE", 0)
     first, last = address // mmap.PAGESIZE * mmap.PAGESIZE, -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     between = ctypes.create_string_buffer(min(_PRIVATE_PIECE_BYTES, last - first))
     for at in range(first, last, len(between)):
         length = min(len(between), last - at)
         ctypes.memmove(between, at, length)
-        if libc.mmap(at, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != at:
-            raise OSError(ctypes.get_errno(), "mmap over shared memory failed")
+        map_file(at, length, flags, -1, 0)
         ctypes.memmove(at, between, length)
 
 
 def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
     """Return why another mapping must not take the place of memory that malloc has given; None where it may.
 
-    It may where the memory is a mapping of its own, which glibc unmaps as a whole when it is freed. Memory of a heap is
-    used again, and of another allocator we do not know what it believes of pages that it takes back.
-
-    Args:
-        address: what malloc gave.
-        nbytes: how many bytes were asked for.
-        known: how the names of memory files begin that may lie there already.
+    It may where the memory is a mapping of its own, which glibc unmaps as a whole when it is freed. Memory files whose
+    names begin with `known` may lie there already.
     """
     if not LINUX:
         return "only Linux can move it"

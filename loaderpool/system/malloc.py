@@ -11,26 +11,21 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # glibc's own upper bound for what it lets these grow to. Smaller: more blocks are mapped and faulted in page by page.
 # Larger: it would refuse.
 _LARGEST_THRESHOLD = 32 << 20
-# Larger than what the heap may have free by chance, as such a block would be taken from there in any case; smaller
-# than arrays that are adopted in place, which need mappings of their own, as freeing it raises the threshold to its
-# size. Its pages are not touched, so it costs no memory.
+# Larger than what the heap may have free by chance; smaller than arrays that are adopted in place, which need mappings
+# of their own, as freeing it raises the threshold to its size. Its pages are not touched, so it costs no memory.
 _PROBE_BYTES = 15 << 20
 _HEADER_BYTES = 16  # of a block: the size before it, and its own with three flags
 _IS_MAPPED = 2
 
 
 def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int = 2 * _LARGEST_THRESHOLD) -> bool:
-    """Have malloc keep what is freed, up to so many bytes a block, for the next block.
+    """Have malloc keep what is freed for the next block, which else is mapped again, with a fault for each page.
 
-    Else it maps each large one again, which costs a page fault for each page that is touched. Holds for the process,
-    and for good: glibc does not adapt its thresholds any more once they were set.
+    Holds for good: glibc does not adapt its thresholds any more. Returns whether that could be set: musl has none.
 
     Args:
         largest_bytes: larger blocks have mappings of their own, where the heap has no such room.
         heap_bytes: more than so many free ones at the end of the heap go back to the system.
-
-    Returns:
-        Whether that could be set; False without glibc (musl, macOS).
     """
     libc = _glibc()
     return libc is not None and bool(
@@ -40,13 +35,14 @@ def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int =
 
 
 def keeps_freed_blocks() -> bool:
-    """Whether malloc keeps large blocks that are freed because that is its default, and not because it was set so.
+    """Whether malloc keeps large blocks that are freed by default, which is found out by trying.
 
-    It does not where any code has set its threshold, as TensorFlow's first `from_generator` does; that is found out by
-    trying. False where the environment sets anything of malloc, and without glibc.
+    It does not where any code has set its threshold, as TensorFlow's first `from_generator` does. False where the
+    environment sets anything of malloc, and without glibc.
     """
+    named = any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ)
     libc = _glibc()
-    if libc is None or _is_set_by_environment():
+    if libc is None or named or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
@@ -61,12 +57,7 @@ def keeps_freed_blocks() -> bool:
 
 
 def has_own_mapping(address: int, nbytes: int) -> bool:
-    """Whether what malloc gave lies on pages of its own, which it unmaps as a whole when the block is freed.
-
-    Args:
-        address: what malloc gave, or, with any other allocator, anything that is readable from 16 bytes before it on.
-        nbytes: how many bytes were asked for.
-    """
+    """Whether what malloc gave lies on pages of its own; readable must be what is 16 bytes before it, too."""
     if address % mmap.PAGESIZE != _HEADER_BYTES:
         return False
     before, size = _header(address)
@@ -74,13 +65,8 @@ def has_own_mapping(address: int, nbytes: int) -> bool:
     return not before and size % mmap.PAGESIZE == _IS_MAPPED and 0 <= spare < 2 * mmap.PAGESIZE
 
 
-def _is_set_by_environment() -> bool:
-    named = any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ)
-    return named or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
-
-
 def _header(address: int) -> tuple[int, int]:
-    """Return the two words before a block: the size of the one before it, and its own with flags."""
+    """The size of the block before it, and its own with flags."""
     before, size = (int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8))
     return before, size
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import threading
 from typing import Any
 
-from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.interrupts import InterruptsHeld, is_of_a_handler
 from loaderpool.trainer.epochs.batch_reader import Conversion
 from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.loader_core import LoaderCore
-from loaderpool.trainer.loader_iterator import LoaderIterator
+from loaderpool.trainer.loader_iterator import LoaderIterator, refuse_reentry
 
 
 class AheadIterator(LoaderIterator):
@@ -26,13 +27,15 @@ class AheadIterator(LoaderIterator):
 
     def __init__(self, core: LoaderCore, convert: Conversion, ahead: int) -> None:
         super().__init__(core, convert)
-        self._ahead = ahead
+        self._ahead, self._ahead_turn = ahead, threading.RLock()
         self._taken: collections.deque[tuple[Any, int]] = collections.deque()  # and where the pass stands behind it
         self._given = 0
         self._error: Exception | None = None  # that ended the pass, behind what was taken
 
     def __next__(self) -> Any:
-        with self._turn:
+        if self._ahead_turn._is_owned():  # type: ignore[attr-defined]
+            refuse_reentry(self)
+        with self._ahead_turn:
             if not self._taken:
                 error, self._error = self._error, None
                 if error is not None:
@@ -42,6 +45,8 @@ class AheadIterator(LoaderIterator):
                 try:
                     self._take()
                 except Exception as error:
+                    if is_of_a_handler(error):
+                        raise
                     self._error = error
             batch, self._given = self._taken.popleft()
             return batch

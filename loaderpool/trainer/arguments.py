@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.config import LoaderConfig
-from loaderpool.element.given_spec import read_spec
-from loaderpool.errors import ArgumentError, SourceError
-from loaderpool.memory.batch_form import unit_of
+from loaderpool.config import Auto, LoaderConfig, unit_of
+from loaderpool.element.spec import read_spec
+from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.settings.checks import parameters_of
-from loaderpool.settings.groups import DEFAULT_RESTARTS, Auto
-from loaderpool.sources import Source, as_source
-from loaderpool.sources.advice import whole_batches
-from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.settings.checks import check_signature, open_parameter
+from loaderpool.settings.groups import DEFAULT_RESTARTS
+from loaderpool.sources.generators import ReplicatedSource
+from loaderpool.sources.recognise import Source, as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
-from loaderpool.trainer.functions import check_augment, check_cached, check_functions
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
-# What streams, generators and caches need comes with the first of them: `import loaderpool` is not to wait for it.
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
     from loaderpool.settings.groups import Buckets
@@ -32,11 +29,87 @@ if TYPE_CHECKING:
     from loaderpool.worker.lanes import LaneItems
 
 
+def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) -> None:
+    """Check the functions alone, together and against the settings; one without a readable signature passes.
+
+    Raises:
+        ArgumentError: they exclude each other, or one does not go with a setting, or not a function, or not one that
+            takes what it will be given.
+    """
+    if fn is not None and batch_fn is not None:
+        raise ArgumentError("fn and batch_fn exclude each other: one makes samples, the other whole batches")
+    for name, function, example, may_take in (
+        ("fn", fn, "item", ("rng", "out")),
+        ("batch_fn", batch_fn, "list_of_items", ("rng",)),
+        ("setup", setup, "", ()),
+    ):
+        if function is not None:
+            _check_callable(name, function, example, may_take)
+    if batch_fn is not None:
+        if config.batch_size is None:
+            raise ArgumentError("batch_fn needs a batch_size: how many items it is given")
+        if config.pad is not False or config.ragged:
+            raise ArgumentError("pad and ragged are for fn; batch_fn makes its batch itself")
+
+
+def check_augment(augment: Any, fn: Any, batch_fn: Any) -> None:
+    """Check the function that is called with what `fn` gave, and whether it goes with the others; None passes.
+
+    Raises:
+        ArgumentError: it does not go with them, or not a function of one sample.
+    """
+    if augment is None:
+        return
+    _check_callable("augment", augment, "sample", ("rng", "out"))
+    if batch_fn is not None:
+        raise ArgumentError(
+            "augment is for single samples, and batch_fn makes whole batches: have batch_fn augment its batch itself "
+            "(it may name rng, too), or make samples with fn"
+        )
+    if _needs_out(fn):
+        raise ArgumentError("fn needs out, but with augment= only augment writes into the batch: have augment name it")
+
+
+def check_cached(fn: Any, batch_fn: Any) -> None:
+    """Check whether what the function gives can be kept.
+
+    Raises:
+        ArgumentError: there is no such function, or it is random, or it makes batches.
+    """
+    if batch_fn is not None:
+        raise ArgumentError(
+            "cache keeps what fn gives for one item, and batch_fn makes whole batches, of other items in each epoch: "
+            "make samples with fn, or leave cache= away"
+        )
+    if fn is None:
+        raise ArgumentError("cache keeps what fn gives, and there is no fn: the source's items are the samples")
+    if open_parameter(fn, "rng") is not None:
+        raise ArgumentError(
+            "fn names rng, and with cache= it is called once for each item: every epoch would have the same draw. Move "
+            "what is random to augment=, which may name rng and is called in every epoch with what fn gave"
+        )
+    if _needs_out(fn):
+        raise ArgumentError("fn needs out, but with cache= its result is kept, not written into a batch: return it")
+
+
+def _check_callable(name: str, function: Any, example: str, may_take: tuple[str, ...]) -> None:
+    if not callable(function):
+        are_labels = name == "fn" and hasattr(type(function), "__len__") and not isinstance(function, (str, bytes))
+        advice = ". Two columns are one source: write Loader((x, y))" * are_labels
+        raise ArgumentError(f"{name} must be callable, got {brief(function)} of type {type(function).__name__}{advice}")
+    check_signature(name, function, example, may_take)
+
+
+def _needs_out(function: Any) -> bool:
+    """Whether it cannot be called without `out`; one that can is, as many of NumPy's can."""
+    parameter = open_parameter(function, "out")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
 def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     """Check the arguments of `Loader`, all of which are in `arguments` by name.
 
     Raises:
-        ArgumentError, ArgumentTypeError: a wrong argument, named.
         SourceError: the source cannot be read by index.
     """
     pool = shared_pool(arguments)
@@ -85,11 +158,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         if not plan.batches_per_epoch and not needs_lengths:
             _refuse_empty(plan, config)
     functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
-    parameters = {name: parameters_of(function) for name, function in functions.items()}
     # The last one that is called for each batch may write into it.
-    writer = "augment" if augment is not None else "fn" if cache is None else None
-    takes_out = config.batch_size is not None and writer is not None and "out" in parameters[writer]
-    takes_rng = frozenset(name for name in functions if "rng" in parameters[name])
+    writer = augment if augment is not None else fn if cache is None else None
+    takes_out = config.batch_size is not None and open_parameter(writer, "out") is not None
+    takes_rng = frozenset(name for name, function in functions.items() if open_parameter(function, "rng") is not None)
     payload = {
         "source": items,
         "fn": fn,
@@ -101,16 +173,15 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
         "given_spec": given_spec,
         "takes_rng": takes_rng,
         # Generators, too: to have a look at them again means to run them again.
-        "needs_numpy_random": bool(takes_rng)
-        or config.worker_options.seed_globals is True
-        or isinstance(source, ReplicatedSource),
+        "needs_numpy_random": bool(takes_rng) or config.seed_globals is True or isinstance(source, ReplicatedSource),
         "takes_out": takes_out,
         "cache": cache,  # the engine puts what comes of it in its place
     }
     hooks = arguments["_hooks"]
     has_epoch_begin = hooks is not None and hooks.has_epoch_begin
+    has_hooks = hooks is not None
     unit = unit_of(config, batch_fn)
-    return CheckedArguments(config, plan, unit, given_spec, stream, payload, has_epoch_begin, needs_lengths)
+    return CheckedArguments(config, plan, unit, given_spec, stream, payload, has_epoch_begin, has_hooks, needs_lengths)
 
 
 def _cache(given: Any) -> Cache | None:
@@ -149,11 +220,6 @@ def with_lengths(
         if pool is not None:
             pool.close()
         raise
-
-
-def payload_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What travels to the workers of a loader with these arguments, put together: the loader keeps none."""
-    return check_arguments(arguments).payload
 
 
 def _check_order(source: Source | StreamSource | ReplicatedSource, config: LoaderConfig) -> None:
@@ -207,17 +273,17 @@ def _check_endless(sequence: BatchSequence, config: LoaderConfig) -> None:
 
 def _check_threads(source: Source | StreamSource | ReplicatedSource, cache: Cache | None, config: LoaderConfig) -> None:
     """Whether threads can share the work as it is asked for."""
-    threads = config.worker_options.threads
+    threads = config.threads
     if threads == 1:
         return
     if isinstance(source, ReplicatedSource):
         raise ArgumentError(
-            f"WorkerOptions(threads={threads}) is for functions of items, and {source.kind} runs on one thread in each "
+            f"threads={threads} is for functions of items, and {source.kind} runs on one thread in each "
             "worker: set workers to how many generators shall wait at the same time, and leave threads away"
         )
     if cache is not None:
         raise ArgumentError(
-            f"cache and WorkerOptions(threads={threads}) exclude each other: a worker reads and fills the cache on one "
+            f"cache and threads={threads} exclude each other: a worker reads and fills the cache on one "
             "thread. Leave one of them away; more workers wait at the same time, too"
         )
 
@@ -237,12 +303,12 @@ def _lane_items(source: ReplicatedSource, plan: Plan, config: LoaderConfig) -> L
 
     return LaneItems(
         source.make_generator,
-        source.takes_rng,
+        source.takes,
         source.shards,
         plan,
         shuffle=source.shards is not None and (config.shuffle or config.shuffle_window > 0),
         window=config.shuffle_window,
-        seed_globals=config.worker_options.seed_globals,
+        seed_globals=config.seed_globals,
     )
 
 

@@ -15,14 +15,16 @@ import numpy.typing as npt
 
 from loaderpool.errors import (
     ArgumentError,
-    ArgumentTypeError,
     LoaderpoolError,
+    MemoryLimitError,
     SampleError,
     UnpicklableError,
     WorkerLostError,
+    brief,
 )
 from loaderpool.settings.checks import check_signature, whole_number
-from loaderpool.settings.groups import Limits, WorkerOptions
+from loaderpool.settings.groups import Limits
+from loaderpool.system.capacity import available_memory_bytes
 from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.pool import Pool, shared_pool
 
@@ -41,7 +43,7 @@ def is_length_function(by: Any) -> bool:
     """Whether it is a function of an item, and not the lengths themselves.
 
     Raises:
-        ArgumentTypeError: a function that does not take one item.
+        ArgumentError: a function that does not take one item.
     """
     if not callable(by) or hasattr(by, "__array__"):
         return False
@@ -53,16 +55,15 @@ def read_lengths(by: Any, size: int) -> Lengths:
     """Lengths that the user gave, checked, in memory of their own and as few bytes as hold them.
 
     Raises:
-        ArgumentTypeError: not a list or array of whole numbers.
-        ArgumentError: too many or too few of them, or one below 0.
+        ArgumentError: not a list or array of whole numbers, or too many or too few of them, or one below 0.
     """
     try:
         lengths: npt.NDArray[Any] = np.asarray(by)
     except ValueError:  # a list of lists of different length, say
         lengths = np.empty((), object)
     if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and lengths.size):
-        kind = f"{lengths.ndim}-d {lengths.dtype}" if lengths.ndim else f"{by!r:.100}"
-        raise ArgumentTypeError(
+        kind = f"{lengths.ndim}-d {lengths.dtype}" if lengths.ndim else brief(by)
+        raise ArgumentError(
             "Buckets.by must be a function that gives the length of an item, or the lengths of all items as a list or "
             f"array of whole numbers, got {kind} of type {type(by).__name__}"
         )
@@ -116,7 +117,7 @@ def _called(
 ) -> npt.NDArray[np.int64]:
     from loaderpool.trainer.session.remote_errors import lost_error, sample_error
 
-    lengths, limits = np.empty(size, np.int64), config.limits
+    lengths, limits = _room_for(size), config.limits
     make: Callable[..., LoaderpoolError]
     try:
         loader = make_loader(
@@ -125,12 +126,12 @@ def _called(
             batch_size=_AT_ONCE,
             seed=config.seed,
             setup=arguments["setup"],
-            worker_options=WorkerOptions(threads=config.worker_options.threads),
-            limits=Limits(timeout_s=limits.timeout_s, restarts_per_item=limits.restarts_per_item, pin=False),
+            threads=config.threads,
+            limits=Limits(timeout_s=limits.timeout_s, restarts_per_item=limits.restarts_per_item),
         )
     except UnpicklableError as error:
         raise UnpicklableError(str(error).replace(_SENT_AS, "Buckets.by")) from error.__cause__
-    loader._core.tracker.looks_ahead = False
+    loader._core.tracker.looks_ahead = loader._core.tracker.is_users = False
 
     def count_made() -> int:
         made: int = sum(worker.samples for worker in loader.statistics().workers)
@@ -160,6 +161,21 @@ def _called(
             raise
         make, told, cause = lost_error, vars(error)["report"], None
     raise make(told, preface="Buckets.by: ", can_replay=False) from cause  # there is no loader yet to be replayed
+
+
+def _room_for(size: int) -> npt.NDArray[np.int64]:
+    """Memory for the length of each item.
+
+    Raises:
+        MemoryLimitError: they take more than what is free.
+    """
+    nbytes, free = 8 * size, available_memory_bytes()
+    if nbytes > free:
+        raise MemoryLimitError(
+            f"Buckets.by: the lengths of all {size:,} items are kept, which takes {nbytes:,} bytes, and {free:,} bytes "
+            "are free. Give a source of fewer items, or use pad=True or ragged=True without buckets"
+        )
+    return np.empty(size, np.int64)
 
 
 # How a message names the user's function, which travels as a part of this one.

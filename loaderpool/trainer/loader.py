@@ -8,91 +8,70 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import LoaderConfig, check_epoch
 from loaderpool.errors import (
-    ArgumentTypeError,
+    ArgumentError,
     SourceError,
 )
-from loaderpool.memory.batch_form import BatchForm
-from loaderpool.settings.checks import whole_number
-from loaderpool.settings.known_names import known_names_only
-from loaderpool.sources.replicated import ReplicatedSource
-from loaderpool.system import role
+from loaderpool.settings.checks import attribute_hint, known_names_only, whole_number
+from loaderpool.sources.generators import ReplicatedSource
+from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.system.readable import counted
 from loaderpool.trainer.arguments import check_arguments, with_lengths
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks
-from loaderpool.trainer.loader_core import LoaderCore
-from loaderpool.trainer.loader_iterator import LoaderIterator
+from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_reports import LoaderReports
 from loaderpool.trainer.loader_views import LoaderViews
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
-    from loaderpool.settings.groups import Auto, Buckets, Limits, Shard, WorkerOptions
+    from loaderpool.memory.batch_form import BatchForm
+    from loaderpool.settings.groups import Buckets, Limits, Shard
     from loaderpool.trainer.lengths import Lengths
+    from loaderpool.trainer.loader_iterator import LoaderIterator
 
 
 class Loader(LoaderViews, LoaderReports):
-    """Batches of a Python function's results, made in worker processes, in an order that no worker count changes.
+    """Batches of a function's results, made in worker processes, the same for any number of workers.
 
-    Construction checks the arguments, pickles function and source and starts the pool in the background; objects that
-    the function captures are seen as they are now. Iterating gives NumPy batches, one pass is one epoch; `for_keras()`
-    is for `fit`, `tensors()`, `as_torch()` and `as_jax()` for loops, and `as_dataset()` is a `tf.data.Dataset`.
+    It has function and source as they are when it is made. Iterating gives NumPy batches; a pass is an epoch.
+    `for_keras()` is for `fit`; `tensors()`, `as_torch()` and `as_jax()` are for loops.
 
     Args:
-        source: what is read by index: a list or other sequence, `range(n)`, an array (by row), a tuple or dict of
-            arrays (zipped, as `tf.data.Dataset.from_tensor_slices` does), a table of pandas, polars or pyarrow (by row,
-            as dicts), or any object with `__len__` and `__getitem__`. Items may be any picklable objects. What can only
-            be iterated (a database cursor, a queue's items, a generator, a file of lines) is a stream: it is read once
-            a pass, in order, in a process of its own if it can be pickled and begins again each time, else on a thread
-            of this process; its items are dealt to the workers.
-        fn: `fn(item)` gives one sample: an array, number, str or bytes, or a nested tuple, dict or namedtuple of them.
-            With a parameter named `rng` it gets the sample's own `numpy.random.Generator`; with one named `out` it may
-            write into that (a structure of arrays like its result, lying in the batch itself; at first perhaps None)
-            and return None. It must then write all of it: what it leaves out holds an earlier batch's numbers. None:
-            the items are the samples.
-        batch_size: rows of a batch, at least 1. None: what `fn` returns is one element as it is.
+        source: a sequence, `range(n)`, an array (by row), a tuple or dict of arrays, a table, or any object with
+            `__len__` and `__getitem__`. What can only be iterated is a stream, read once a pass.
+        fn: `fn(item)` gives a sample: an array, number, str or bytes, or a tuple, dict or namedtuple of them. A
+            parameter `rng` gets a `numpy.random.Generator` of its own; `out` gets arrays to write the sample into; each
+            where it has no default or the default is None.
+            None: items are samples.
+        batch_size: rows of a batch. None: what `fn` returns is a batch.
         batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
-        workers: worker processes. "auto": one per usable CPU at first, and then as many as the training needs;
-            `Auto(min, max)`: within these bounds. 0: run in this process (same bits). Or a `Pool` whose workers other
-            loaders use, too.
-        shuffle: another permutation of all indices each epoch, keyed by seed and epoch. For a stream a number: so many
-            items are held, and at each step a random one of them comes.
-        seed: keys order and random streams, at least 0.
-        drop_remainder: leave out the last batch if it is smaller.
-        deterministic: False hands batches over as they are finished, each exactly once.
-        shard: `Shard(num_shards, index)`: one of several shares of each epoch is this loader's; "auto": that of this
-            process, in the `keras.distribution` that is set or the `tf.distribute` strategy in whose scope this is;
-            None: all of it.
-        element_spec: the spec of a batch, as a nested structure of `loaderpool.ArraySpec` or `tf.TensorSpec`; None:
-            found from the first sample, for which all batches wait (not where each shape is said and none is text), or
-            as `pad` and `ragged` say.
-        pad: fill samples of varied shape up to the batch's largest: True (zeros, empty text), a pad value, or the
-            sample's structure with a value for each component, None for zeros and False for none, as
-            {"x": 0, "y": -1, "label": False}. Axes vary in which the samples of the first batch (at most 64) differ, or
-            which are None in an `element_spec`; a number there is a length to pad to.
-        ragged: components whose first axis varies, found in the same way, become a `RaggedArray` (a `tf.RaggedTensor`
-            in `as_dataset`), text too; beside an `element_spec`, where that has None for the axis behind the batch
-            axis.
-        on_error: "raise", "skip" (leave the row out) or "replace" (the next good row of the batch stands in), or a pair
-            of either and a budget: a number of errors, or their share of the rows, that a pass may have.
-        setup: called once in each worker before its first sample: open files there.
-        augment: `augment(sample)` is called with what `fn` (or the cache) gave, in every epoch, and gives the sample;
-            may name `rng` and `out` as `fn` may, which then gets no `out`.
-        cache: keep what `fn` gives, so that it is called once for each item: "memory" (shared by all workers, until the
-            loader is closed), a directory on a local disk (for later trainings, too), or a `Cache` with a bound. `fn`
-            must not be random then; what is random belongs into `augment`. It is no part of `Limits.memory`.
-        buckets: `Buckets(by, boundaries, batch_sizes)`: batches are made of items of like length.
-        worker_options: `WorkerOptions`: threads of each worker, and whether global random generators are reseeded for
-            each sample; None: one thread, and as the function is seen to need.
-        limits: `Limits`: the bytes of buffered batches, the seconds of a sample, and the deaths of workers that are
-            made good; None: those of `Limits()`.
+        workers: how many processes; "auto", or a pair of bounds: as many as the training needs; 0: this process. Or a
+            `Pool` that loaders share.
+        shuffle: another order each epoch. Of a stream: the number of items to choose from.
+        seed: of the order and of all random numbers, at least 0.
+        drop_remainder: leave out a last batch that is smaller.
+        deterministic: False gives batches as they are finished.
+        shard: this loader's `Shard` of each epoch; "auto": by the current `keras.distribution` or `tf.distribute`
+            strategy.
+        element_spec: structure of `ArraySpec` or `tf.TensorSpec` of a batch. None: found from the first sample.
+        pad: fill samples up to the batch's largest: True (with zeros or empty text), a value, or one for each
+            component.
+        ragged: components whose first axis varies become a `RaggedArray`.
+        on_error: "raise", "skip" or "replace" (by another row) a sample that fails; or a pair of either and the most
+            failures in a pass, a number or a share.
+        setup: called once in each worker before its first sample.
+        augment: `augment(sample)` is called in each epoch, after `fn` or the cache; may name `rng` and `out`.
+        cache: keep what `fn` gives, which must not be random: "memory", a directory, or a `Cache`.
+        buckets: `Buckets`: batches are made of items of similar length.
+        threads: calls at once in each worker, 1 to 256, of a thread-safe function that waits. Not with `cache` or
+            generators.
+        seed_globals: reseed `random`, `numpy.random` and torch for each sample; "auto": where the function uses them.
+        limits: `Limits` of memory, time and deaths of workers.
 
     Raises:
-        ArgumentError, ArgumentTypeError: a wrong argument, named.
         SourceError: the source cannot be read by index.
-        UnpicklableError: function or source cannot travel; names the variable.
-        CacheError: the cache is of another function or source; says what differs.
+        UnpicklableError: function or source cannot travel.
+        CacheError: the cache is of another function or source.
     """
 
     @known_names_only
@@ -103,7 +82,7 @@ class Loader(LoaderViews, LoaderReports):
         *,
         batch_size: int | None = 32,
         batch_fn: Callable[..., Any] | None = None,
-        workers: int | Literal["auto"] | Auto | Pool = "auto",
+        workers: int | Literal["auto"] | tuple[int, int | None] | Pool = "auto",
         shuffle: bool | int = False,
         seed: int = 0,
         drop_remainder: bool = False,
@@ -117,7 +96,8 @@ class Loader(LoaderViews, LoaderReports):
         augment: Callable[..., Any] | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
         buckets: Buckets | None = None,
-        worker_options: WorkerOptions | None = None,
+        threads: int = 1,
+        seed_globals: bool | Literal["auto"] = "auto",
         limits: Limits | None = None,
         _hooks: EpochHooks | None = None,
         _lengths: Lengths | None = None,
@@ -128,9 +108,11 @@ class Loader(LoaderViews, LoaderReports):
 
             arguments["shard"] = current_shard()
         checked, own_pool = check_arguments(arguments), None
-        if checked.needs_lengths and role.is_trainer():
+        if checked.needs_lengths and process.is_trainer():
             checked, own_pool = with_lengths(checked, arguments, Loader)
         self._core = LoaderCore(arguments, checked, own_pool)
+        # Now that the supervisor starts; at the first pass there may be no descriptor left to import it with.
+        import loaderpool.trainer.loader_iterator  # noqa: F401
 
     # ---- the interface ----
 
@@ -146,11 +128,7 @@ class Loader(LoaderViews, LoaderReports):
 
     @property
     def element_spec(self) -> Any:
-        """The nested structure of `ArraySpec` of one batch. Blocks until the first sample has been made.
-
-        Where samples may be padded or ragged, until those of the first batch have been made, at most 64: axes in which
-        they differ are None. Where a call makes a whole batch, until the second one has been made, too.
-        """
+        """The structure of `ArraySpec` of a batch. Blocks until the first sample is made."""
         return self._core.running_engine().spec().pack()
 
     @property
@@ -169,41 +147,43 @@ class Loader(LoaderViews, LoaderReports):
 
     @property
     def last_error(self) -> BaseException | None:
-        """The error that ended the latest failed pass, whole; through `tf.data` only its text arrives."""
+        """The error that ended the latest failed pass; `tf.data` hands on its text alone."""
         return self._core.tracker.last_error
 
     def __len__(self) -> int:
-        """Batches of this shard in an epoch.
-
-        Raises:
-            TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream or endless.
-        """
+        """Batches in an epoch; a `TypeError` where that is unknown, as of a stream."""
         return self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
         return True  # without this `if loader:` would ask for its length, which may be unknown
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"a Loader has no attribute {name!r}{attribute_hint(name)}")
+
     def __iter__(self) -> LoaderIterator:
+        from loaderpool.trainer.loader_iterator import LoaderIterator
+
         self._core.check_usable()
         return LoaderIterator(self._core)
 
     @classmethod
     def from_sequence(
-        cls, sequence: Any, workers: int | Literal["auto"] | Auto | Pool | None = None, **settings: Any
+        cls,
+        sequence: Any,
+        workers: int | Literal["auto"] | tuple[int, int | None] | Pool | None = None,
+        **settings: Any,
     ) -> Loader:
-        """A loader for a `keras.utils.PyDataset` / `Sequence`, or anything whose `[i]` is batch i, as it is.
+        """A loader for a `keras.utils.PyDataset` / `Sequence`, or anything whose `[i]` is batch i.
 
         Args:
-            sequence: has `__len__` (or `num_batches`) and `__getitem__(batch_index)`; its `on_epoch_begin` and
-                `on_epoch_end` are called on this very object, in this process, and what they change is seen by the
-                next epoch. With `num_batches = None`, or no length, it is endless: a pass has batches 0, 1, 2, … until
-                its consumer stops (`fit(loader.as_dataset(), steps_per_epoch=n)`); hooks and `shuffle` are refused.
-            workers: as in `Loader`; None: the sequence's own `workers` where it is above 1, or 0, else "auto". Its
-                `use_multiprocessing` and `max_queue_size` are not read: workers are processes, as far ahead as
-                `limits` allows.
-            **settings: further arguments of `Loader` (not batch_size, fn, batch_fn, augment and cache).
+            sequence: `on_epoch_begin` and `on_epoch_end` run in this process, and the next epoch sees what they change.
+                Without a length it is endless.
+            workers: as in `Loader`; None: the sequence's own, or "auto" where that is 1.
+            **settings: other arguments of `Loader`.
         """
-        from loaderpool.adapters.keras import loader_from_sequence
+        from loaderpool.adapters.sequence_hooks import loader_from_sequence
 
         return loader_from_sequence(cls, sequence, workers, settings)
 
@@ -211,58 +191,41 @@ class Loader(LoaderViews, LoaderReports):
     def from_generator(
         cls,
         make_generator: Callable[..., Any],
-        workers: int | Literal["auto"] | Auto | Pool = "auto",
+        workers: int | Literal["auto"] | tuple[int, int | None] | Pool = "auto",
         *,
         shards: Sequence[Any] | None = None,
         cycle_length: int | None = None,
         copies: int | None = None,
         **settings: Any,
     ) -> Loader:
-        """A loader for a generator that runs in a worker, in copies that share the work, or once for each shard.
+        """A loader for a generator, which runs once for each shard, or in copies that share the work.
 
-        Copies differ by what `loaderpool.worker_info()` tells them: index, count, seed and epoch; each yields its part.
-        Each opens its own files, and has its own state of `random` and `numpy.random`. Their batches take turns, and a
-        batch has items of one copy; a pass ends when all have ended. What comes is fixed by the number of copies, so
-        give `workers`; with `shards` it is the same for any number of workers. A generator is run again up to its place
-        where a worker has died and after `load_state_dict`.
+        A batch has items of one copy or shard. The number of copies makes a difference to the batches; with `shards`
+        the number of workers makes none (docs/how-to/generators.md).
 
         Args:
-            make_generator: called as `make_generator()` in each worker at an epoch's begin, or as
-                `make_generator(shard)` for each shard; returns a generator, or anything that can be iterated. With a
-                parameter named `rng` it gets a `numpy.random.Generator` of its own.
-            workers: as in `Loader`; without `shards` as many copies run, 1 with `workers=0`. A generator that takes no
-                `rng` and asks for no `worker_info()` would yield every item in each copy: it runs once, and a number of
-                workers above 1 is an error.
-            shards: files, ranges, any picklable things, dealt one by one. `shuffle=True` gives them another order each
-                epoch.
-            cycle_length: how many shards are open at once, their batches taking turns, at least 1; None: 16.
-            copies: so many copies, whatever the workers and whether they differ or not, at least 1.
-            **settings: further arguments of `Loader` (not `source`). `fn` is called for what the generator yields;
-                `batch_size=None` where it yields whole batches; `shuffle=n` shuffles within a window in each copy.
-
-        Raises:
-            ArgumentError, ArgumentTypeError: a wrong argument, named.
+            make_generator: `make_generator()` or `make_generator(shard)` is called as an epoch begins. A parameter
+                `worker` gets a `WorkerInfo`, and `rng` random numbers, if it has no default or the default is None.
+            workers: as in `Loader`; without `shards` each runs a copy, if the generator names `worker` or `rng`.
+            shards: files, ranges or other picklable things; `shuffle=True` gives them another order each epoch.
+            cycle_length: shards open at once, at least 1; None: 16.
+            copies: how many, whatever the workers.
+            **settings: other arguments of `Loader`. `shuffle=n` shuffles within n items of each copy.
         """
         if cycle_length is not None:
             cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards that are open at once")
         if copies is not None:
             copies = whole_number("copies", copies, at_least=1, hint="generators that run beside one another")
         if "source" in settings:
-            raise ArgumentTypeError("from_generator takes no source: make_generator is it")
+            raise ArgumentError("from_generator takes no source: make_generator is it")
         return cls(ReplicatedSource(make_generator, shards, cycle_length, copies), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
-        """A new loader with other arguments where `changes` says so, and otherwise the same.
-
-        Raises:
-            SourceError: the source is an iterator, which two loaders would read in turn.
-        """
+        """A new loader, with the same arguments but for these; the source must be readable again."""
         arguments = self._core.arguments
-        unknown = {name: value for name, value in changes.items() if name not in arguments or name.startswith("_")}
-        if unknown:
-            from loaderpool.settings.foreign_names import unknown_arguments
-
-            raise unknown_arguments("Loader", unknown, arguments)
+        for name in changes:
+            if name.startswith("_"):
+                raise ArgumentError(f"Loader has no argument named {name}")
         stream = self._core.stream
         is_read = stream is not None and (stream.was_opened or self._core.has_processes)  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
@@ -277,33 +240,27 @@ class Loader(LoaderViews, LoaderReports):
         return type(self)(**{**arguments, **changes, **private})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
-        """Where the consumer stands, as a small dict that JSON can hold; for `load_state_dict`.
+        """Where the training stands, as a small dict that JSON can hold, for `load_state_dict`.
 
         Args:
-            batches_taken: how many batches the consumer has taken since the latest iteration (of the loader, or of a
-                dataset over all its epochs) began. Needed after `as_dataset`, for tf.data fetches ahead. None: as many
-                as the one live iterator has given, or the one that ended as the cluster was lost; where there is none,
-                the next pass begins a new epoch.
+            batches_taken: since the latest iteration began; needed with `as_dataset`, as tf.data fetches ahead. None:
+                what the one live iterator has given.
 
         Raises:
-            StateError: it would be a guess: two iterators are live, or tf.data has fetched ahead; or the loader's data
-                changes between epochs, by hooks of the user's.
+            StateError: it would be a guess, or a Sequence's hooks change the data.
         """
         from loaderpool.trainer.epochs.saved_state import find_position
 
         return self._core.state_at(find_position(self._core.tracker, batches_taken))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next pass be the rest of the saved one; those after it are whole.
-
-        The batches are the same to the bit as if the other run had not been stopped, whatever the number of workers or
-        `Limits.memory`; with another `Shard.num_shards` the rest of the epoch is dealt again, each sample still once.
+        """Go on with the rest of the saved pass, the same to the bit, for any number of workers or shards.
 
         Args:
-            state: of `state_dict`, of a loader with the same source, function, seed and plan.
+            state: from `state_dict` of a loader with the same source, function, seed and plan.
 
         Raises:
-            StateError: it is of another loader; says what differs.
+            StateError: it is of another loader.
         """
         from loaderpool.trainer.epochs.saved_state import check_resumable, read_state
 
@@ -315,15 +272,11 @@ class Loader(LoaderViews, LoaderReports):
             core.tracker.resume_at(position)
 
     def resize(self, workers: int) -> None:
-        """Have this many workers from now on, also in mid-epoch; the batches stay the same to the bit.
-
-        Raises:
-            ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
-        """
+        """Have this many workers from now on, at least 1; the batches stay the same."""
         self._core.resize(workers)
 
     def close(self) -> None:
-        """End the loader, and its pool if it is its own. Twice is fine; arrays handed out stay valid."""
+        """End the loader and its own workers; arrays handed out stay valid."""
         self._core.close()
 
     def __enter__(self) -> Loader:  # noqa: PYI034 - Self is in typing from 3.11 on
@@ -333,13 +286,7 @@ class Loader(LoaderViews, LoaderReports):
         self.close()
 
     def __repr__(self) -> str:
-        core = self._core
-        where = "closed" if core.is_closed else counted(core.workers, "worker")
-        items = "generators" if core.plan.lanes else "a stream" if core.plan.is_open else f"{core.plan.size:,} items"
-        items = "an endless sequence" if core.plan.is_endless else items
-        # Keras shows it where a loader is given to `fit` as it is.
-        hint = "for Keras: model.fit(loader.for_keras())"
-        return f"<loaderpool.Loader of {items}, batch_size={core.config.batch_size}, {where}; {hint}>"
+        return f"<loaderpool.Loader of {self._core.description}; {FOR_KERAS}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -2,30 +2,102 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import ArgumentError, ClosedError, ForeignProcessError, closed_error, foreign_error
+from loaderpool.errors import ArgumentError, ClosedError, closed_error, counted, foreign_error
 from loaderpool.plan.base import BasePlan
 from loaderpool.sources.stream import StreamSource
-from loaderpool.system import role
-from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.system.undoing import Undoing
+from loaderpool.system import process
+from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
-from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, EpochTracker
-from loaderpool.trainer.epochs.fingerprint import Fingerprint
 from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
-from loaderpool.trainer.start import end_engine, start_engine
 
 if TYPE_CHECKING:
-    from loaderpool.trainer.epochs.cache_watch import CacheWatch
+    from loaderpool.trainer.engine.delivery import Engine
+    from loaderpool.trainer.epochs.fingerprint import Fingerprint
     from loaderpool.trainer.epochs.observer import Observer
-    from loaderpool.trainer.explain.decision import Autotuned
+    from loaderpool.trainer.explain.observed import Autotuned
+
+_workers_are_allowed = True
+
+
+@contextlib.contextmanager
+def without_workers() -> Iterator[None]:
+    """Loaders that any code makes meanwhile work in this process: no pool is started, nothing is pickled."""
+    global _workers_are_allowed
+    before, _workers_are_allowed = _workers_are_allowed, False
+    try:
+        yield
+    finally:
+        _workers_are_allowed = before
+
+
+def start_engine(
+    checked: CheckedArguments, pool: Pool | None, epoch: int, own_pool: Pool | None = None
+) -> tuple[Engine, Pool | None]:
+    """Start an engine in the background; what can go wrong in the caller's line goes wrong here.
+
+    Runs in: a block of `InterruptsHeld`, in which the caller notes how both are ended.
+
+    Ownership: the caller ends both, by `end_engine`; where this raises, both are ended.
+
+    Args:
+        checked: what the loader was made with.
+        pool: the pool that it shares, or None.
+        epoch: of its first pass.
+        own_pool: what was made for it already.
+
+    Returns:
+        The engine, and the pool that was made for it; None where the pool is shared or the work is done here.
+    """
+    payload, config = checked.payload, checked.config
+    has_workers = (pool is not None or config.workers != 0) and _workers_are_allowed
+    with contextlib.ExitStack() as undo:
+        if has_workers and pool is None:
+            pool = own_pool = own_pool or Pool(config.workers, config.limits.restarts)
+        if own_pool is not None:
+            undo.callback(own_pool.close)
+        if pool is not None:
+            checked = pool._check_loader(checked)
+        shared = None
+        if payload["cache"] is not None:
+            from loaderpool.trainer.epochs.cache_watch import make_cache  # which `import loaderpool` shall not wait for
+
+            with InterruptsAllowed():  # it pickles function and source
+                shared = make_cache(payload["cache"], payload, checked.plan.size)
+            undo.callback(shared.close)
+        engine: Engine
+        if has_workers:
+            assert pool is not None
+            session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
+            from loaderpool.trainer.engine.pool_engine import PoolEngine
+
+            engine = PoolEngine(session, checked, epoch, shared)
+        else:
+            from loaderpool.trainer.engine.local_engine import LocalEngine
+
+            engine, own_pool = LocalEngine(checked, epoch, shared), None
+        undo.pop_all()
+    return engine, own_pool
+
+
+def end_engine(engine: Engine, own_pool: Pool | None) -> None:
+    """End the engine, and the pool with it if it was made for it."""
+    if own_pool is not None:
+        own_pool.close()
+    engine.close()  # after the workers, if they end too: then its memory is free at once, even where the loader is kept
+
+
+# Keras shows the `repr` of what it is given and cannot use.
+FOR_KERAS = "for Keras: model.fit(loader.for_keras())"
 
 
 class LoaderCore:
@@ -55,26 +127,37 @@ class LoaderCore:
         self.tracker = EpochTracker(_EngineHandle(self), self.config, self.plan, hooks)
         self._calls_of: Literal["sample", "batch"] = "sample" if checked.unit == "sample" else "batch"
         self._has_cache = checked.payload["cache"] is not None
-        self._cache_watch: CacheWatch | None = None
         self.tracker.counters.times.on_mark = _LookHandle(self)
-        functions = arguments["fn"] or arguments["batch_fn"], arguments["augment"]
-        self.fingerprint = Fingerprint(arguments["source"], *functions, self.config, self.plan)
-        if role.is_trainer():
+        if process.is_trainer():
             self._start(checked, own_pool)
 
     def _start(self, checked: CheckedArguments, own_pool: Pool | None) -> None:
         cache = checked.payload["cache"]
+        gate_handlers()
         with InterruptsHeld():
             # The payload is not kept: what travelled is in shared memory, and a local engine has it.
             self.engine, own_pool = start_engine(checked, self.pool, self.tracker.epoch, own_pool)
             if self.pool is not None or own_pool is not None or cache is not None:
                 self._undoing = Undoing(self, functools.partial(end_engine, self.engine, own_pool))
             self.pool = self.pool or own_pool
+        if self.engine.captured is not None:
+            from loaderpool.trainer.session.warnings import warn_of_changes  # which a pool has imported
+
+            self.tracker.at_begin = functools.partial(warn_of_changes, self.engine.captured)
+            if self.pool is not None:
+                self.pool.session.modules.note()
         if cache is not None:
             from loaderpool.trainer.epochs.cache_watch import CacheWatch  # which `import loaderpool` shall not wait for
 
-            self._cache_watch = CacheWatch(cache.where, self.engine.cache_counts, self.plan.rows_per_epoch)
-            self.tracker.at_end = self._cache_watch
+            self.tracker.at_end = CacheWatch(cache.where, self.engine.cache_counts)
+
+    @functools.cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What a saved state must have, too, to be of this loader."""
+        from loaderpool.trainer.epochs.fingerprint import Fingerprint  # few loaders are asked for their state
+
+        functions = self.arguments["fn"] or self.arguments["batch_fn"], self.arguments["augment"]
+        return Fingerprint(self.arguments["source"], *functions, self.config, self.plan)
 
     @functools.cached_property
     def observer(self) -> Observer:
@@ -82,7 +165,8 @@ class LoaderCore:
         from loaderpool.trainer.epochs.observer import Observer  # which `import loaderpool` shall not wait for
 
         loader = self.tracker, self.engine, self.config, self.plan
-        return Observer(*loader, self._calls_of, self._has_cache, functools.partial(_autotuned_of, self.pool))
+        cache = self._calls_of, self._has_cache
+        return Observer(*loader, *cache, functools.partial(_autotuned_of, self.pool))
 
     def look(self, now_ns: int) -> None:
         """Look at what it does. Runs in: the thread that takes batches."""
@@ -90,8 +174,6 @@ class LoaderCore:
         look = observer.look(now_ns)
         if self.pool is not None:
             self.pool._look(self, observer.about, look)
-        if self._cache_watch is not None:
-            self._cache_watch.look()
 
     @property
     def workers(self) -> int:
@@ -104,6 +186,15 @@ class LoaderCore:
     def has_processes(self) -> bool:
         """Whether something outside this object works for it, or holds files."""
         return self._undoing is not None
+
+    @property
+    def description(self) -> str:
+        """What a `repr` says of the loader, its views and iterators."""
+        plan = self.plan
+        items = "generators" if plan.lanes else "a stream" if plan.is_open else f"{plan.size:,} items"
+        items = "an endless sequence" if plan.is_endless else items
+        where = "closed" if self.is_closed else counted(self.workers, "worker")
+        return f"{items}, batch_size={self.config.batch_size}, {where}"
 
     def batches_per_epoch(self) -> int:
         """The length of the loader: batches of this shard in an epoch.
@@ -137,7 +228,7 @@ class LoaderCore:
         """The engine.
 
         Raises:
-            ClosedError, ForeignProcessError: there is none for this process, or none any more.
+            ClosedError: there is none for this process, or none any more.
         """
         self.check_usable()
         assert self.engine is not None
@@ -146,9 +237,9 @@ class LoaderCore:
     def check_usable(self) -> None:
         """Raise if the loader is closed, or of another process."""
         if self.engine is None:
-            raise ForeignProcessError(
-                f"this loader was constructed inside a loaderpool {role.role()} (pid {os.getpid()}), where it starts "
-                "nothing: only the training process can iterate it"
+            raise ClosedError(
+                f"this loader was constructed inside a loaderpool {process.role()} (pid {os.getpid()}), where it "
+                "starts nothing: only the training process can iterate it"
             )
         if self.is_closed:
             raise closed_error("this Loader")
@@ -166,27 +257,6 @@ class LoaderCore:
             raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
         self.pool.resize(workers)
 
-    def begin_pause_test(self, steps: int) -> None:
-        """Have workers pause for some of the next steps.
-
-        Raises:
-            ArgumentError: there are none here.
-        """
-        self.check_usable()
-        from loaderpool.trainer.engine.pool_engine import PoolEngine
-
-        engine = self.engine
-        if not isinstance(engine, PoolEngine) or engine.session.hosts:
-            where = "in this process" if self.pool is None else "on other machines"
-            raise ArgumentError(f"batches are made {where}: no worker slows a step down here, and none can pause")
-        from loaderpool.trainer.engine.pause import Pause
-        from loaderpool.trainer.epochs.pause_test import PauseTest
-
-        tracker = self.tracker
-        hold = Pause(engine)
-        hold.end()  # what a test before it may hold back
-        tracker.pause_test = PauseTest(hold, tracker.counters.times, steps, tracker.latest_is_dataset)
-
     def close(self) -> None:
         """End the engine, and the pool if it is the loader's own. Twice is fine."""
         with InterruptsHeld():
@@ -201,7 +271,7 @@ class LoaderCore:
 
 
 def _autotuned_of(pool: Pool | None) -> Autotuned:
-    from loaderpool.trainer.explain.decision import Autotuned  # which `import loaderpool` shall not wait for
+    from loaderpool.trainer.explain.observed import Autotuned  # which `import loaderpool` shall not wait for
 
     return Autotuned() if pool is None else pool._autotuned
 
@@ -217,7 +287,9 @@ class _LookHandle:
         if core is not None:
             try:
                 core.look(now_ns)
-            except Exception:  # who only looks shall end no training
+            except Exception as error:  # who only looks shall end no training
+                if is_of_a_handler(error):
+                    raise
                 core.tracker.counters.times.on_mark = None
 
 

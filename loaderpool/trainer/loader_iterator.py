@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from loaderpool.errors import ClusterLostError
-from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.system.undoing import Undoing
+from loaderpool.errors import ClusterError, LoaderpoolError
+from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers
 from loaderpool.trainer.epochs.batch_reader import BatchReader, Conversion, as_arrays
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog, Position
-from loaderpool.trainer.loader_core import LoaderCore
+from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 
 
 class LoaderIterator(Iterator[Any]):
@@ -41,7 +42,19 @@ class LoaderIterator(Iterator[Any]):
     def __iter__(self) -> LoaderIterator:
         return self
 
+    def __len__(self) -> int:
+        """Batches of an epoch, as the loader's length has it, however many were taken."""
+        return self._core.batches_per_epoch()
+
+    def __bool__(self) -> bool:
+        return True  # its length may be unknown
+
+    def __repr__(self) -> str:
+        return f"<an iterator over batches of {self._core.description}; {FOR_KERAS}>"
+
     def __next__(self) -> Any:
+        if self._turn._is_owned():  # type: ignore[attr-defined]  # as `threading.Condition` asks
+            refuse_reentry(self)
         with self._turn:
             reader = self._reader
             if not reader.left and self._is_over():  # `take` would raise, which costs microseconds between two epochs
@@ -55,7 +68,7 @@ class LoaderIterator(Iterator[Any]):
                 return reader.take()
             except BaseException as error:
                 # No batch is ever made again; who saves the place next means this one, and not the next epoch.
-                if isinstance(error, ClusterLostError) and self._core.tracker.lost_at is None:
+                if isinstance(error, ClusterError) and self._core.tracker.lost_at is None:
                     self._core.tracker.lost_at = self.position
                 if not reader.left and self._is_over():
                     self._end()
@@ -63,6 +76,10 @@ class LoaderIterator(Iterator[Any]):
 
     def _begin(self) -> None:
         """Note the pass, and what ends it. Runs in: a block of `InterruptsHeld`."""
+        gate_handlers()  # of signals that each batch does not look at
+        with contextlib.suppress(OSError):  # no descriptors are left: then it is imported when it is needed
+            import loaderpool.trainer.epochs.observer  # noqa: F401  # at the first hand-over, which is awaited now
+
         tracker, one_pass = self._core.tracker, self._reader.one_pass
         if tracker.latest is not self.iteration:
             tracker.note_iteration(self.iteration, is_dataset=False)
@@ -105,6 +122,22 @@ class LoaderIterator(Iterator[Any]):
             if self._undoing is not None:
                 self._undoing.now()
             self._core.tracker.settle_ends()
+
+
+def refuse_reentry(iterator: Iterator[Any]) -> None:
+    """Raise where another call of the iterator's `__next__`, which asks, is under way on this thread.
+
+    That the thread owns its lock shows no such call: an interrupt may have left it owned.
+    """
+    asking = sys._getframe(1)
+    frame = asking.f_back
+    while frame is not None:
+        if frame.f_code is asking.f_code and frame.f_locals.get("self") is iterator:
+            raise LoaderpoolError(
+                "this iterator was asked for a batch while it makes one on the same thread, by the handler of a "
+                "signal, say. Have the handler iterate the loader itself: that is a pass of its own"
+            )
+        frame = frame.f_back
 
 
 def _abandon(tracker: EpochTracker, one_pass: Pass) -> None:

@@ -7,20 +7,18 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.config import check_workers
-from loaderpool.errors import ArgumentError, ForeignProcessError, closed_error
-from loaderpool.settings.checks import whole_number
-from loaderpool.settings.groups import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts
-from loaderpool.settings.known_names import known_names_only
-from loaderpool.system import capacity, machine, role
-from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.system.undoing import Undoing
+from loaderpool.config import Auto, check_workers
+from loaderpool.errors import ArgumentError, ClosedError, UnpicklableError, brief, closed_error, counted
+from loaderpool.settings.checks import known_names_only, whole_number
+from loaderpool.settings.groups import DEFAULT_RESTARTS, MAX_WORKERS, check_restarts
+from loaderpool.system import capacity, machine, process
+from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 if TYPE_CHECKING:
     from loaderpool.trainer.autotune.pool_workers import PoolWorkers
     from loaderpool.trainer.engine.checked_arguments import CheckedArguments
-    from loaderpool.trainer.explain.decision import Autotuned
     from loaderpool.trainer.explain.looks import AboutLoader, Look
+    from loaderpool.trainer.explain.observed import Autotuned
     from loaderpool.trainer.session.launch import Program
     from loaderpool.trainer.session.session import Session
 
@@ -39,7 +37,7 @@ def shared_pool(arguments: Mapping[str, Any]) -> Pool | None:
 def _program_of(start: Any) -> Program:
     """What directs the workers that are started so."""
     if start not in ("fork", "spawn"):
-        raise ArgumentError(f'start must be "fork", "spawn" or None, got {start!r}')
+        raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
     if start == "fork" and not machine.can_fork_workers():
         raise ArgumentError('start="fork" needs os.fork and os.memfd_create, which this Python does not have')
     from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR  # with subprocess and sockets: not at import
@@ -48,30 +46,19 @@ def _program_of(start: Any) -> Program:
 
 
 class Pool:
-    """A supervisor and its workers, which several loaders may share: `Loader(..., workers=pool)`.
-
-    It starts in the background when the first loader needs it, and ends with `close()`, with the `with` block, when it
-    is collected, or when the interpreter exits. Closing it ends the loaders that use it.
+    """Workers that several loaders share: `Loader(..., workers=pool)`. `close()` or a `with` block ends them all.
 
     Args:
-        workers: worker processes, at least 1. "auto": one for each CPU that this process may use (the smallest of
-            `os.cpu_count()`, the affinity mask and the cgroup's quota), and then, while batches are taken, as many as
-            the training needs; `Auto(min, max)`: within these bounds.
-        restarts: deaths of workers that are made good, as a number within a minute or a pair of a number and
-            seconds; more are a `WorkerLostError` in all loaders, for then the fault is general. None: any number.
-        start: "fork": a supervisor forks the workers. "spawn": each is a process of the `multiprocess` package, which
-            is slower to start and to hand over batches, and runs on any system
-            (docs/how-to/spawned-workers.md). None: "fork" where there is a fork and a `memfd_create`, as on Linux.
-
-    Raises:
-        ArgumentError: fewer than 1 worker, or another start.
-        ArgumentTypeError: not a number.
+        workers: as in `Loader`, at least 1.
+        restarts: as in `Limits`.
+        start: "fork", or "spawn", which is slower and for any system (docs/how-to/spawned-workers.md); None: "fork"
+            where there is one.
     """
 
     @known_names_only
     def __init__(
         self,
-        workers: int | Literal["auto"] | Auto = "auto",
+        workers: int | Literal["auto"] | tuple[int, int | None] = "auto",
         restarts: int | tuple[int, float] | None = DEFAULT_RESTARTS,
         start: Literal["fork", "spawn"] | None = None,
         _program: Program | None = None,
@@ -87,6 +74,9 @@ class Pool:
         self._auto = checked if isinstance(checked, Auto) else None
         self._autotune: PoolWorkers | None = None  # from the first look at a loader on
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
+
+    def __reduce__(self) -> Any:
+        raise UnpicklableError("a Pool cannot be pickled, for it owns processes: make one where it is used")
 
     @property
     def workers(self) -> int:
@@ -117,12 +107,12 @@ class Pool:
         """The running session; started now if it was not.
 
         Raises:
-            ForeignProcessError: asked for in a worker or supervisor.
+            ClosedError: asked for in a worker or supervisor.
         """
-        if not role.is_trainer():
-            raise ForeignProcessError(
-                f"a loader was used inside a loaderpool {role.role()} (pid {os.getpid()}): it may be constructed where "
-                "the function's module is imported, but only the training process can iterate it"
+        if not process.is_trainer():
+            raise ClosedError(
+                f"a loader was used inside a loaderpool {process.role()} (pid {os.getpid()}): it may be constructed "
+                "where the function's module is imported, but only the training process can iterate it"
             )
         session = self._session
         return self._start() if session is None else session
@@ -154,24 +144,11 @@ class Pool:
         return self._is_closed
 
     def resize(self, workers: int) -> None:
-        """Have this many workers from now on, also in the middle of an epoch; the batches stay the same to the bit.
-
-        It is the number to stay at, where "auto" found one before.
-
-        Args:
-            workers: at least 1.
-
-        Raises:
-            ArgumentError: fewer than 1.
-        """
+        """Have this many workers from now on, at least 1; the batches stay the same."""
         checked = whole_number("workers", workers, at_least=1, at_most=MAX_WORKERS)
         with InterruptsHeld(), self._turn():
-            self._keep_workers()
+            self._auto = None  # which would find another number
             self._set_workers(checked)
-
-    def _keep_workers(self) -> None:
-        """Stay at the present number, where "auto" would find another one."""
-        self._auto = None
 
     def _look(self, loader: object, about: AboutLoader, look: Look) -> None:
         """Take in a look at one of the loaders, which may tell that its training needs another number of workers."""
@@ -201,19 +178,23 @@ class Pool:
     @property
     def _autotuned(self) -> Autotuned:
         """What "auto" has changed."""
-        from loaderpool.trainer.explain.decision import Autotuned  # which `import loaderpool` shall not wait for
+        from loaderpool.trainer.explain.observed import Autotuned  # which `import loaderpool` shall not wait for
 
         found = Autotuned() if self._autotune is None else self._autotune.autotuned
         return found if self._auto is not None else found._replace(most=0)
 
     def close(self) -> None:
-        """End the supervisor and its workers. May be called twice; arrays that were handed out stay valid."""
+        """End the workers; arrays handed out stay valid."""
         with InterruptsHeld():
             with self._turn():  # a start that is under way is closed, too
                 self._is_closed = True
                 session, self._session = self._session, None  # so that a closed pool holds no memory
             if session is not None:
                 self._undoing.now()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else counted(self.workers, "worker")
+        return f"<loaderpool.{type(self).__name__}: {state}>"
 
     def __enter__(self) -> Pool:  # noqa: PYI034 - Self is in typing from 3.11 on
         return self

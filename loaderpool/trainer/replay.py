@@ -10,7 +10,6 @@ from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
 from loaderpool.settings.checks import whole_number
-from loaderpool.settings.groups import WorkerOptions
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.worker.global_rng import SavedGlobals
@@ -25,22 +24,25 @@ _MOST_SHARDS = 10_000
 
 
 def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
-    """Makes one sample of a training again, with the random streams that it had, and returns what the function returns.
+    """Make one sample again, in this process and with its random streams, and return what the function returns.
 
-    Runs in: this process; no worker is started, so a debugger stops in the function. The loader stays as it is, and may
-    be closed. A Sequence's hooks are not called: its data are those of this moment. On the command line it is
-    `loaderpool replay`.
+    Data and globals are those of now: a `LoaderpoolWarning` names changes. The loader may be closed.
 
     Args:
         loader: whose sample it is.
-        index: index into the source, as errors name it; of `batch_fn` the whole batch that has it is made.
+        index: in the source, as errors name it; with `batch_fn` its whole batch is made.
         epoch: from 0.
 
     Raises:
-        ArgumentError: the loader never makes that index in that epoch, or its source has none; the message says why.
-        BaseException: what the function (or the source, or `setup`) raises, itself, with its own traceback.
+        BaseException: what the function raises, itself.
     """
-    return Replay(loader, whole_number("index", index, at_least=0), epoch).run()
+    found = Replay(loader, whole_number("index", index, at_least=0), epoch)
+    engine = loader._core.engine
+    if engine is not None and engine.captured is not None:
+        from loaderpool.trainer.session.warnings import warn_of_changes  # which a pool has imported
+
+        warn_of_changes(engine.captured, in_replay=True)
+    return found.run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +77,7 @@ class Replay:
 
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
-        options = WorkerOptions(seed_globals=bool(loader.config.worker_options.seed_globals))
-        here = {"workers": 0, "worker_options": options, "cache": None}
+        here = {"workers": 0, "threads": 1, "seed_globals": bool(loader.config.seed_globals), "cache": None}
         self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), first_epoch=0)
         self.call = _find_call(self._engine, index, check_epoch(epoch))
         self.why_no_out: LoaderpoolError | None = None  # the first sample's error, which leaves `out` None for this one

@@ -7,7 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loaderpool.system import machine
@@ -15,23 +15,39 @@ from loaderpool.system import machine
 # sys.path is set before anything is imported, so the process finds what the trainer finds. `-c` has put the working
 # directory in front: not even mmap may come from there. The settings come in a memory file: a script's arguments alone
 # (6,000 file names) can be more than one argument of a command may be. By marshal, as both ends are this interpreter
-# and it is built in: json takes each of them a millisecond and a half to import.
+# and it is built in: json takes each of them a millisecond and a half to import. Garbage is not collected
+# while our modules are imported: that would take five milliseconds.
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "import marshal, mmap, os; file = int(sys.argv[1]); "
     "start = marshal.loads(mmap.mmap(file, int(sys.argv[2]))[:]); os.close(file); sys.path[:] = start['path']; "
-    "from {module} import main; main(start)"
+    "import gc; gc.disable(); from {module} import main; gc.enable(); main(start)"
 )
 
 
-def write_settings(settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Put settings into a memory file; returns its descriptor, which is the caller's to close, and its length.
+def start(
+    module: str,
+    settings: Mapping[str, Any],
+    descriptors: Sequence[int],
+    label: str,
+    *,
+    directory: str | None,
+    environment: Mapping[str, str],
+    is_apart: bool = True,
+) -> subprocess.Popen[bytes]:
+    """Have `main` of a module of ours run with settings, by this interpreter with its own -X, -W, -O and the like.
 
     Args:
+        module: its name.
         settings: plain values, and lists and dicts of them, by name; `path` must be among them.
+        descriptors: what it inherits.
+        label: for who looks at a list of tasks.
+        directory: where it begins; None: where this process is.
+        environment: its variables.
+        is_apart: Ctrl-C and Ctrl-Z of the terminal are not for it.
 
     Raises:
-        OSError: no memory, or no descriptors.
+        OSError: no memory, no more processes, no descriptors, or no interpreter any more.
     """
     content = marshal.dumps(dict(settings))
     file = machine.create_memory_file("start")
@@ -39,16 +55,25 @@ def write_settings(settings: Mapping[str, Any]) -> tuple[int, int]:
         os.ftruncate(file, len(content))
         with mmap.mmap(file, len(content)) as view:  # the fallback of a memory file takes no write()
             view[:] = content
-    except BaseException:
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        return subprocess.Popen(
+            [sys.executable, *flags, "-c", _BOOT.format(module=module), str(file), str(len(content)), label],
+            pass_fds=[file, *descriptors],
+            stdin=subprocess.DEVNULL,
+            stdout=_inherited(sys.__stdout__, 1),
+            stderr=_inherited(sys.__stderr__, 2),
+            start_new_session=is_apart,
+            cwd=directory if directory is not None and os.path.isdir(directory) else None,
+            env=environment,
+        )
+    finally:
         os.close(file)
-        raise
-    return file, len(content)
 
 
-def command(module: str, file: int, nbytes: int, label: str) -> list[str]:
-    """The command that has `main` of a module of ours run with settings; `label` is for who looks at a list of tasks.
-
-    With this interpreter's own -X, -W, -O and the like.
-    """
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, "-c", _BOOT.format(module=module), str(file), str(nbytes), label]
+def _inherited(stream: Any, descriptor: int) -> int | None:
+    """What a process of ours has for one of this one's streams: the same, unless this one began without it."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return subprocess.DEVNULL
+    return subprocess.DEVNULL if stream is None else None  # another file may have got its number

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 _MESSAGE = struct.Struct("<8Q")
 MESSAGE_BYTES = _MESSAGE.size
@@ -25,6 +26,17 @@ decode_all: Callable[[bytes], Iterator[Words]] = _MESSAGE.iter_unpack
 READ_BYTES = 65536
 
 Words = tuple[int, int, int, int, int, int, int, int]
+
+
+class LoadTime(NamedTuple):
+    """How long a payload took to load."""
+
+    seconds: float
+    import_s: float  # of that, the import which took longest
+    module: str  # and of what; empty: nothing was imported
+
+
+NOT_TOLD = LoadTime(0.0, 0.0, "")  # it was too short, or is not known
 
 
 class Control(enum.IntEnum):
@@ -106,7 +118,7 @@ class Notice(enum.IntEnum):
     # worker, pid, cell; of a host, of which it comes twice, as it starts and as it runs, pid 0, and bytes: the pickled
     # HostPlace
     WORKER_STARTED = 6
-    # worker, pid, was_lost; of a host pid 0, and batches of it that others make, and its workers that were replaced
+    # worker, pid, was_lost; of a host pid 0, and batches of it that others make
     WORKER_ENDED = 7
     UNLOADED = 9  # loader
     SPEC_FAILED = 10  # loader, worker; bytes: the pickled Failure of the first sample
@@ -114,8 +126,6 @@ class Notice(enum.IntEnum):
     # ticket, run, first_batch, count|attempt, row_start|row_stop, slot: its worker died while it sent the completion
     # over the socket; who has it keeps the slot, who has not says REDO
     UNSURE = 13
-    # the program in the supervisor's place ends, and shall not be started again: the one after it goes on
-    HAND_OVER = 15
     BROKEN = 16  # loader (0: all); bytes: the pickled name of a class in `errors`, and a text
     WARNING = 17  # bytes: the pickled name of a class in `errors`, and a text
     WORKERS_WANTED = 14  # how many workers share the work, and how many hosts have them: where it is for hosts to say
@@ -135,17 +145,9 @@ class Status(enum.IntEnum):
     LOST = 4  # from the supervisor, over the socket: workers died over it too often; with the pickled LostReport
 
 
-_RELEASE = int(Control.RELEASE)
-
-
 def encode(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0, f: int = 0, g: int = 0) -> bytes:
     """Return one message as bytes."""
     return _MESSAGE.pack(kind, a, b, c, d, e, f, g)
-
-
-def encode_release(slot: int, ticket: int) -> bytes:
-    """Return the message that gives a slot back, of which there is one for each delivery."""
-    return _MESSAGE.pack(_RELEASE, slot, ticket, 0, 0, 0, 0, 0)
 
 
 def join32(low: int, high: int) -> int:

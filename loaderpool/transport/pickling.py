@@ -1,22 +1,37 @@
 """Pickles what our processes say to each other: a class that both have is named, and stays as it is.
 
-A value goes by `send` and `receive`, or through the arena by `put_object` and `get_object`.
+A value goes by `send` and `receive`, or through the arena by `put_object` and `get_object`; the items of a stream go in
+bundles, which workers read from the arena:
+
+    bundle   [sizes of the parts, 8 bytes each, if there are large arrays] pickle | array | array ...
+
+A large array goes from its own memory into the bundle, and from there into memory of the worker's: two copies in all.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
+import copyreg
 import functools
 import io
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from cloudpickle import Pickler, dumps
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.errors import UnpicklableError
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.extents import Extent
+
+# Arrays of fewer bytes go into the pickle, and are copied once more there and once more out of it. Smaller: the calls
+# for each of them cost more than these copies. Larger: copies that cost more.
+_LARGE_BYTES = 1 << 15
 
 
 def put_object(arena: Arena, value: Any) -> tuple[Extent, int]:
@@ -43,16 +58,47 @@ def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | Non
         buffer_callback: as pickle's own: is given arrays, and keeps those that it returns False for.
     """
     with io.BytesIO() as file:
-        _Sender(file, protocol=5, buffer_callback=buffer_callback).dump(value)
+        _Sender(file, buffer_callback).dump(value)
         return file.getvalue()
 
 
 class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def persistent_id(self, part: Any) -> tuple[str, bytes] | None:
-        if not isinstance(part, type):
-            return None
-        number = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(part)
-        return None if number is None else (number, _by_itself(part))
+    def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None) -> None:
+        # A dict: cloudpickle's chain of two dicts makes each object take three times as long.
+        self.dispatch_table = {**copyreg.dispatch_table, **Pickler._dispatch_table}
+        super().__init__(file, 5, buffer_callback)
+        self._usual: set[type] = set()  # whose instances pickle itself can do: asked once, not for each of them
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind in self._usual:
+            return NotImplemented
+        if kind is memoryview:
+            return reduce_view(obj)
+        if issubclass(kind, type):
+            number = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(obj)
+            if number is not None:
+                return _known_class, (number, _by_itself(obj))
+        elif kind is not types.FunctionType:
+            self._usual.add(kind)
+        return super().reducer_override(obj)
+
+
+# Formats that `memoryview.cast` makes again.
+_NATIVE_FORMATS = frozenset("cbB?hHiIlLqQnNefdP")
+
+
+def reduce_view(view: memoryview) -> Any:
+    """Return how a memoryview is pickled so that it keeps format and shape; cloudpickle would make bytes of it."""
+    if not view.nbytes or view.format.removeprefix("@") not in _NATIVE_FORMATS:
+        return memoryview, (np.asarray(view),)
+    flat = np.frombuffer(view.cast("B") if view.c_contiguous else bytearray(view), np.uint8)
+    return _view_again, (flat, view.format, view.shape, view.readonly)
+
+
+def _view_again(flat: npt.NDArray[np.uint8], form: Any, shape: tuple[int, ...], is_readonly: bool) -> memoryview:
+    view = flat.data.cast(form, shape)
+    return view.toreadonly() if is_readonly else view
 
 
 def _by_itself(cls: type) -> bytes:
@@ -62,16 +108,18 @@ def _by_itself(cls: type) -> bytes:
         return b""
 
 
+def _known_class(number: str, pickled: bytes) -> Any:
+    known = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
+    return receive(pickled) if known is None else known
+
+
 # Told the name of a module that is about to be imported; the import runs in the context that it returns.
-Importing = Callable[[str], contextlib.AbstractContextManager[None]]
+Importing = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
-def unwatched(_module: str) -> contextlib.AbstractContextManager[None]:
-    """Return the context of an import that is of no interest."""
-    return contextlib.nullcontext()
-
-
-def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), importing: Importing = unwatched) -> Any:
+def receive(
+    pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), importing: Importing = contextlib.nullcontext
+) -> Any:
     """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
     Those are classes that this process made, or has received already. So what a worker sends back is of the trainer's
@@ -104,11 +152,6 @@ class _Unpickler(pickle.Unpickler):
         with self._importing(module):
             return internals.subimport(module)
 
-    def persistent_load(self, name: tuple[str, bytes]) -> Any:
-        number, pickled = name
-        known = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
-        return receive(pickled) if known is None else known
-
     def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
         tracker_id = arguments[-2]  # the last one is cloudpickle's reserve, in both functions
         known: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
@@ -119,3 +162,70 @@ class _Unpickler(pickle.Unpickler):
 
     def _set_class_state(self, cls: type, state: Any) -> Any:
         return cls if id(cls) in self._known else internals._class_setstate(cls, state)
+
+
+# ---- the items of a stream ----
+
+
+class Frame(NamedTuple):
+    """The items of one batch, pickled; of arrays only views, so to be written before the next one is read."""
+
+    first: int  # position of the first one
+    rows: int
+    buffers: int  # large arrays
+    parts: Sequence[bytes | memoryview]  # what a bundle is made of, one after the other
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(map(len, self.parts))
+
+    def write_into(self, view: memoryview, offset: int = 0) -> None:
+        """Fill `uint8[nbytes]`, wherever it lies."""
+        at = 0
+        for part in self.parts:
+            view[at : at + len(part)] = part
+            at += len(part)
+
+
+def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, None]:
+    """A frame for each batch of `sources.stream.read_batches`.
+
+    Raises:
+        UnpicklableError: an item cannot travel.
+        Exception: whatever reading the stream raises.
+    """
+    for first, items in batches:
+        parts = _pickled(items, first)
+        buffers = len(parts) - 1
+        if buffers:
+            parts.insert(0, array.array("Q", map(len, parts)).tobytes())
+        yield Frame(first, len(items), buffers, parts)
+        del items, parts  # or two batches would be held while the next one is read
+
+
+def _pickled(items: list[Any], first: int) -> list[bytes | memoryview]:
+    buffers: list[bytes | memoryview] = []
+
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            flat = buffer.raw()
+        except BufferError:  # not contiguous: pickle refuses it, with a message of its own
+            return True
+        if flat.nbytes < _LARGE_BYTES:
+            return True
+        buffers.append(flat)
+        return False
+
+    try:
+        return [send(items, is_in_band), *buffers]
+    except Exception:
+        for position, item in enumerate(items, first):
+            try:
+                send(item)
+            except Exception as error:
+                raise UnpicklableError(
+                    f"the item at position {position} of the source's stream, a {type(item).__name__}, cannot travel "
+                    f"to the workers: {type(error).__name__}: {error}"
+                ) from error
+        raise

@@ -12,8 +12,11 @@ import traceback
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
-from loaderpool.system import role
+from loaderpool.errors import LoaderpoolError, MemoryLimitError, SourceError, UnpicklableError
+from loaderpool.system import process
 
+# What we raise ourselves while a stream is read. Other errors of ours come from a loader that the stream itself reads.
+OURS: tuple[type[LoaderpoolError], ...] = (MemoryLimitError, SourceError, UnpicklableError)
 # The exit status of a worker whose pipes the user's function has closed: what it would write could reach a file.
 LOST_PIPES_STATUS = 86
 # Frames of these modules are left out of remote tracebacks: the user's own frames are what explains the error.
@@ -58,17 +61,18 @@ class Failure:
 
     type_name: str  # qualified name of its class
     text: str  # str(exception), or a stand-in where that raises
-    traceback_text: str  # formatted, with the user's frames only where there are any
-    pickled: bytes | None  # the `Original`, as far as it can be pickled and read back
-    index: int | None  # source index; None where a whole batch failed
-    indices: tuple[int, ...]  # the batch's source indices, where the whole batch failed (at most 1000)
     epoch: int
-    position: int | None  # global position in the epoch, the key of its random stream
     worker: int | None  # None: in the caller's process
+    traceback_text: str = ""  # formatted, with the user's frames only where there are any
+    pickled: bytes | None = None  # the `Original`, as far as it can be pickled and read back
+    index: int | None = None  # source index; None where a whole batch failed
+    indices: tuple[int, ...] = ()  # the batch's source indices, where the whole batch failed (at most 1000)
+    position: int | None = None  # global position in the epoch, the key of its random stream
     is_setup: bool = False  # the `setup` hook raised, not the function
     is_timeout: bool = False  # the sample ran past `Limits.timeout_s`; the traceback is the worker's stacks
     load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
-    node: str = ""  # the address of the node where it was; empty: this machine
+    node: str = dataclasses.field(default_factory=process.node)  # the address of where it was; empty: this machine
+    unseen: tuple[str, str] | None = None  # of a FileNotFoundError on a node the path, and the directory of its process
 
 
 class RowFailure(NamedTuple):
@@ -132,8 +136,15 @@ def describe_failure(
         position=position,
         worker=worker,
         load_advice=load_advice,
-        node=role.node(),
+        unseen=_unseen(error) if process.node() and isinstance(error, FileNotFoundError) else None,
     )
+
+
+def what_ended(error: BaseException, epoch: int) -> Failure | LoaderpoolError:
+    """What is told of an error that ended a stream; without the error, which holds every frame that it passed."""
+    if isinstance(error, LoaderpoolError) and type(error) in OURS:
+        return type(error)(str(error))
+    return describe_failure(error, epoch=epoch, worker=None)
 
 
 def describe_timeout(
@@ -147,15 +158,12 @@ def describe_timeout(
     in_generator: bool = False,
 ) -> Failure:
     """Describe a sample or generator that ran past its time; of its thread's stack the user's frames are kept."""
-    text = f"the sample ran for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its worker was replaced"
+    what = "generator has not yielded" if in_generator else "sample ran"
+    text = f"the {what} for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its worker was replaced"
     if in_generator:
-        text = (
-            f"the generator has not yielded for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its "
-            "worker was replaced; what comes behind cannot be had without it, so on_error does not apply"
-        )
+        text += "; what comes behind cannot be had without it, so on_error does not apply"
     shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
-    node = role.node()
-    return Failure("TimeoutError", text, shown, None, index, (), epoch, None, worker, is_timeout=True, node=node)
+    return Failure("TimeoutError", text, epoch, worker, shown, index=index, is_timeout=True)
 
 
 def _users_frames(stack: str) -> str:
@@ -163,12 +171,6 @@ def _users_frames(stack: str) -> str:
     lines = stack.strip().splitlines()
     own = next((number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line), len(lines))
     return "\n".join(lines[:own]) if own > 1 else ""
-
-
-def describe_lost(*, index: int, epoch: int, worker: int | None, exit_code: int) -> Failure:
-    """Describe a sample that ends the worker that runs it."""
-    text = f"the sample ended its worker, also when it ran alone: {how_it_ended(exit_code)}"
-    return Failure("loaderpool.WorkerLostError", text, "", None, index, (), epoch, None, worker, node=role.node())
 
 
 def how_it_ended(exit_code: int) -> str:
@@ -179,6 +181,14 @@ def how_it_ended(exit_code: int) -> str:
         return f"killed by {signal.Signals(-exit_code).name}"
     except ValueError:
         return f"killed by signal {-exit_code}"
+
+
+def _unseen(error: FileNotFoundError) -> tuple[str, str]:
+    name = error.filename
+    try:
+        return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else "", os.getcwd()
+    except Exception:  # the directory was deleted
+        return "", ""
 
 
 def _text(error: BaseException) -> str:
@@ -240,22 +250,18 @@ def _travels(value: Any) -> bytes | None:
 
     from loaderpool.transport.pickling import receive
 
-    try:
+    with contextlib.suppress(BaseException):
         pickled: bytes = cloudpickle.dumps(value)
         receive(pickled)
-    except BaseException:
-        return None
-    return pickled
+        return pickled
+    return None
 
 
 def unpickled(failure: Failure) -> Original | None:
     """Return what travelled of the exception itself, or None."""
-    if failure.pickled is None:
-        return None
     from loaderpool.transport.pickling import receive
 
-    try:
-        original: Original = receive(failure.pickled)
-    except BaseException:
-        return None
-    return original
+    with contextlib.suppress(BaseException):
+        original: Original | None = receive(failure.pickled) if failure.pickled else None
+        return original
+    return None

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig
-from loaderpool.memory.batch_form import BatchForm, UnitKind
+from loaderpool.config import LoaderConfig, UnitKind
+from loaderpool.errors import SpecMismatchError
+from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.layout import Block, VaryingLayout
 from loaderpool.plan.base import bounds_of
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Maker
 from loaderpool.worker.collate import blocks_of_array, collate
-from loaderpool.worker.exclusions import Exclusions
-from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Exclusions, Filled, Job, Opened, WorkFailed
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.reuse import share_arrays
 from loaderpool.worker.rows import Converter
@@ -32,10 +32,14 @@ class BatchMaker:
         unit: what one call of the function makes.
         progress: where each sample is noted, and what failures are.
         exclusions: what is not run.
+        full_rows: items that a batch has unless it is the last one; 0: they vary.
     """
 
-    def __init__(self, config: LoaderConfig, unit: UnitKind, progress: Progress, exclusions: Exclusions) -> None:
+    def __init__(
+        self, config: LoaderConfig, unit: UnitKind, progress: Progress, exclusions: Exclusions, full_rows: int
+    ) -> None:
         self._config, self._unit, self._progress, self._exclusions = config, unit, progress, exclusions
+        self._full_rows = full_rows
         self._copies_rows = False
         self._form: BatchForm | None = None
         self._converter: Converter
@@ -124,6 +128,11 @@ class BatchMaker:
         except Abandoned:
             raise
         except self._progress.catches as error:
+            if isinstance(error, SpecMismatchError) and self._unit == "batch" and len(indices) < self._full_rows:
+                error = SpecMismatchError(
+                    f"{error}. This batch is shorter, with {len(indices)} of {self._full_rows} items: "
+                    "drop_remainder=True leaves it out"
+                )
             failed = self._progress.failed(error, job.epoch, indices, int(positions[0]))
             if self._config.on_error.action != "skip":
                 raise failed from None

@@ -9,13 +9,106 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError
-from loaderpool.worker.forked_children import end_stray
+from loaderpool.cache.setting import Count
+from loaderpool.errors import ArgumentError, CacheError
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.global_rng import GlobalsWatch
 
 if TYPE_CHECKING:
+    from loaderpool.cache.shared import SharedCache
+    from loaderpool.cache.store import Store
     from loaderpool.plan.sample_streams import SampleStreams
-    from loaderpool.worker.cached import CachedFunction
+
+
+class CachedFunction:
+    """Gives what `fn` gives for a source index, in memory of its own.
+
+    What comes out is always what the entry's bytes are read as, also where `fn` was called just now, and where its
+    result could not be kept: so a sample does not depend on who has met the item before.
+
+    Args:
+        get: gives the item of a source index.
+        fn: the user's function.
+        shared: the loader's cache.
+        worker: which one this is, by its cell.
+
+    Attributes:
+        refusal: why the function cannot have a cache, once that is known: no matter of a single sample.
+    """
+
+    def __init__(self, get: Callable[[int], Any], fn: Callable[[Any], Any], shared: SharedCache, worker: int) -> None:
+        from loaderpool.cache.store import dump, load  # most loaders have no cache
+
+        self._get, self._fn, self._shared, self._dump, self._load = get, fn, shared, dump, load
+        self._counts = shared.counts_of(worker)
+        self._watch = GlobalsWatch()
+        self._has_none = False
+        self.refusal: CacheError | None = None
+
+    def __call__(self, index: int) -> Any:
+        """Return what `fn` gives for this source index.
+
+        Raises:
+            CacheError: the function is random, or its result is no pickle; see `refusal`.
+            BaseException: whatever the source or the function raises; nothing is kept then.
+        """
+        store = self._store()
+        if store is not None:
+            try:
+                pickled = store.get(index)
+                if pickled is not None:
+                    found = self._load(pickled)
+                    self._counts[Count.HITS] += 1
+                    return found
+            except Exception:  # damaged, or not to be had now: it is made again, and written over
+                self._counts[Count.DAMAGED] += 1
+        value, drew = self._call(index)
+        if drew:
+            # Once more: the first call may have imported what draws on import, or another thread may have drawn.
+            value, drew = self._call(index)
+        if drew:
+            self._refuse(
+                f"fn has drawn from random or numpy.random for source index {index}, and with a cache it is called "
+                "once for each item, so that every epoch would have the same draw. Move what is random to augment=, "
+                "which is called in every epoch with what fn gave; or leave cache= away"
+            )
+        self._counts[Count.MISSES] += 1
+        try:
+            made = self._dump(value)
+            value = self._load(made)
+        except Exception as error:
+            self._refuse(
+                f"what fn gave for source index {index}, a {type(value).__name__}, cannot be kept: {error}. A cache "
+                "keeps pickles: have fn give arrays, numbers, text and the like, or leave cache= away"
+            )
+        if store is not None:
+            not_kept = store.put(index, made)
+            if not_kept is not None:
+                self._counts[not_kept] += 1
+        return value
+
+    def _call(self, index: int) -> tuple[Any, bool]:
+        """Return what the function gives, and whether any code drew from the global generators meanwhile."""
+        self._watch.arm()
+        value = self._fn(self._get(index))
+        end_stray()  # a child that the function has forked shall not write
+        return value, self._watch.drew()
+
+    def _store(self) -> Store | None:
+        if self._has_none:
+            return None
+        try:
+            return self._shared.store()
+        except Exception:  # it was deleted, or no descriptor is left for it
+            self._has_none = True
+            self._counts[Count.BROKEN] += 1
+            return None
+
+    def _refuse(self, text: str) -> None:
+        self.refusal = CacheError(text)
+        raise self.refusal
+
 
 _Result = TypeVar("_Result")
 
@@ -45,10 +138,10 @@ class Maker(Protocol):
 def refuse_draws(threads: int) -> ArgumentError:
     """Return what is said where a function draws from generators that its threads would share."""
     return ArgumentError(
-        f"the function has drawn from random, numpy.random or torch, and WorkerOptions(threads={threads}): what each "
+        f"the function has drawn from random, numpy.random or torch, and threads={threads}: what each "
         "sample gets would depend on the other threads. Have it name rng, the sample's own numpy.random.Generator, and "
         "draw from that; or set threads=1. If samples do not depend on what is drawn (the pause before a retry), "
-        "WorkerOptions(seed_globals=False) says so"
+        "seed_globals=False says so"
     )
 
 
@@ -70,8 +163,6 @@ class Calls:
         names = ["fn", "augment"]
         self._cached: CachedFunction | None = None
         if payload["cache"] is not None:
-            from loaderpool.worker.cached import CachedFunction  # most loaders have no cache
-
             self._cached = CachedFunction(self._get, payload["fn"], payload["cache"], cell)
             names.remove("fn")
         self._first: Callable[[int], Any] = self._cached or self._get
@@ -88,8 +179,8 @@ class Calls:
         self._takes_rng = bool(takes_rng)
         config = payload["config"]
         self._seed, self._threads = config.seed, threads
-        self._watch = GlobalsWatch() if config.worker_options.seed_globals == "auto" else None
-        self._seeds_globals: bool = config.worker_options.seed_globals is True
+        self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
+        self._seeds_globals: bool = config.seed_globals is True
         # What the probe made, each used at its turn instead of a second call; by source index of the (first) item.
         self._kept: dict[int, Any] = {}
         self._kept_epoch = 0
@@ -168,7 +259,7 @@ class Calls:
                 result = work(self)
             except Exception as error:  # not Ctrl-C: it would be gone with the second run
                 end_stray(error)  # `random` is seeded again in a fork, which is no draw
-                if not watch.drew():
+                if is_of_a_handler(error) or not watch.drew():
                     raise
             else:
                 if not watch.drew():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.memory.feed_table import Bundle, FeedTable, Pickling
+from loaderpool.memory.feed_table import Bundle, FeedTable
 from loaderpool.plan.base import BasePlan
 from loaderpool.worker.jobs import Abandoned, Job
 
@@ -122,14 +121,10 @@ class StreamedItems:
         pickled, buffers = _parts(self.shared, bundle)
         if table.read(batch) != bundle:  # FEED-1
             raise Abandoned
-        if bundle.pickling == Pickling.PLAIN:
-            items = pickle.loads(pickled, buffers=buffers)
-        else:
-            from loaderpool.transport.pickling import receive
+        from loaderpool.transport.pickling import receive  # with cloudpickle, which `workers=0` does without
 
-            items = receive(pickled, buffers)
         self._rows = bundle.rows
-        self._items.update(enumerate(items, bundle.first))
+        self._items.update(enumerate(receive(pickled, buffers), bundle.first))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StreamedItems, ()

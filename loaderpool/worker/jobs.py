@@ -12,7 +12,45 @@ import numpy.typing as npt
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.plan.base import Start
-from loaderpool.transport.reports import Failure, RowFailure
+from loaderpool.transport.reports import Failure, RowFailure, describe_timeout, how_it_ended
+
+
+class Exclusions:
+    """Knows what each excluded sample is counted as, by epoch and source index (of a batch's call: its first item).
+
+    Args:
+        worker: this worker's number, None in the caller's process.
+        timeout_s: seconds that a sample may take.
+    """
+
+    def __init__(self, worker: int | None, timeout_s: float | None) -> None:
+        self._worker, self._timeout_s = worker, timeout_s
+        self._failures: dict[tuple[int, int], Failure] = {}
+
+    def add(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
+        """Count a sample as failed: it hung a worker for `ran_s`, or (0) ended it with this exit code."""
+        if ran_s:
+            failure = describe_timeout(
+                index=index,
+                epoch=epoch,
+                worker=self._worker,
+                ran_s=ran_s,
+                timeout_s=self._timeout_s or 0.0,
+                stacks="",
+            )
+        else:
+            text = f"the sample ended its worker, also when it ran alone: {how_it_ended(exit_code)}"
+            failure = Failure("loaderpool.WorkerLostError", text, epoch, self._worker, index=index)
+        self._failures[epoch, index] = failure
+
+    def find(self, epoch: int, indices: list[int]) -> Failure | None:
+        """Return the failure of the call for these items, None where it may run."""
+        if not self._failures:
+            return None
+        failure = self._failures.get((epoch, indices[0]))
+        if failure is None or len(indices) == 1:
+            return failure
+        return dataclasses.replace(failure, index=None, indices=tuple(indices[:1000]))
 
 
 class Abandoned(Exception):

@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig
+from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
+from loaderpool.element.structure import Structure
 from loaderpool.errors import SourceError, SpecMismatchError
-from loaderpool.memory.batch_form import UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.system import clock
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.items import WorkItems
-from loaderpool.worker.jobs import Probe, WorkFailed
-from loaderpool.worker.lane import GeneratorRaised
+from loaderpool.worker.jobs import Exclusions, Probe, WorkFailed
+from loaderpool.worker.lanes import GeneratorRaised
 from loaderpool.worker.progress import Progress
 
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
@@ -168,7 +168,7 @@ class Prober:
         if not self._varies or not any(component.shape for component in probe.spec.components):
             return probe
         seen, nbytes = probe.spec, probe.nbytes
-        most = max(_FEWEST_LOOKS, _LOOKS // self._config.worker_options.threads)  # they are made one after the other
+        most = max(_FEWEST_LOOKS, _LOOKS // self._config.threads)  # they are made one after the other
         for each in itertools.islice(positions, most - 1):
             other = self._try(epoch, np.array([each]))
             if other is not None:
@@ -215,6 +215,8 @@ class Prober:
             except GeneratorRaised as raised:
                 raise self._progress.failed(raised.error, epoch, [raised.position], raised.position) from None
             except self._progress.catches as error:  # of a stream's items; or a generator ends its process
+                if is_of_a_handler(error):
+                    raise
                 failure = describe_failure(error, epoch=epoch, worker=self._progress.worker)
                 raise WorkFailed(failure, error) from None
             if positions is None:
@@ -226,25 +228,59 @@ class Prober:
         excluded = self._exclusions.find(epoch, indices)
         if excluded is not None:
             raise WorkFailed(excluded, RuntimeError(excluded.text))
-        progress = self._progress
-        numbers = progress.numbers
         started = clock.monotonic_ns()
-        numbers[progress.started_field] = started
-        numbers[progress.index_field] = indices[0] + 1
         try:
-            result = self._calls.watched(lambda calls: calls.unit(epoch, positions.tolist(), indices))
-        except progress.catches as error:
+            result = self._call(epoch, positions, indices)
+        except self._progress.catches as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         elapsed = clock.monotonic_ns() - started
-        numbers[progress.index_field] = 0
         try:
             spec = sample_spec(result, self._given_spec, self._calls.origin)
             leaves = spec.structure.flatten(result)
+            self._refuse_parts_for_samples(epoch, positions, indices, spec.structure)
         except Exception as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
         self._calls.keep(epoch, indices[0], spec.structure.unflatten(kept))
         return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows)
+
+    def _call(self, epoch: int, positions: npt.NDArray[np.int64], indices: list[int]) -> Any:
+        """Make one call, noted on the board."""
+        progress = self._progress
+        progress.numbers[progress.started_field] = clock.monotonic_ns()
+        progress.numbers[progress.index_field] = indices[0] + 1
+        result = self._calls.watched(lambda calls: calls.unit(epoch, positions.tolist(), indices))
+        progress.numbers[progress.index_field] = 0
+        return result
+
+    def _refuse_parts_for_samples(
+        self, epoch: int, positions: npt.NDArray[np.int64], indices: list[int], structure: Structure
+    ) -> None:
+        """Refuse tuples that have a part for each sample, where a batch of fewer samples will come.
+
+        A pair of arrays of two rows only looks so. The function is called for one item less, which tells them apart.
+
+        Raises:
+            SpecMismatchError: they have.
+        """
+        rows, plan = len(indices), self._plan
+        may_be_shorter = plan.is_open or plan.rows_vary or plan.last_rows < rows
+        if self._unit != "batch" or self._config.drop_remainder or not may_be_shorter:
+            return
+        if rows < 2 or not _has_tuple_of(structure, rows):
+            return
+        try:
+            fewer = Structure.of(self._call(epoch, positions[:-1], indices[:-1]))
+        except self._progress.catches:  # its turn will tell
+            return
+        if fewer != structure and _has_tuple_of(fewer, rows - 1):
+            raise SpecMismatchError(
+                f"batch_fn returned a tuple of {rows} for {rows} items, and a tuple of {rows - 1} for {rows - 1} of "
+                "them. All batches must have one structure, and the last batch may be shorter. Choose one:\n"
+                "  drop_remainder=True: leave out the shorter batch\n"
+                "  in batch_fn: return arrays with a batch axis (np.stack; pad what varies)\n"
+                "  batch_size=None without batch_fn: load single samples, and collate them in the training loop"
+            )
 
     def _failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
         failed = self._progress.failed(error, epoch, indices, position)
@@ -252,6 +288,11 @@ class Prober:
         if not (self._calls.lacked_out and is_of_none):
             return failed
         return WorkFailed(dataclasses.replace(failed.failure, text=failed.failure.text + _WITHOUT_OUT), error)
+
+
+def _has_tuple_of(structure: Structure, count: int) -> bool:
+    is_one = structure.kind == "tuple" and len(structure.children) == count
+    return is_one or any(_has_tuple_of(child, count) for child in structure.children)
 
 
 def _kept(leaf: Any, path: str) -> Any:

@@ -9,8 +9,9 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.recorder import CallKind
 from loaderpool.system import clock
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import describe_failure
-from loaderpool.worker.forked_children import end_stray
+from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
 
 
@@ -149,7 +150,13 @@ class Progress:
                 self._calls.recorder.note_call(begun_ns, clock.monotonic_ns() - begun_ns, 0, CallKind.SETUP)
 
     def failed(self, error: BaseException, epoch: int, indices: list[int], position: int) -> WorkFailed:
-        """Return the error as one about these items, the first of which has this position."""
+        """Return the error as one about these items, the first of which has this position.
+
+        Raises:
+            Exception: the error itself, where the handler of a signal has raised it.
+        """
+        if is_of_a_handler(error):
+            raise error
         end_stray(error)
         one = len(indices) == 1
         failure = describe_failure(

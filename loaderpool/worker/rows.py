@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
-from loaderpool.element.dtypes import can_write
-from loaderpool.element.leaf import convert_leaf
+from loaderpool.element.leaf import can_write, convert_leaf
 from loaderpool.element.padding import padding_of
 from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, mismatch, widening_code
 from loaderpool.element.structure import Structure

@@ -19,14 +19,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig
+from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.errors import ArgumentError
-from loaderpool.memory.batch_form import UnitKind
 from loaderpool.worker.batches import bounds_in
 from loaderpool.worker.calls import Calls, Maker, refuse_draws
-from loaderpool.worker.exclusions import Exclusions
 from loaderpool.worker.global_rng import GlobalsWatch
-from loaderpool.worker.jobs import Filled, Job, Opened
+from loaderpool.worker.jobs import Exclusions, Filled, Job, Opened
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.reuse import share_memory
 from loaderpool.worker.threads import Planned, TicketCalls, WorkerThreads
@@ -64,7 +62,7 @@ class ThreadCalls:
     ) -> None:
         self._calls, self._threads, self._unit, self._exclusions = calls, threads, unit, exclusions
         self._worker_threads = WorkerThreads(calls, threads, unit != "sample", progress)
-        self._watch = GlobalsWatch() if config.worker_options.seed_globals == "auto" else None
+        self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
         self._looks_for_reuse = True
         self._ticket_calls: dict[_Key, tuple[Opened, TicketCalls]] = {}
         self.look_ahead: Callable[[], bool] | None = None
@@ -156,7 +154,7 @@ class ThreadCalls:
         if _image(filled, bytes_of) != by_threads:
             raise ArgumentError(
                 "the function fills one array (or dict) for several samples, and "
-                f"WorkerOptions(threads={self._threads}): its threads overwrite each other's. Have it make a new one "
+                f"threads={self._threads}: its threads overwrite each other's. Have it make a new one "
                 "in each call, or write into out; or set threads=1"
             )
         self._looks_for_reuse = False

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from loaderpool.memory.board import Board
 from loaderpool.system import clock
+from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.jobs import Abandoned, Job
 from loaderpool.worker.progress import Progress
 

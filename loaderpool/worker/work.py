@@ -11,32 +11,165 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig
-from loaderpool.memory.batch_form import BatchForm, UnitKind, unit_of
+from loaderpool.config import LoaderConfig, UnitKind, unit_of
+from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.board import Board
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
-from loaderpool.plan.base import BasePlan
-from loaderpool.plan.order_ahead import OrderAhead
+from loaderpool.plan.base import BasePlan, Start, bounds_of
 from loaderpool.system import clock
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import describe_failure
+from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.batches import BatchMaker
 from loaderpool.worker.calls import Calls, Maker
-from loaderpool.worker.exclusions import Exclusions
-from loaderpool.worker.forked_children import end_stray
 from loaderpool.worker.items import PlannedItems, StreamedItems, WorkItems, rows_in_chunk
-from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, Probe, WorkFailed
-from loaderpool.worker.lane import GeneratorRaised
-from loaderpool.worker.lanes import LaneItems
+from loaderpool.worker.jobs import Abandoned, Exclusions, Filled, Job, Opened, Probe, WorkFailed
+from loaderpool.worker.lanes import GeneratorRaised, LaneItems
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.progress import Progress
 from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
-from loaderpool.worker.trial import Trial
 
 if TYPE_CHECKING:
     from loaderpool.worker.thread_calls import ThreadCalls
+
+# Rows that are looked up at once. Fewer: tiny batches pay for it again; more: the first batch waits for them.
+_ROWS = 1024
+# Passes side by side, each of which goes on where it is. More are right, too, and slow.
+_PASSES = 4
+
+
+_Rows = tuple[npt.NDArray[np.int64], list[int]]  # positions and indices of a batch
+_NOTHING: tuple[int, list[_Rows]] = 0, []
+
+
+class OrderAhead:
+    """Gives positions and indices of one batch after the other, as the plan has them.
+
+    Args:
+        plan: whose batches all have the same rows, but for the last.
+    """
+
+    def __init__(self, plan: BasePlan) -> None:
+        self._plan = plan
+        # By epoch and start, of consecutive batches: the first one's number, and the rows of each.
+        self._ranges: dict[tuple[int, Start], tuple[int, list[_Rows]]] = {}
+
+    def rows_of(self, epoch: int, batch: int, after: Start) -> _Rows:
+        """Return the positions of a batch's rows, int64[rows], and the source's index at each.
+
+        Args:
+            epoch: which epoch, from 0.
+            batch: which batch of this shard, from 0.
+            after: the start from which batches are counted.
+
+        Raises:
+            IndexError: the epoch has no such batch.
+        """
+        first, batches = self._ranges.get((epoch, after), _NOTHING)
+        if not first <= batch < first + len(batches):
+            first, batches = self._look_up(epoch, batch, after)
+        return batches[batch - first]
+
+    def _look_up(self, epoch: int, batch: int, after: Start) -> tuple[int, list[_Rows]]:
+        plan = self._plan.after(after)
+        rows = plan.most_rows
+        count = max(1, min(_ROWS // rows, plan.batches_per_epoch - batch))
+        positions = plan.positions_of(epoch, batch, count)
+        indices = plan.indices(epoch, positions)
+        starts = range(0, count * rows, rows)  # the last batch may have fewer rows
+        found = batch, [(positions[start : start + rows], indices[start : start + rows]) for start in starts]
+        self._ranges.pop((epoch, after), None)
+        while len(self._ranges) >= _PASSES:
+            del self._ranges[next(iter(self._ranges))]  # the oldest
+        self._ranges[epoch, after] = found
+        return found
+
+
+class Trial:
+    """Runs the calls that a ticket has, one of them at a time, and drops what comes of it.
+
+    Args:
+        calls: the function.
+        plan: says which item is when.
+        items: says which positions a job has.
+        unit: what one call of the function makes.
+        progress: where each sample is noted.
+        exclusions: what is not run.
+    """
+
+    def __init__(
+        self, calls: Calls, plan: BasePlan, items: WorkItems, unit: UnitKind, progress: Progress, exclusions: Exclusions
+    ) -> None:
+        self._calls, self._plan, self._items, self._unit = calls, plan, items, unit
+        self._progress, self._exclusions = progress, exclusions
+
+    def run(self, job: Job, which: int, begin_with: int | None, form: BatchForm | None) -> int:
+        """Call the function once.
+
+        Args:
+            job: what the ticket is about.
+            which: which of its calls, counted from 0.
+            begin_with: a source index whose call counts as the first.
+            form: of the batches, for a function that writes into `out`.
+
+        Returns:
+            How many calls the job has.
+
+        Raises:
+            Abandoned: the job's run was abandoned.
+        """
+        calls = self._calls_of(job)
+        if which >= len(calls):  # the generator has ended before
+            return len(calls)
+        calls.sort(key=lambda positions: begin_with not in self._plan.indices(job.epoch, positions))
+        positions = calls[which]
+        indices = self._plan.indices(job.epoch, positions)
+        if self._exclusions.find(job.epoch, indices) is None:
+            self._progress.note(job, indices[0])
+            try:
+                self._calls.watched(lambda _: self.call(job.epoch, positions.tolist(), indices, form))
+            except Abandoned:
+                raise
+            except self._progress.catches as error:  # an exception kills no worker
+                end_stray(error)
+            end_stray()
+        return len(calls)
+
+    def _calls_of(self, job: Job) -> list[npt.NDArray[np.int64]]:
+        """Return the positions of each call."""
+        positions = self._items.positions(job)
+        rows = rows_in_chunk(self._plan, job)
+        if rows:
+            batches = [positions[start:stop] for start, stop in bounds_of(rows)]
+        else:
+            batches = np.split(positions, job.count)
+        if self._unit == "batch":
+            return batches
+        return [positions[row : row + 1] for positions in batches for row in range(len(positions))]
+
+    def call(self, epoch: int, positions: list[int], indices: list[int], form: BatchForm | None) -> Any:
+        """Return what one call gives, as the function returned it; raises whatever it raises.
+
+        Args:
+            epoch: keys the random streams, with the positions.
+            positions: one, or all of a batch where a call makes a batch.
+            indices: source index of each.
+            form: of the batches, for a function that writes into `out`.
+        """
+        if self._unit == "batch":
+            return self._calls.unit(epoch, positions, indices)
+        arrays = None
+        if self._calls.takes_out and form is not None and form.fixed is not None:
+            fixed = form.fixed
+            arrays = [np.empty((1, *shape), dtype) for shape, dtype in zip(fixed.row_shapes, fixed.dtypes, strict=True)]
+        results: list[Any] = []
+        self._calls.samples(epoch, positions, indices, results, arrays)
+        return results[0]
+
 
 Rows = Sequence[npt.NDArray[Any]]
 
@@ -89,7 +222,7 @@ class Work:
         if isinstance(source, StreamedItems):
             source.shared = shared
         # Without a worker's number this is the caller's process, which shall have no threads: a debugger may be there.
-        threads = 1 if worker is None else self.config.worker_options.threads
+        threads = 1 if worker is None else self.config.threads
         # There most batches are jobs by themselves, however tiny.
         is_ahead = worker is None and not is_iterated and not self.plan.rows_vary
         self._ahead = OrderAhead(self.plan) if is_ahead else None
@@ -113,7 +246,8 @@ class Work:
             self._progress,
             self._exclusions,
         )
-        self._batches = BatchMaker(self.config, self.unit, self._progress, self._exclusions)
+        full_rows = 0 if self.plan.rows_vary else self.plan.most_rows
+        self._batches = BatchMaker(self.config, self.unit, self._progress, self._exclusions, full_rows)
         self._trial = Trial(self._calls, self.plan, self.items, self.unit, self._progress, self._exclusions)
         self._thread_calls: ThreadCalls | None = None
         if threads > 1:
@@ -148,6 +282,8 @@ class Work:
         except self._catches as error:
             end_stray(error)
             self._setup = setup
+            if is_of_a_handler(error):
+                raise
             failure = describe_failure(error, epoch=0, worker=self._progress.worker)
             raise WorkFailed(dataclasses.replace(failure, is_setup=True), error) from None
 
@@ -282,6 +418,8 @@ class Work:
         except GeneratorRaised as raised:
             raise self._progress.failed(raised.error, job.epoch, [raised.position], raised.position) from None
         except self._catches as error:  # a stream's items cannot be unpickled here; or a generator ends its process
+            if is_of_a_handler(error):
+                raise
             raise WorkFailed(describe_failure(error, epoch=job.epoch, worker=self._progress.worker), error) from None
         if not len(positions):
             return Opened(job, positions, [])
@@ -352,6 +490,8 @@ class Work:
                     error.error, job.epoch, [indices[failing]], int(positions[failing])
                 ) from None
             except self._catches as error:
+                if is_of_a_handler(error):
+                    raise
                 failing = start + len(results)
                 raise self._progress.failed(error, job.epoch, [indices[failing]], int(positions[failing])) from None
         return Filled(rows)
@@ -367,6 +507,8 @@ class Work:
         places: Sequence[int],
     ) -> None:
         """Write a block that was refused with this error; raises _RowError for the first row that does not fit."""
+        if is_of_a_handler(error):
+            raise error
         is_reused = isinstance(error, ReusedBuffer)
         if is_reused:
             self._block_rows = 1  # from now on each row is written before the next one is made

@@ -1,1 +1,5 @@
-"""One module for each question about loaderpool, with its bar and its last result in the docstring: see `run`."""
+"""The bench: rows with limits, peers and goals in one table (`rows`), and one harness that runs them (`harness`).
+
+`__main__` is the command scripts/bench/run. Each contestant of a row runs in a fresh process (`contestant`), by one of
+the measurements `loops`, `epochs`, `step`, `fit`, `memory`, `deaths`, `hosts`. `report` makes tables and the picture.
+"""

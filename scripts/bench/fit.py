@@ -1,113 +1,65 @@
-"""How much faster than with other loaders does Keras' `fit` run, on the torch backend and on JAX, without TensorFlow?
-
-Work: that of `wide` (batches of 38.5 MB), and a JPEG file decoded, resized and flipped for each sample (2.4 ms of one
-core, batches of 32), with two workers on two cores; steps of `fit` with the smallest model there is.
-Peers: PyTorch's DataLoader, with two workers that persist, nothing pinned; Keras' PyDataset with two processes and ten
-batches in its queue, its default. Both start processes by `forkserver`, for a fork beside JAX's threads may deadlock.
-A run of theirs that is not over after 100 s is ended, and gives no result. Beside them the limits: two bare
-processes that decode, or that write the rows of `wide`, and hand them to nobody.
-Bars: at least 1.3 times the steps with DataLoader ("dl"), at least 3 times those with PyDataset ("pd"). Decoding keeps
-both cores busy, so no loader has more steps of JPEG than `jpeg_limit`, however little it costs itself.
-Verified: the first numbers of all batches that were trained on, in their order, by a metric of the model.
-Command: scripts/bench/run fit
-
-Last result
-(2026-11-23, 2 x AMD EPYC, python 3.11.7, numpy 2.4.6, tensorflow-cpu 2.21.0):
-
-    fit         jpeg_limit        39.1 batches/s [37.9 .. 40.2]
-    fit         jpeg_torch_dl     31.9 steps/s   [31.7 .. 31.9]
-    fit         jpeg_torch_pd     27.1 steps/s   [27 .. 27.9]
-    fit         jpeg_torch_lp     36.8 steps/s   [35.8 .. 37.5]     1.15 x jpeg_torch_dl (best 1.17; bar ≥ 1.3) MISSED
-    fit         jpeg_torch_lp     36.8 steps/s   [35.8 .. 37.5]     1.36 x jpeg_torch_pd (best 1.34; bar ≥ 3) MISSED
-    fit         jpeg_jax_dl       33.4 steps/s   [31.2 .. 35.1]
-    fit         jpeg_jax_pd         30 steps/s   [29.7 .. 30.3]
-    fit         jpeg_jax_lp       37.9 steps/s   [36 .. 37.9]       1.14 x jpeg_jax_dl (best 1.08; bar ≥ 1.3) MISSED
-    fit         jpeg_jax_lp       37.9 steps/s   [36 .. 37.9]       1.26 x jpeg_jax_pd (best 1.25; bar ≥ 3) MISSED
-    fit         wide_limit         655 batches/s [623 .. 695]
-    fit         wide_torch_dl     46.2 steps/s   [45.6 .. 49.1]
-    fit         wide_torch_pd     7.05 steps/s   [6.82 .. 7.59]
-    fit         wide_torch_lp      370 steps/s   [366 .. 395]       8.01 x wide_torch_dl (best 8.03; bar ≥ 1.3)
-    fit         wide_torch_lp      370 steps/s   [366 .. 395]      52.51 x wide_torch_pd (best 52.01; bar ≥ 3)
-    fit         wide_jax_dl       49.9 steps/s   [49.4 .. 52.2]
-    fit         wide_jax_pd       7.08 steps/s   [4.79 .. 7.4]
-    fit         wide_jax_lp        485 steps/s   [403 .. 574]       9.73 x wide_jax_dl (best 11.00; bar ≥ 1.3)
-    fit         wide_jax_lp        485 steps/s   [403 .. 574]      68.59 x wide_jax_pd (best 77.53; bar ≥ 3)
-"""
+"""Steps of Keras' `fit` with the smallest model there is, on three backends: what is measured is how its data come."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import multiprocessing
 import os
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import time
+from collections.abc import Iterator
 from typing import Any
 
-from bench.rated import limit
-from benchlib.fresh import print_result
-from benchlib.keras_steps import least_model, time_steps
-from benchlib.model import Bar, Contestant, Figure, Measured, Question, Window, require
-from benchlib.work import Array, Work
-from benchlib.works import WORKS
+from bench.limits import LIMITS
+from bench.peers import Samples, make_loader
+from bench.rows import Row
+from bench.windows import Window
+from bench.works import WORKS, Work
 
-WORKERS = 2
-BACKENDS, KINDS = ("torch", "jax"), ("jpeg", "wide")
-LIMITS = {"jpeg": "bare", "wide": "rows"}
-WHAT = {"jpeg": "JPEG", "wide": "38.5 MB batches"}
-HANGS_AFTER_S = 100.0  # below the time limit of a contestant
+__all__ = ["steps"]
+
+WARM_STEPS = 20  # the first ones meet the compiler, and queues that it has let fill up
 FACTOR = 31  # makes the sum of the first numbers depend on their order
 
 
-class Samples:
-    """For PyTorch's DataLoader, which stacks large samples in shared memory. Keras splits what comes in no tuple."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-
-    def __len__(self) -> int:
-        return self.work.items
-
-    def __getitem__(self, item: int) -> tuple[Array]:
-        return (self.work.fn(item),)
-
-
-@contextlib.contextmanager
-def loader(work: Work) -> Iterator[Any]:
-    from benchlib import ours
-
-    with ours.loader(work, WORKERS) as batches:
-        yield batches.for_keras()
-
-
-@contextlib.contextmanager
-def dataloader(work: Work) -> Iterator[Any]:
-    from torch.utils.data import DataLoader
-
-    samples: Any = Samples(work)
-    yield DataLoader(samples, batch_size=work.batch_size, num_workers=WORKERS, persistent_workers=True)
+def steps(row: Row, contestant: str, window: Window) -> dict[str, float]:
+    """Steps per second; of a limit, batches. The first numbers of all batches are verified by a metric of the model."""
+    work = WORKS[row.work]
+    if contestant in LIMITS:
+        return {contestant: LIMITS[contestant](work, "own", window).rate}
+    os.environ["KERAS_BACKEND"] = row.view
+    if contestant in row.peers:
+        multiprocessing.set_start_method("forkserver")  # a fork beside JAX's threads may deadlock
+    metric = _first_numbers()
+    with _batches(contestant, work) as batches:
+        # XLA on the CPU would compile the model of TensorFlow's backend, for nothing.
+        model = _least_model(work, metric, jit_compile=False if row.view == "tensorflow" else "auto")
+        seconds, taken = _time_steps(model, batches, window.seconds)
+    total = 0
+    for position in range(taken):
+        total = (total * FACTOR + work.token(position * work.batch_size) + 2**31) % 2**32 - 2**31
+    if (int(metric.count), int(metric.total)) != (taken, total):
+        raise ValueError(f"the first numbers of {taken} batches are wrong")
+    return {contestant: 1 / seconds}
 
 
 @contextlib.contextmanager
-def pydataset(work: Work) -> Iterator[Any]:
-    from bench_peers.peers.keras import Batches
+def _batches(contestant: str, work: Work) -> Iterator[Any]:
+    """What `fit` takes. Keras splits what comes in no tuple."""
+    if contestant == "torch":
+        from torch.utils.data import DataLoader
 
-    batches = Batches(work, WORKERS)
-    batches.use_multiprocessing = True
-    yield batches
+        samples: Any = Samples(work, is_whole=False, is_tuple=True)
+        yield DataLoader(samples, batch_size=work.batch_size, num_workers=work.workers, persistent_workers=True)
+    elif contestant == "keras":
+        from bench.peer_keras import Batches
+
+        yield Batches(work, use_multiprocessing=True)
+    else:
+        with make_loader(work) as loader:
+            yield loader.as_dataset(epochs=None) if contestant == "as_dataset" else loader.for_keras(epochs=None)
 
 
-SIDES: dict[str, Callable[[Work], contextlib.AbstractContextManager[Any]]] = {
-    "lp": loader,
-    "dl": dataloader,
-    "pd": pydataset,
-}
-
-
-def first_numbers() -> Any:
+def _first_numbers() -> Any:
     """A metric: how many batches there were, and a sum of their first numbers that depends on their order."""
     import keras
     from keras import ops
@@ -128,77 +80,45 @@ def first_numbers() -> Any:
     return FirstNumbers()
 
 
-def expected_total(work: Work, batches: int) -> int:
-    total = 0
-    for position in range(batches):
-        total = (total * FACTOR + work.token(position * work.batch_size) + 2**31) % 2**32 - 2**31
-    return total
+def _least_model(work: Work, metric: Any, jit_compile: bool | str) -> Any:
+    """A compiled model of one weight and one bias for each batch's first column; its metric gets each batch."""
+    import keras
+
+    class Least(keras.Model):  # type: ignore[misc]
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+            return keras.ops.mean(y_pred)
+
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            metric.update_state(x)
+            return self.get_metrics_result()
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [*super().metrics, metric]
+
+    inputs = keras.Input(work.shape, dtype=work.dtype.__name__)
+    first = keras.layers.Lambda(lambda x: keras.ops.cast(x[:, :1], "float32"))(keras.layers.Reshape((-1,))(inputs))
+    model = Least(inputs, keras.layers.Dense(1)(first))
+    model.compile("sgd", jit_compile=jit_compile)
+    return model
 
 
-def end_if_it_hangs(is_over: threading.Event) -> None:
-    """Runs in: a timer's thread. Some peers hang at the process's end, too."""
-    if not is_over.is_set():
-        print_result(dataclasses.asdict(Measured({})))
-    os._exit(0)  # what it has started is ended as that of any run
+def _time_steps(model: Any, batches: Any, seconds: float) -> tuple[float, int]:
+    """Seconds of a step behind the first ones, and how many were taken in all."""
+    import keras
 
+    class Clock(keras.callbacks.Callback):  # type: ignore[misc]
+        taken, started, ended = 0, 0.0, 0.0
 
-def steps(side: str, backend: str, kind: str, window: Window) -> Measured:
-    os.environ["KERAS_BACKEND"] = backend
-    work, is_over = WORKS[kind], threading.Event()
-    if side != "lp":
-        multiprocessing.set_start_method("forkserver")
-        watch = threading.Timer(HANGS_AFTER_S, end_if_it_hangs, (is_over,))
-        watch.daemon = True
-        watch.start()
-    metric = first_numbers()
-    with SIDES[side](work) as batches:
-        found = time_steps(least_model(work, [metric]), batches, window.seconds)
-    require(int(metric.count) == found.taken, f"{int(metric.count)} batches in {found.taken} steps")
-    require(int(metric.total) == expected_total(work, found.taken), "the first numbers of the batches are wrong")
-    is_over.set()
-    return Measured({f"{kind}_{backend}_{side}": 1 / found.seconds})
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            now = time.perf_counter()
+            self.taken = batch + 1
+            if self.taken == WARM_STEPS:
+                self.started = now
+            if self.taken > WARM_STEPS:
+                self.ended = now
+                self.model.stop_training = now > self.started + seconds
 
-
-def with_images(contestant: Contestant) -> Contestant:
-    def measure(window: Window) -> Measured:
-        from benchlib.images import render_images
-
-        with tempfile.TemporaryDirectory(prefix="loaderpool-bench-") as folder:
-            render_images(Path(folder))
-            return contestant(window)
-
-    return measure
-
-
-def contestants() -> dict[str, Contestant]:
-    found: dict[str, Contestant] = {}
-    for kind in KINDS:
-        found[f"{kind}_limit"] = limit(f"{kind}_limit", LIMITS[kind], kind)
-        for backend in BACKENDS:
-            for side in SIDES:
-                found[f"{kind}_{backend}_{side}"] = functools.partial(steps, side, backend, kind)
-    return {name: with_images(each) if name.startswith("jpeg") else each for name, each in found.items()}
-
-
-def figures() -> Iterator[Figure]:
-    for kind in KINDS:
-        yield Figure(f"{kind}_limit", "batches/s", f"two bare processes, {WHAT[kind]}")
-        for backend in BACKENDS:
-            where = f"`fit` on {backend}, {WHAT[kind]}"
-            yield Figure(f"{kind}_{backend}_dl", "steps/s", f"{where}, PyTorch's DataLoader")
-            yield Figure(f"{kind}_{backend}_pd", "steps/s", f"{where}, PyDataset with processes")
-            yield Figure(f"{kind}_{backend}_lp", "steps/s", f"{where}, `for_keras()`")
-
-
-QUESTION = Question(
-    name="fit",
-    figures=tuple(figures()),
-    contestants=contestants(),
-    bars=tuple(
-        Bar(f"{kind}_{backend}_lp", f"{kind}_{backend}_{side}", at_least=least)
-        for kind in KINDS
-        for backend in BACKENDS
-        for side, least in (("dl", 1.3), ("pd", 3.0))
-    ),
-    seconds=2.5,
-)
+    clock = Clock()
+    model.fit(batches, steps_per_epoch=10**6, shuffle=False, verbose=0, callbacks=[clock])
+    return (clock.ended - clock.started) / (clock.taken - WARM_STEPS), clock.taken

@@ -1,72 +1,166 @@
-"""What is made of a question's rows: tables for people and for Markdown, and the last result in its docstring."""
+"""What is made of the results: the tables of docs/explanation/performance.md, a picture, what falls short."""
 
 from __future__ import annotations
 
-import ast
-import textwrap
-from collections.abc import Iterable
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchlib.machine import disturbance, machine_line, number
-from benchlib.model import Row
+from bench.harness import Result
+from bench.rows import BEST_PEER, PEERS, Row
 
-__all__ = ["markdown_table", "record_last_result", "text_table"]
+__all__ = ["draw", "goals_table", "machine_line", "peers_table", "shortfalls", "value_text", "write_docs"]
 
-_LAST_RESULT = "Last result"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+OURS, PEER, LIMIT = "#1b6ca8", "#b8b8b8", "#e0a63a"
+OUT_OF_SIGHT = 8  # times as fast as loaderpool: a limit that would leave no room for the others
+# Of a goal, for a machine that is noisy: half of it.
+GROSS = 2.0
 
 
-def text_table(rows: Iterable[Row]) -> str:
-    """Lines of at most 110 characters: median [range] of each figure, then the ratio of the medians."""
-    lines = []
-    for row in rows:
-        spread = f"[{number(min(row.values))} .. {number(max(row.values))}]" if len(row.values) > 1 else ""
-        line = f"{row.question:11} {row.figure.name:14} {number(row.median):>7} {row.figure.unit:9} {spread:17}"
-        if row.bar is not None and row.ratio is not None and row.ratio_of_best is not None:
-            line += f" {_ratio(row.ratio):>5} x {row.bar.baseline} (best {_ratio(row.ratio_of_best)}; bar {row.bar})"
-            line += "" if row.is_met else " MISSED"
-        if row.rounds_without:
-            line = f"{line.rstrip()} no result in {row.rounds_without} of {row.rounds_without + len(row.values)} rounds"
-        lines.append(line.rstrip())
+def goals_table(results: Iterable[Result]) -> str:
+    """One line for each goal that was measured."""
+    lines = [
+        "| row | measured | loaderpool | against | ratio | of the best rounds | goal |",
+        "|---|---|---:|---|---:|---:|---:|",
+    ]
+    for result in results:
+        for goal in result.row.goals:
+            ratio, best, other = result.ratio(goal), result.ratio_of_best(goal), result.opponent(goal)
+            if ratio is None or best is None:
+                continue
+            against = "" if other is None else f"{other.replace('_', ' ')}, {value_text(result, other)}"
+            ratios = ["", ""] if other is None else [f"{ratio:.3g}", f"{best:.3g}"]
+            what = result.row.what if goal.of == "loaderpool" else f"{result.row.what} ({goal.of})"
+            missed = "" if goal.is_met(ratio) else " missed"
+            cells = [result.row.key, what, value_text(result, goal.of), against, *ratios, f"{goal}{missed}"]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def markdown_table(rows: Iterable[Row]) -> str:
-    """The table of docs/explanation/performance.md: one line for each bar."""
+def peers_table(results: Iterable[Result]) -> str:
+    """One line for each row that others can run: loaderpool, its limit and the best peer."""
     lines = [
-        "| question | measured | median | against | ratio | of the best rounds | bar |",
-        "|---|---|---:|---|---:|---:|---:|",
+        "| work | view | loaderpool | the limit | ratio (goal) | the best peer | ratio (goal) |",
+        "|---|---|---:|---|---:|---|---:|",
     ]
-    by_name = {(row.question, row.figure.name): row for row in rows}
-    for row in rows:
-        if row.bar is None or row.ratio is None:
+    for result in results:
+        row = result.row
+        if not row.is_compared or "loaderpool" not in result.figures:
             continue
-        baseline = by_name[row.question, row.bar.baseline]
-        lines.append(
-            f"| {row.question} | {row.figure.what} | {number(row.median)} {row.figure.unit} | {baseline.figure.what}, "
-            f"{number(baseline.median)} {baseline.figure.unit} | {_ratio(row.ratio)} | {_ratio(row.ratio_of_best)} | "
-            f"{row.bar} |"
-        )
-    return "\n".join([*lines, "", f"{machine_line()}. Command: `scripts/bench/run --markdown`."])
+        goals = [goal for goal in row.goals if goal.of == "loaderpool"]
+        to_peer = next((goal for goal in goals if goal.against in (BEST_PEER, *row.peers)), None)
+        to_limit = next((goal for goal in goals if goal.against not in (BEST_PEER, *row.peers)), None)
+        cells = [row.what, row.view, value_text(result, "loaderpool", spread=True)]
+        limit = (to_limit and to_limit.against) or next(iter(row.contestants[1:]), None)
+        for other, goal in ((limit, to_limit), (next(iter(result.peers()), None), to_peer)):
+            if other not in result.figures:
+                cells += ["–", f"({goal})" if goal else "–"]
+                continue
+            ratio = result.median("loaderpool") / result.median(other)
+            name = f"{other.replace('_', ' ')}, {value_text(result, other, spread=True)}"
+            cells += [name, f"{ratio:.2f} ({goal})" if goal and goal.against else f"{ratio:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def record_last_result(file: Path, rows: list[Row], most_busy: float) -> None:
-    """Write the rows into the file's own docstring, in the place of its last result.
-
-    Args:
-        file: the question's.
-        rows: of that question.
-        most_busy: CPUs that others kept busy; a disturbed result says so for as long as it stands there.
-    """
-    source = file.read_text(encoding="utf-8")
-    docstring = ast.get_docstring(ast.parse(source), clean=False)
-    if docstring is None or _LAST_RESULT not in docstring:
-        raise ValueError(f'{file.name} has no docstring with a part that begins with "{_LAST_RESULT}"')
-    table = textwrap.indent(text_table(rows), "    ")
-    note = f"; {text}" if (text := disturbance(most_busy)) else ""
-    # A line of its own for the machine: with all versions it is as long as a line may be.
-    fresh = f"{docstring[: docstring.index(_LAST_RESULT)]}{_LAST_RESULT}{note}\n({machine_line()}):\n\n{table}\n"
-    file.write_text(source.replace(docstring, fresh, 1), encoding="utf-8")
+def shortfalls(results: Iterable[Result], is_gross: bool = False) -> list[tuple[str, str]]:
+    """Row and text for each goal that is missed. One that was not measured for want of an opponent is not."""
+    lines = []
+    for result in results:
+        key = result.row.key
+        if "loaderpool" in result.failures:
+            lines.append((key, result.failures["loaderpool"]))
+        for goal in result.row.goals:
+            ratio = result.ratio(goal)
+            if ratio is not None and not goal.is_met(ratio, GROSS if is_gross else 1.0):
+                against = "" if goal.against is None else f" of {result.opponent(goal)}"
+                half = " (status 1 below half of it)" if is_gross else ""
+                lines.append((key, f"{key}: {goal.of} is at {ratio:.3g}{against}; the goal is {goal}{half}"))
+    return lines
 
 
-def _ratio(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+def value_text(result: Result, side: str, *, spread: bool = False) -> str:
+    """Median, and range if asked for, as time for a batch where it is a rate: `24 us [23 us .. 26 us]`."""
+    text = _unit_text(result.row, result.median(side))
+    values = sorted(result.figures[side], reverse=result.row.is_rate)
+    if not spread or len(values) == 1:
+        return text
+    return f"{text} [{_unit_text(result.row, values[0])} .. {_unit_text(result.row, values[-1])}]"
+
+
+def _unit_text(row: Row, value: float) -> str:
+    if row.unit == "MB":
+        return f"{value:,.0f} MB" if value >= 10 else f"{value:.2g} MB"
+    seconds = 1 / value if row.is_rate else value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[row.unit]
+    scale, unit = next((each for each in ((1.0, "s"), (1e-3, "ms")) if seconds >= each[0]), (1e-6, "us"))
+    value = seconds / scale
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def machine_line() -> str:
+    """Date, CPUs, the versions of Python and of what is installed."""
+    names = ["numpy", "tensorflow-cpu", "tensorflow", "jax", "cloudpickle", *PEERS]
+    versions = [f"python {platform.python_version()}"]
+    for name in names:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    cpu = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = cpu[1] if cpu else platform.machine()
+    return f"{datetime.date.today()}, {len(os.sched_getaffinity(0))} x {name}, {', '.join(versions)}"
+
+
+def write_docs(results: Sequence[Result], caption: str) -> None:
+    """Put the tables into docs/explanation/performance.md, between their marks, and draw the README's picture."""
+    page = DOCS / "explanation" / "performance.md"
+    text = page.read_text(encoding="utf-8")
+    for name, table in (("bench", goals_table(results)), ("peers", peers_table(results))):
+        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}{table}\n\n{caption}\n{end}{rest.partition(end)[2]}"
+    page.write_text(text, encoding="utf-8")
+    draw(results, DOCS / "images" / "peers.png")
+
+
+def draw(results: Sequence[Result], file: Path) -> None:
+    """A bar chart for each row that others can run: throughput beside the row's limit, or time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [result for result in results if result.row.is_compared and "loaderpool" in result.figures]
+    lines = -(-len(shown) // 3)
+    figure, axes = pyplot.subplots(lines, 3, figsize=(15.6, 2.6 * lines), squeeze=False)
+    for axis in axes.flat[len(shown) :]:
+        axis.axis("off")
+    for axis, result in zip(axes.flat, shown, strict=False):
+        _draw_row(axis, result)
+    figure.tight_layout()
+    figure.savefig(file, dpi=80)
+    pyplot.close(figure)
+
+
+def _draw_row(axis: Any, result: Result) -> None:
+    row = result.row
+    reach = OUT_OF_SIGHT * result.median("loaderpool") if row.is_rate else float("inf")
+    sides = [side for side in (*row.contestants, *row.peers) if side in result.figures and result.median(side) < reach]
+    sides.sort(key=result.median, reverse=not row.is_rate)
+    colours = [OURS if side == "loaderpool" else LIMIT if side in row.contestants else PEER for side in sides]
+    values = [result.median(side) for side in sides]
+    bars = axis.barh([side.replace("_", " ") for side in sides], values, color=colours)
+    axis.bar_label(bars, [value_text(result, side) for side in sides], padding=4, fontsize=6.5)
+    if not row.is_rate and max(values) > 30 * min(values):  # times reach from microseconds to seconds
+        axis.set_xscale("log")
+    axis.margins(x=0.2)
+    axis.tick_params(labelsize=7)
+    unit = f"{row.unit}, {'more' if row.is_rate else 'less'} is better"
+    axis.set_title(f"{row.what}\n{unit}", fontsize=8, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)

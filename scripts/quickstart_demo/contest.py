@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import statistics
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 import loaderpool as lp
 
-from .loading import SIZE_PX, Item, load_and_augment
-from .network import make_traced_network
-from .others import Others
+from .images import CLASSES, SIZE_PX, Item, load_and_augment
 
-__all__ = ["Contest", "Measurement", "ResultError", "Side", "hold"]
+__all__ = ["Contest", "Turn", "hold", "make_network"]
 
 _PREFETCH = 2  # batches; the default of as_dataset
 # Some seconds on a busy machine. Shorter, and filling and draining the pipes is much of a turn; longer, and what other
@@ -31,15 +29,10 @@ _PREFETCH = 2  # batches; the default of as_dataset
 _TURN_BATCHES = 10
 
 
-class ResultError(AssertionError):
-    """A contestant delivered other samples than its turn has, so its time means nothing."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
+class Turn(NamedTuple):
     """What one contestant did in one turn."""
 
-    samples: int  # samples trained on
+    samples: int  # trained on
     elapsed_s: float  # from before the dataset is made to the end of the last step
     wait_s: float  # part of it spent in next(iterator)
 
@@ -47,99 +40,45 @@ class Measurement:
     def samples_per_s(self) -> float:
         return self.samples / self.elapsed_s
 
-    @property
-    def wait_share(self) -> float:
-        """0..1."""
-        return self.wait_s / self.elapsed_s
 
-
-@dataclasses.dataclass(frozen=True)
-class Side:
-    """All turns of one contestant."""
-
-    turns: tuple[Measurement, ...]
-
-    @property
-    def samples(self) -> int:
-        return sum(each.samples for each in self.turns)
-
-    @property
-    def samples_per_s(self) -> float:
-        """The median of the turns, as one burst of other work shall count little."""
-        return statistics.median(each.samples_per_s for each in self.turns)
-
-    @property
-    def wait_s(self) -> float:
-        """Of all turns."""
-        return sum(each.wait_s for each in self.turns)
-
-    @property
-    def wait_share(self) -> float:
-        """0..1."""
-        return self.wait_s / sum(each.elapsed_s for each in self.turns)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Contest:
     """What both did, and what the loaders tell."""
 
-    from_generator: Side
-    loaderpool: Side
-    workers: int  # worker processes of loaderpool
-    start_s: float  # from nothing to loaderpool's first batch and the step on it, once; no turn counts it
-    batches: int  # that loaderpool handed over in its turns
-    batches_lent: int  # of these, those that TensorFlow got without a copy
-    others_busy_cpus: float | None  # CPUs that other processes kept busy meanwhile; None: unknown
-    cpus: int  # that the machine has
+    plain: list[Turn] = dataclasses.field(default_factory=list)
+    ours: list[Turn] = dataclasses.field(default_factory=list)
+    workers: int = 0
+    start_s: float = 0.0  # from nothing to loaderpool's first batch and the step on it, once; no turn counts it
+    batches: int = 0  # that loaderpool handed over in its turns
+    batches_lent: int = 0  # of these, those that TensorFlow got without a copy
 
     @property
     def ratios(self) -> list[float]:
         """Of each pair of turns, ascending: how many times as many samples/s loaderpool had."""
-        pairs = zip(self.loaderpool.turns, self.from_generator.turns, strict=True)
+        pairs = zip(self.ours, self.plain, strict=True)
         return sorted(ours.samples_per_s / plain.samples_per_s for ours, plain in pairs)
-
-    @property
-    def ratio(self) -> float:
-        """Their median."""
-        return statistics.median(self.ratios)
 
 
 def hold(items: Sequence[Item], *, rounds: int, batch_size: int) -> Contest:
-    """Each contestant has trained a network of its own for `rounds` epochs of `items`, in turns.
-
-    Raises:
-        ResultError: one of them delivered other samples.
-    """
-    networks = [make_traced_network(len(items), batch_size=batch_size, epochs=rounds) for _ in range(2)]
-    plain: list[Measurement] = []
-    pooled: list[Measurement] = []
-    told: list[lp.Statistics] = []
-    others = Others()
-    first = items[:batch_size]
+    """Each contestant has trained a network of its own for `rounds` epochs of `items`, in turns."""
+    networks = [_traced_network(len(items), batch_size, rounds) for _ in range(2)]
+    contest, first = Contest(), items[:batch_size]
     _feed_by_generator(networks[0], first, batch_size, 0)  # what TensorFlow does once is of no turn
     started_s = time.perf_counter()
     with lp.Pool() as pool:
         _feed_by_loaderpool(networks[1], first, batch_size, 0, pool)
-        start_s = time.perf_counter() - started_s
-        for turn, part in enumerate(_turns(items, rounds, batch_size)):
-            for is_ours in (False, True) if turn % 2 == 0 else (True, False):
+        contest.start_s = time.perf_counter() - started_s
+        for number, part in enumerate(_turns(items, rounds, batch_size)):
+            for is_ours in (False, True) if number % 2 == 0 else (True, False):
                 if is_ours:
-                    measurement, statistics_ = _feed_by_loaderpool(networks[1], part, batch_size, turn, pool)
-                    pooled.append(measurement)
-                    told.append(statistics_)
+                    turn, told = _feed_by_loaderpool(networks[1], part, batch_size, number, pool)
+                    contest.ours.append(turn)
+                    contest.workers = len(told.workers)
+                    contest.batches += told.batches
+                    contest.batches_lent += told.memory.batches_lent
                 else:
-                    plain.append(_feed_by_generator(networks[0], part, batch_size, turn))
-        others_busy_cpus = others.busy_cpus()
-    return Contest(
-        from_generator=Side(tuple(plain)),
-        loaderpool=Side(tuple(pooled)),
-        workers=len(told[0].workers),
-        start_s=start_s,
-        batches=sum(each.batches for each in told),
-        batches_lent=sum(each.batches_lent for each in told),
-        others_busy_cpus=others_busy_cpus,
-        cpus=others.cpus,
-    )
+                    contest.plain.append(_feed_by_generator(networks[0], part, batch_size, number))
+    return contest
 
 
 def _turns(items: Sequence[Item], rounds: int, batch_size: int) -> Iterator[list[Item]]:
@@ -153,15 +92,14 @@ def _turns(items: Sequence[Item], rounds: int, batch_size: int) -> Iterator[list
 
 def _feed_by_loaderpool(
     network: Any, items: Sequence[Item], batch_size: int, seed: int, pool: lp.Pool
-) -> tuple[Measurement, lp.Statistics]:
+) -> tuple[Turn, lp.Statistics]:
     started_s = time.perf_counter()
     # A loader of its own for each turn: nothing is read ahead while the other contestant is measured.
     with lp.Loader(items, load_and_augment, batch_size=batch_size, shuffle=True, seed=seed, workers=pool) as loader:
-        measurement = _train(network, loader.as_dataset(prefetch=_PREFETCH), items, started_s)
-        return measurement, loader.statistics()
+        return _train(network, loader.as_dataset(prefetch=_PREFETCH), items, started_s), loader.statistics()
 
 
-def _feed_by_generator(network: Any, items: Sequence[Item], batch_size: int, seed: int) -> Measurement:
+def _feed_by_generator(network: Any, items: Sequence[Item], batch_size: int, seed: int) -> Turn:
     """The baseline is given what helps it: ready batches, as each element costs TensorFlow some hundred microseconds,
     and prefetch, so that loading goes on beside the training.
     """
@@ -180,7 +118,7 @@ def _feed_by_generator(network: Any, items: Sequence[Item], batch_size: int, see
     return _train(network, dataset, items, started_s)
 
 
-def _train(network: Any, dataset: Any, items: Sequence[Item], started_s: float) -> Measurement:
+def _train(network: Any, dataset: Any, items: Sequence[Item], started_s: float) -> Turn:
     """The network has been trained on all that the dataset has, and that was each label as often as `items` has it."""
     seen: collections.Counter[int] = collections.Counter()
     wait_s = 0.0
@@ -197,5 +135,44 @@ def _train(network: Any, dataset: Any, items: Sequence[Item], started_s: float) 
     elapsed_s = time.perf_counter() - started_s
     expected = collections.Counter(label for _, label in items)
     if seen != expected:
-        raise ResultError(f"the labels seen were {dict(seen)}, but the turn has {dict(expected)}")
-    return Measurement(sum(seen.values()), elapsed_s, wait_s)
+        raise AssertionError(f"the labels seen were {dict(seen)}, but the turn has {dict(expected)}")
+    return Turn(sum(seen.values()), elapsed_s, wait_s)
+
+
+def make_network(total_steps: int) -> Any:
+    """A compiled Keras model from float32[n, 96, 96, 3] to ten logits; the same weights each time.
+
+    Small on purpose: as with a GPU, a step takes less time than one core needs to load its samples.
+    """
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+
+    def convolution(filters: int, width: int, stride: int) -> list[Any]:
+        return [
+            layers.Conv2D(filters, width, strides=stride, padding="same", use_bias=False),
+            layers.BatchNormalization(momentum=0.9),  # 0.99 would need more steps than a short training has
+            layers.ReLU(),
+        ]
+
+    network = keras.Sequential(
+        [
+            keras.Input((SIZE_PX, SIZE_PX, 3)), *convolution(16, 4, 4), layers.MaxPooling2D(),
+            *convolution(32, 3, 1), *convolution(32, 3, 1), layers.MaxPooling2D(),
+            *convolution(64, 3, 1), *convolution(64, 3, 1),
+            layers.Flatten(), layers.Dropout(0.2), layers.Dense(CLASSES),
+        ]
+    )  # fmt: skip
+    network.compile(
+        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, total_steps)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return network
+
+
+def _traced_network(samples: int, batch_size: int, epochs: int) -> Any:
+    """After a step for whole batches and one for the last, smaller one: TensorFlow traces both."""
+    network = make_network(total_steps=epochs * -(-samples // batch_size))
+    for rows in {batch_size, samples % batch_size or batch_size}:
+        network.train_on_batch(np.zeros((rows, SIZE_PX, SIZE_PX, 3), np.float32), np.zeros(rows, np.int64))
+    return network

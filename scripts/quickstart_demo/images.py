@@ -1,12 +1,12 @@
-"""A folder of JPEG files, one folder per class, that is either complete or not there.
+"""A folder of JPEG files, one folder per class, that is either complete or not there; and what reads it.
 
 Handwritten digits (8 x 8 pixels, they come with scikit-learn) are drawn at random size, place, angle and colour over
-gradients, clouds, stripes and checks, so that decoding and resizing cost what they cost for photographs.
+gradients, clouds, stripes and checks, so that decoding and resizing cost what they cost for photographs. The functions
+that read them are ordinary Pillow and NumPy code that knows nothing of TensorFlow, processes or loaderpool.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
@@ -20,19 +20,61 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from .loading import CLASSES, Item
+__all__ = ["CLASSES", "SIZE_PX", "Item", "NotOurFolderError", "ensure_folder", "list_items", "load", "load_and_augment"]
 
-__all__ = ["NotOurFolderError", "ensure_folder", "list_items"]
+SIZE_PX = 96  # side of the square that the network sees
+CLASSES = 10
+
+Item: TypeAlias = tuple[str, int]  # path of a JPEG file, its label
+Sample: TypeAlias = tuple[npt.NDArray[np.float32], int]  # float32[96, 96, 3] in 0..1, label
+Pixels: TypeAlias = npt.NDArray[np.float32]
+_RESIZED_PX = 104  # the random crop moves by the 8 pixels that are left over
+
+
+def load(item: Item) -> Sample:
+    """The middle of the image, unchanged: for the test set."""
+    path, label = item
+    pixels = _read(path)
+    margin = (_RESIZED_PX - SIZE_PX) // 2
+    return pixels[margin : margin + SIZE_PX, margin : margin + SIZE_PX], label
+
+
+def load_and_augment(item: Item, rng: np.random.Generator) -> Sample:
+    """A random crop in random light, with a little noise: for training."""
+    path, label = item
+    pixels = _read(path)
+    top, left = rng.integers(0, _RESIZED_PX - SIZE_PX, size=2, endpoint=True)
+    pixels = pixels[top : top + SIZE_PX, left : left + SIZE_PX]
+    # No mirroring, which most image folders would want: a mirrored 2 is no 2.
+    contrast = np.float32(rng.uniform(0.8, 1.2))
+    brightness = rng.uniform(-0.1, 0.1, size=3).astype(np.float32)  # for each colour, as lamps have tints
+    noise = rng.standard_normal(pixels.shape, dtype=np.float32) * np.float32(0.02)
+    mean = pixels.mean()
+    lit: npt.NDArray[np.float32] = (pixels - mean) * contrast + mean + brightness + noise
+    np.clip(lit, 0.0, 1.0, out=lit)
+    return lit, label
+
+
+def _read(path: str) -> npt.NDArray[np.float32]:
+    """float32[104, 104, 3] in 0..1."""
+    with Image.open(path) as file:
+        image = file.convert("RGB").resize((_RESIZED_PX, _RESIZED_PX), Image.Resampling.LANCZOS)
+    pixels: npt.NDArray[np.float32] = np.asarray(image, dtype=np.float32) / np.float32(255.0)
+    return pixels
+
+
+# ---- the folder
 
 WIDTH_PX, HEIGHT_PX = 400, 300
 _RECIPE = 1  # to be raised with each change of the drawing, so that older folders are made again
-_MARKER = "made-by-quickstart.json"
+_MARKER = "made-by-quickstart.txt"
 _JPEG_QUALITY = 90
+_CHUNK = 25  # images per task of the pool: smaller costs messages, larger leaves a process idle at the end
 _TEST_EVERY = 5  # each fifth digit is for the test
 _SHIFT_PX = 25  # how far a digit lies from the middle at most
-_CHUNK = 25  # images per task of the pool: smaller costs messages, larger leaves a process idle at the end
 
 _FIRM = [min(255, max(0, (value - 90) * 4)) for value in range(256)]  # blurred strokes become firm ones
+
 
 _Task: TypeAlias = tuple[int, npt.NDArray[np.uint8], Path]  # number of the image, uint8[8, 8], file to write
 
@@ -60,7 +102,7 @@ def ensure_folder(folder: Path, images: int) -> bool:
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _draw_all(draft, images)
-        (draft / _MARKER).write_text(json.dumps(_marker(images)))
+        (draft / _MARKER).write_text(_marker(images), encoding="utf-8")
         draft.chmod(0o755)  # mkdtemp's are private
         if folder.exists():
             shutil.rmtree(folder)
@@ -81,17 +123,14 @@ def list_items(folder: Path) -> tuple[list[Item], list[Item]]:
     return train, test
 
 
-def _marker(images: int) -> dict[str, int]:
-    return {"recipe": _RECIPE, "images": images}
+def _marker(images: int) -> str:
+    return f"recipe {_RECIPE}, {images} images"
 
 
 def _is_complete(folder: Path, images: int) -> bool:
-    try:
-        if json.loads((folder / _MARKER).read_text()) != _marker(images):
-            return False
-    except (OSError, ValueError):
-        return False
-    return sum(len(part) for part in list_items(folder)) == images
+    marker = folder / _MARKER
+    is_ours = marker.is_file() and marker.read_text(encoding="utf-8") == _marker(images)
+    return is_ours and sum(len(part) for part in list_items(folder)) == images
 
 
 def _draw_all(folder: Path, images: int) -> None:

@@ -1,38 +1,33 @@
-"""Ends workers, supervisors and readers of this process at random moments."""
+"""Ends workers, supervisors and readers of this process at random moments.
+
+They are found as anybody could, by the process tree. psutil signals a process by its pid and the moment of its start,
+so a pid that was reused in between is not met.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import faulthandler
 import os
 import random
 import signal
+import sys
 import threading
 import time
-from typing import Protocol
+from collections.abc import Iterator
+from pathlib import Path
 
-from .targets import find_readers, find_supervisors, find_workers, held, send, send_through
+import psutil
 
-__all__ = ["AnyKiller", "Budget", "Counts", "Killer"]
+from tests.support.processes import descendants, describe, end_all
 
-_BRIEF_STOP_S = (0.02, 0.6)  # a worker that is stopped for so long is left alone
-_LONG_STOP_COSTS_S = 6.0  # until it is replaced, and somewhat more
+__all__ = ["Budget", "Killer", "find_readers", "watched"]
 
-
-@dataclasses.dataclass
-class Counts:
-    """What was done to processes."""
-
-    kills: int = 0  # of workers, by SIGKILL or SIGTERM
-    supervisor_kills: int = 0
-    reader_kills: int = 0
-    stops: int = 0  # of workers, for good
-    brief_stops: int = 0  # of workers and readers
-
-    def add(self, other: Counts) -> None:
-        """Sum up."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+_BRIEF_STOP_S = (0.02, 0.6)  # a process that is stopped for so long is left alone
+# After our own deadline: where not even the watchdog gets its turn, faulthandler's own, which is in C, ends us.
+_LAST_RESORT_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +38,8 @@ class Budget:
     supervisor_kills: int
     stops: int  # of workers, for good; each costs the stream some seconds
     every_s: float  # on average
-    waits_for_first: bool = False  # batch; nobody dies before it
+    waits_for_first: bool = False  # batch; no process dies before it
     reader_kills: int = 0
-
-
-class AnyKiller(Protocol):
-    """Kills on a thread of its own.
-
-    Attributes:
-        has_first_batch: whether the loader that is stormed has given a batch.
-    """
-
-    has_first_batch: bool
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything was killed that should be."""
 
 
 class Killer(threading.Thread):
@@ -67,39 +48,29 @@ class Killer(threading.Thread):
     Args:
         budget: what it may do.
         draw: whom, how and when; its own.
+        counts: what was done: "kills" of workers, by SIGKILL or SIGTERM, "supervisor_kills", "reader_kills", "stops" of
+            workers for good, "brief_stops" of workers and readers.
     """
 
-    def __init__(self, budget: Budget, draw: random.Random) -> None:
+    def __init__(self, budget: Budget, draw: random.Random, counts: collections.Counter[str]) -> None:
         super().__init__(name="killer", daemon=True)
-        self.counts = Counts()
-        # Before a loader was ever loaded its supervisor's death is an error of the import.
-        self._has_first_batch = False
-        self._first_batch_turn = threading.Lock()  # held while a supervisor is killed
+        self._counts = counts
+        # Of the loader that is stormed; before it, its supervisor's death is an error of the import.
+        self.has_first_batch = False
+        self.first_batch_turn = threading.Lock()  # held while a supervisor is killed, and to say that there is none yet
         self._budget, self._draw = budget, draw
         self._stop_now = threading.Event()
         self._supervisors_at, self._stops_at, self._readers_at = (
             collections.deque(sorted(draw.randrange(budget.kills or 1) for _ in range(count)))
             for count in (budget.supervisor_kills, budget.stops, budget.reader_kills)
         )
-        self._stopped: list[tuple[float, int]] = []  # when to go on, pidfd
+        self._stopped: list[tuple[float, psutil.Process]] = []  # when to go on
 
     @property
     def is_done(self) -> bool:
         """Whether everything was killed that should be."""
-        done, budget = self.counts, self._budget
         is_left = self._supervisors_at or self._stops_at or self._readers_at
-        return done.kills >= budget.kills and not is_left
-
-    @property
-    def has_first_batch(self) -> bool:
-        """Whether the loader that is stormed has given a batch; else no supervisor is killed."""
-        return self._has_first_batch
-
-    @has_first_batch.setter
-    def has_first_batch(self, has_it: bool) -> None:
-        if has_it != self._has_first_batch:
-            with self._first_batch_turn:
-                self._has_first_batch = has_it
+        return self._counts["kills"] >= self._budget.kills and not is_left
 
     def run(self) -> None:
         """Kill, wait, kill."""
@@ -119,81 +90,150 @@ class Killer(threading.Thread):
         self.join()
 
     def _strike(self) -> None:
-        draw, done = self._draw, self.counts
-        if self.has_first_batch and self._supervisors_at and done.kills >= self._supervisors_at[0]:
+        draw, done = self._draw, self._counts
+        if self.has_first_batch and self._supervisors_at and done["kills"] >= self._supervisors_at[0]:
             self._strike_supervisor()
-        elif self._readers_at and done.kills >= self._readers_at[0] and self._strike_reader():
+        elif self._readers_at and done["kills"] >= self._readers_at[0] and _send(
+            _one_of(draw, find_readers()), _deadly(draw)
+        ):  # fmt: skip
             self._readers_at.popleft()
-            done.reader_kills += 1
-        elif self._stops_at and done.kills >= self._stops_at[0]:
-            if self._signal_worker(signal.SIGSTOP):
+            done["reader_kills"] += 1
+        elif self._stops_at and done["kills"] >= self._stops_at[0]:
+            if _send(_one_of(draw, find_workers()), signal.SIGSTOP):
                 self._stops_at.popleft()
-                done.stops += 1
-        elif done.kills >= self._budget.kills:
+                done["stops"] += 1
+        elif done["kills"] >= self._budget.kills:
             return
         elif draw.random() < 0.05:
             self._stop_briefly()
         else:
-            number = signal.SIGTERM if draw.random() < 0.1 else signal.SIGKILL
-            several = draw.random()
-            if several < 0.06:  # all at once
-                for supervisor in find_supervisors():
-                    for worker in find_workers(supervisor):
-                        done.kills += send(worker, supervisor, number)
-                return
-            done.kills += self._signal_worker(number)
-            if several < 0.15:  # and whoever is there a moment later, perhaps the replacement in its first steps
+            number, several = _deadly(draw), draw.random()
+            workers = find_workers() if several < 0.06 else [_one_of(draw, find_workers())]  # all at once, or one
+            done["kills"] += sum(_send(worker, number) for worker in workers)
+            if 0.06 <= several < 0.15:  # and who is there a moment later, perhaps the replacement in its first steps
                 time.sleep(draw.random() * 0.01)
-                done.kills += self._signal_worker(number)
+                done["kills"] += _send(_one_of(draw, find_workers()), number)
 
     def _strike_supervisor(self) -> None:
-        draw = self._draw
-        supervisors = find_supervisors()
-        if not supervisors:
-            return
-        supervisor = draw.choice(supervisors)
-        how = draw.random()
-        if how < 0.3:  # a worker dies and nobody is left to notice
-            self.counts.kills += self._signal_worker(signal.SIGKILL)
-        if self._send_supervisor(supervisor):
-            self.counts.supervisor_kills += 1
-            self._supervisors_at.popleft()
+        draw, how = self._draw, self._draw.random()
+        supervisor = _one_of(draw, find_supervisors())
+        if how < 0.3:  # a worker dies and no process is left to notice
+            self._counts["kills"] += _send(_one_of(draw, find_workers()), signal.SIGKILL)
+        self._kill_supervisor(supervisor)
         if how > 0.7 and self._supervisors_at:  # and the next one while it starts
             time.sleep(draw.random() * 0.6)
-            for another in find_supervisors():
-                if another != supervisor and self._send_supervisor(another):
-                    self.counts.supervisor_kills += 1
-                    self._supervisors_at.popleft()
-                    break
+            self._kill_supervisor(_one_of(draw, [each for each in find_supervisors() if each != supervisor]))
 
-    def _send_supervisor(self, pid: int) -> bool:
-        with self._first_batch_turn:
-            return self._has_first_batch and send(pid, os.getpid(), signal.SIGKILL)
-
-    def _strike_reader(self) -> bool:
-        readers = find_readers()
-        number = signal.SIGTERM if self._draw.random() < 0.1 else signal.SIGKILL
-        return bool(readers) and send(self._draw.choice(readers), os.getpid(), number)
-
-    def _signal_worker(self, number: int) -> bool:
-        for supervisor in find_supervisors():
-            workers = find_workers(supervisor)
-            if workers:
-                return send(self._draw.choice(workers), supervisor, number)
-        return False
+    def _kill_supervisor(self, supervisor: psutil.Process | None) -> None:
+        with self.first_batch_turn:
+            if self.has_first_batch and _send(supervisor, signal.SIGKILL):
+                self._counts["supervisor_kills"] += 1
+                self._supervisors_at.popleft()
 
     def _stop_briefly(self) -> None:
-        found = [(reader, os.getpid()) for reader in find_readers()]
-        found += [(worker, supervisor) for supervisor in find_supervisors() for worker in find_workers(supervisor)]
-        if found:
-            with held(*self._draw.choice(found)) as pidfd:
-                if pidfd is not None and send_through(pidfd, signal.SIGSTOP):
-                    self.counts.brief_stops += 1
-                    self._stopped.append((time.monotonic() + self._draw.uniform(*_BRIEF_STOP_S), os.dup(pidfd)))
+        process = _one_of(self._draw, [*find_readers(), *find_workers()])
+        if process is not None and _send(process, signal.SIGSTOP):
+            self._counts["brief_stops"] += 1
+            self._stopped.append((time.monotonic() + self._draw.uniform(*_BRIEF_STOP_S), process))
 
     def _go_on_with_stopped(self) -> None:
         now = time.monotonic()
         for entry in [entry for entry in self._stopped if entry[0] <= now]:
             self._stopped.remove(entry)
-            send_through(entry[1], signal.SIGCONT)
-            os.close(entry[1])
+            _send(entry[1], signal.SIGCONT)
+
+
+def _deadly(draw: random.Random) -> signal.Signals:
+    return signal.SIGTERM if draw.random() < 0.1 else signal.SIGKILL
+
+
+def _one_of(draw: random.Random, processes: list[psutil.Process]) -> psutil.Process | None:
+    return draw.choice(processes) if processes else None
+
+
+def _send(process: psutil.Process | None, number: int) -> bool:
+    """Signal a process; whether it was there."""
+    with contextlib.suppress(psutil.Error):
+        if process is not None and process.status() != psutil.STATUS_ZOMBIE:
+            process.send_signal(number)
+            return True
+    return False
+
+
+def find_supervisors() -> list[psutil.Process]:
+    """Supervisors that this process has started and that are alive."""
+    return _children_marked("loaderpool-supervisor")
+
+
+def find_readers() -> list[psutil.Process]:
+    """Readers of this process's streams that are alive."""
+    return _children_marked("loaderpool-reader")
+
+
+def _children_marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if mark in child.cmdline():
+                found.append(child)
+    return found
+
+
+def find_workers() -> list[psutil.Process]:
+    """Workers of this process's supervisors that are alive."""
+    found = []
+    for supervisor in find_supervisors():
+        with contextlib.suppress(psutil.Error):
+            found += [child for child in supervisor.children() if child.status() != psutil.STATUS_ZOMBIE]
+    return found
+
+
+# ---- what hangs
+
+
+@contextlib.contextmanager
+def watched(seconds: float, what: str) -> Iterator[None]:
+    """The block ends within so many seconds; else its stacks are shown and this process ends with status 1."""
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(over, seconds, what), name="watchdog", daemon=True)
+    faulthandler.dump_traceback_later(seconds + _LAST_RESORT_S, exit=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _watch(over: threading.Event, seconds: float, what: str) -> None:
+    if over.wait(seconds):
+        return
+    print(f"\nHANG: {what} still ran after {seconds:g} s\n---- trainer ----", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    tree = descendants(os.getpid())
+    print("\n".join(["---- processes ----", *map(describe, tree)]), file=sys.stderr, flush=True)
+    for worker in find_workers():
+        print(f"---- worker {worker.pid} ----\n{_stacks_of_worker(worker.pid)}", file=sys.stderr, flush=True)
+    for supervisor in find_supervisors():
+        print(f"---- supervisor {supervisor.pid} ----", file=sys.stderr, flush=True)
+        supervisor.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER: it prints its stack, and ends
+        supervisor.resume()
+        time.sleep(0.5)
+    end_all(tree)
+    os._exit(1)
+
+
+def _stacks_of_worker(pid: int) -> str:
+    """What its faulthandler writes, on SIGUSR1, into its memory file for stacks."""
+    try:
+        files = [file for file in Path(f"/proc/{pid}/fd").iterdir() if "loaderpool-stacks" in os.readlink(file)]
+        if not files:
+            return "(it has no file for stacks)"
+        with files[0].open("rb") as stacks:
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.3)
+            return stacks.read().decode(errors="replace")
+    except OSError as error:
+        return f"({error})"

@@ -1,136 +1,221 @@
-"""The shapes of work that are stormed, those over items by index first: each with its function and its settings."""
+"""The shapes of work that are stormed: a function, its source and settings; the faults of the function.
+
+First those over items by index, then streams, read by a process or on a thread of the trainer, and generators.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import faulthandler
+import functools
+import itertools
+import json
+import os
 import random
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import loaderpool as lp
 
-from .shape import Faults, Function, Shape, make, shape_of
-from .stream_shapes import STREAM_SHAPES
-
-__all__ = ["ON_HOSTS", "SHAPES", "Faults", "Shape", "make"]
+__all__ = ["SHAPES", "Faults", "Shape", "make"]
 
 _SEQUENCE_BATCHES = 60
+_LARGE_EVERY = 61  # items, one goes to the workers through shared memory, not through the reader's socket
+_FILES = 7
+_OF_GENERATOR = 100_000  # its items have faults of their own, apart from those of `fn`
+_SHARDS = 14
+_FAULT = "fault-"
 
 
-class _Sample(Function):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        self.faults.meet(item)
-        self.faults.wait(0.0005)
-        return {"item": np.full((40, 40), item, np.float32), "noise": rng.random(5)}
+@dataclasses.dataclass(frozen=True)
+class Faults:
+    """Segmentation faults out of the user's code itself: of one item in so many, once in a round."""
+
+    folder: str  # remembers which items have faulted; what else a shape needs on disk is there, too
+    trainer: int  # the pid in which nothing dies and nobody waits
+    one_in: int  # 0: none
+
+    def meet(self, item: int, seconds: float = 0.0) -> None:
+        """Die here, if this item is one that does and has not yet; else take this long, as by `wait`."""
+        if os.getpid() == self.trainer:
+            return
+        if self.one_in and not zlib.crc32(b"%d" % item) % self.one_in:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(f"{self.folder}/{_FAULT}{item}", os.O_CREAT | os.O_EXCL))
+                faulthandler._sigsegv()  # type: ignore[attr-defined]
+        if seconds:
+            time.sleep(seconds)
+
+    def wait(self, seconds: float) -> None:
+        """Take this long in a worker; the twin need not wait."""
+        if os.getpid() != self.trainer:
+            time.sleep(seconds)
+
+    @property
+    def met(self) -> int:
+        """How many items have faulted."""
+        return sum(1 for _ in Path(self.folder).glob(f"{_FAULT}*"))
 
 
-class _IntoOut(Function):
-    def __call__(self, item: int, rng: np.random.Generator, out: Any) -> Any:
-        noise = rng.random((16, 64))
-        if out is None:
-            return noise
-        for row in range(16):  # half written is a state like any other
-            out[row] = noise[row]
-            self.faults.wait(0.00005)
-            if row == 8:
-                self.faults.meet(item)
-        return None
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A kind of work, and how fast workers may be killed over it so that it goes on nevertheless."""
+
+    name: str
+    function: Callable[..., Any]  # is given the faults before all else; of a sequence: makes it of them
+    items: int
+    settings: dict[str, Any]
+    by: str = "fn"  # which argument the function is; "sequence": it is one, with hooks
+    source: Callable[[Faults, int], Any] | None = None  # of so many items; None: a range
+    generator: Callable[..., Any] | None = None  # as the function, and a shard: what makes a generator of it
+    augment: Callable[..., Any] | None = None  # as the function
+    cache: str = ""  # "memory" or "disk"
+    kill_every_s: float = 0.04  # on average
+    faults_one_in: int = 97  # of the items, by a segmentation fault of their own
+    spares_first: bool = False  # batch: the sample that gives the spec runs alone, and two kills would convict it
+    restarts_per_item: int = 1000  # random kills convict nobody: over a slow ticket one after the other may come
+    is_one_shot: bool = False  # the source: each pass has a loader of its own, and none can be saved
+    has_reader: bool = False
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether its hooks count, so that each pass must be whole, and none can be saved."""
+        return self.by == "sequence"
 
 
-class _Tiny(Function):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        self.faults.meet(item)
-        return item, rng.random()
+_FIELDS = frozenset(field.name for field in dataclasses.fields(Shape))
 
 
-class _OfGlobals(Function):
-    def __call__(self, item: int) -> Any:
-        self.faults.meet(item)
-        return np.array([item, random.random(), np.random.rand()])
+def shape_of(name: str, function: Callable[[Faults], Any], items: int, **rest: Any) -> Shape:
+    """A shape; what of `rest` is no field of it are arguments of its loaders."""
+    how = {key: value for key, value in rest.items() if key in _FIELDS}
+    return Shape(name, function, items, {key: value for key, value in rest.items() if key not in how}, **how)
 
 
-class _Slow(Function):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        self.faults.wait(0.055)
-        self.faults.meet(item)
-        return {"item": np.full((30,), item, np.int64), "noise": rng.random()}
+def make(shape: Shape, faults: Faults, seed: int, memory: str | None = None, **where: Any) -> lp.Loader:
+    """A loader of this shape; under `workers=0` without its cache, which must change nothing.
+
+    Args:
+        shape: what it makes.
+        faults: of its function.
+        seed: of its order and its random streams.
+        memory: bytes for its buffered batches.
+        **where: further arguments: workers, deterministic.
+    """
+    limits = lp.Limits(memory=memory, restarts_per_item=shape.restarts_per_item)
+    if not isinstance(where.get("workers"), lp.Pool):
+        limits = dataclasses.replace(limits, restarts=None)
+    settings = {"seed": seed, "limits": limits, **shape.settings, **where}
+    if shape.is_sequence:
+        return lp.Loader.from_sequence(shape.function(faults), **settings)
+    settings[shape.by] = functools.partial(shape.function, faults)
+    if shape.augment is not None:
+        settings["augment"] = functools.partial(shape.augment, faults)
+    if shape.cache and settings.get("workers") != 0:
+        settings["cache"] = "memory" if shape.cache == "memory" else f"{faults.folder}/cache"
+    source = range(shape.items) if shape.source is None else shape.source(faults, shape.items)
+    if shape.generator is not None:
+        generate = functools.partial(shape.generator, faults)
+        return lp.Loader.from_generator(generate, shards=_unequal(shape.items), **settings)
+    return lp.Loader(source, **settings)
+
+
+def _sample(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.meet(item, 0.0005)
+    return {"item": np.full((40, 40), item, np.float32), "noise": rng.random(5)}
+
+
+def _into_out(faults: Faults, item: int, rng: np.random.Generator, out: Any) -> Any:
+    noise = rng.random((16, 64))
+    if out is None:
+        return noise
+    for row in range(16):  # half written is a state like any other
+        out[row] = noise[row]
+        faults.wait(0.00005)
+        if row == 8:
+            faults.meet(item)
+    return None
+
+
+def _tiny(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.meet(item)
+    return item, rng.random()
+
+
+def _of_globals(faults: Faults, item: int) -> Any:
+    faults.meet(item)
+    return np.array([item, random.random(), np.random.rand()])
+
+
+def _slow(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.wait(0.055)
+    faults.meet(item)
+    return {"item": np.full((30,), item, np.int64), "noise": rng.random()}
 
 
 def _length(item: int) -> int:
     return 1 + item % 9
 
 
-class _OfVariedLength(Function):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        self.faults.meet(item)
-        self.faults.wait(0.0003)
-        return np.full((_length(item),), item, np.float32), rng.random()
+def _of_varied_length(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.meet(item, 0.0003)
+    return np.full((_length(item),), item, np.float32), rng.random()
 
 
-class _WithText(Function):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        self.faults.meet(item)
-        self.faults.wait(0.0003)
-        return {"tokens": rng.integers(0, 99, 1 + item % 7), "name": "é" * (item % 5) + str(item)}
+def _with_text(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.meet(item, 0.0003)
+    return {"tokens": rng.integers(0, 99, 1 + item % 7), "name": "é" * (item % 5) + str(item)}
 
 
-class _Outgrowing(Function):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        self.faults.meet(item)
-        self.faults.wait(0.0005)
-        # Each larger than any before it, so that batches outgrow their slots time and again.
-        rows = 6 * (10 + item) if item % 23 == 11 else 1 + item % 4
-        return np.full((rows, 8), rng.random(), np.float64)
+def _outgrowing(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.meet(item, 0.0005)
+    # Each larger than any before it, so that batches outgrow their slots time and again.
+    rows = 6 * (10 + item) if item % 23 == 11 else 1 + item % 4
+    return np.full((rows, 8), rng.random(), np.float64)
 
 
-class _Failing(Function):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        self.faults.meet(item)
-        self.faults.wait(0.0003)
-        if item % 11 == 3:
-            raise ValueError(f"item {item} is broken")
-        return np.full((20,), item, np.float32), rng.random()
+def _failing(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.meet(item, 0.0003)
+    if item % 11 == 3:
+        raise ValueError(f"item {item} is broken")
+    return np.full((20,), item, np.float32), rng.random()
 
 
-class _FailingTogether(_Failing):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        if 40 <= item < 50:  # a whole batch, which is then left out
-            raise ValueError(f"item {item} is broken")
-        return super().__call__(item, rng)
+def _failing_together(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    if 40 <= item < 50:  # a whole batch, which is then left out
+        raise ValueError(f"item {item} is broken")
+    return _failing(faults, item, rng)
 
 
-class _Element(Function):
-    def __call__(self, item: int, rng: np.random.Generator) -> Any:
-        self.faults.meet(item)
-        self.faults.wait(0.001)
-        return rng.random((5 + item % 3, 4)), np.full((2,), item)
+def _element(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.meet(item, 0.001)
+    return rng.random((5 + item % 3, 4)), np.full((2,), item)
 
 
-class _Vectorised(Function):
-    def __call__(self, items: list[int], rng: np.random.Generator) -> Any:
-        self.faults.meet(items[0])
-        self.faults.wait(0.002)
-        return np.asarray(items, np.float64)[:, None] * rng.random((len(items), 6))
+def _vectorised(faults: Faults, items: list[int], rng: np.random.Generator) -> Any:
+    faults.meet(items[0], 0.002)
+    return np.asarray(items, np.float64)[:, None] * rng.random((len(items), 6))
 
 
-class _Decoded(Function):
+def _decoded(faults: Faults, item: int) -> Any:
     """What a cache keeps: nothing random, of varied size."""
-
-    def __call__(self, item: int) -> Any:
-        self.faults.meet(item)
-        self.faults.wait(0.001)
-        return np.arange(20 + item % 50, dtype=np.float32)[:, None] * np.full((1, 16), item, np.float32)
+    faults.meet(item, 0.001)
+    return np.arange(20 + item % 50, dtype=np.float32)[:, None] * np.full((1, 16), item, np.float32)
 
 
-class _Cropped(Function):
+def _cropped(faults: Faults, sample: Any, rng: np.random.Generator) -> Any:
     """What is done anew in each epoch with what is kept, in place."""
-
-    def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        at = int(rng.integers(len(sample) - 16))
-        self.faults.meet(10_000 + int(sample[-1, 0]))
-        sample *= rng.random(dtype=np.float32)
-        return sample[at : at + 16]
+    at = int(rng.integers(len(sample) - 16))
+    faults.meet(10_000 + int(sample[-1, 0]))
+    sample *= rng.random(dtype=np.float32)
+    return sample[at : at + 16]
 
 
 class _Sequence:
@@ -146,8 +231,7 @@ class _Sequence:
         return _SEQUENCE_BATCHES
 
     def __getitem__(self, index: int) -> Any:
-        self.faults.meet(index)
-        self.faults.wait(0.002)
+        self.faults.meet(index, 0.002)
         at = self.order[index * 8 : (index + 1) * 8]
         return at[:, None] * np.ones(50), np.full((len(at),), self.epoch + len(self.seen))
 
@@ -157,48 +241,166 @@ class _Sequence:
         np.random.default_rng(self.epoch).shuffle(self.order)
 
 
+# ---- streams and generators
+
+
+class _Items:
+    """Begins anew each time."""
+
+    def __init__(self, faults: Faults, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.count):
+            size = 150_000 if number % _LARGE_EVERY == 40 else 20 + number % 57
+            yield {"number": number, "numbers": np.arange(number, number + size)}
+
+
+class _TinyItems:
+    """The same, of numbers, and it cannot travel."""
+
+    def __init__(self, faults: Faults, count: int) -> None:
+        self.count = count
+        self.lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Any]:
+        with self.lock:
+            rest = iter(range(self.count))
+        yield from rest
+
+
+def _once(faults: Faults, count: int) -> Iterator[Any]:
+    return iter(_Items(faults, count))
+
+
+def _of_files(faults: Faults, count: int) -> Iterable[Any]:
+    """Files of unequal length, made on the spot, and read side by side."""
+    paths = [f"{faults.folder}/lines-{number}.jsonl" for number in range(_FILES)]
+    per_weight = count // (_FILES * (_FILES + 1) // 2)
+    for number, path in enumerate(paths):
+        if not os.path.exists(path):
+            lines = (json.dumps({"file": number, "line": line}) for line in range(per_weight * (number + 1)))
+            Path(path).write_text("\n".join(lines))
+    return lp.interleave(paths, _read_lines, cycle_length=3, block_length=2)
+
+
+def _read_lines(path: str) -> Iterator[Any]:
+    with open(path) as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _of_item(faults: Faults, item: dict[str, Any], rng: np.random.Generator) -> Any:
+    faults.meet(item["number"], 0.0005)
+    return item["number"], item["numbers"].sum(), rng.random(3)
+
+
+def _of_failing_item(faults: Faults, item: dict[str, Any], rng: np.random.Generator) -> Any:
+    number = item["number"]
+    faults.meet(number, 0.0005)
+    if number % 11 == 3 or 40 <= number < 45:  # the latter a whole batch, which is then left out
+        raise ValueError(f"item {number} is broken")
+    return item["numbers"][: 1 + number % 7], rng.random(3)
+
+
+def _of_tiny_item(faults: Faults, item: int, rng: np.random.Generator) -> Any:
+    faults.meet(item)
+    return item, rng.random()
+
+
+def _of_line(faults: Faults, item: dict[str, int], rng: np.random.Generator) -> Any:
+    faults.meet(1000 * item["file"] + item["line"], 0.0005)
+    return {"of": np.array([item["file"], item["line"]]), "noise": rng.random((4, 4))}
+
+
+def _unequal(items: int) -> list[range]:
+    """Shards of very unequal size, an empty one among them."""
+    weights = [number * (1 + number % 3) for number in range(_SHARDS)]
+    edges = [items * sum(weights[:number]) // sum(weights) for number in range(_SHARDS + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(edges)]
+
+
+def _generator(faults: Faults, shard: range, rng: np.random.Generator) -> Iterator[Any]:
+    """Random numbers of its own, of a parameter."""
+    for number in shard:
+        faults.meet(_OF_GENERATOR + number)
+        yield number, rng.random()
+
+
+def _generator_of_globals(faults: Faults, shard: range) -> Any:
+    """Random numbers of the global generators; every third shard is a list, whose items are fetched by number."""
+
+    def draw() -> Iterator[Any]:
+        for number in shard:
+            faults.meet(_OF_GENERATOR + number)
+            yield number, random.random() + np.random.rand()
+
+    return list(zip(shard, shard, strict=True)) if len(shard) % 3 == 0 else draw()
+
+
+def _of_generated(faults: Faults, item: tuple[int, float], rng: np.random.Generator) -> Any:
+    faults.meet(item[0], 0.0005)
+    return {"number": item[0], "drawn": item[1], "noise": rng.random((5, 5))}
+
+
+def _whole(faults: Faults, item: tuple[int, float], rng: np.random.Generator) -> Any:
+    faults.meet(item[0], 0.001)
+    return rng.random((4 + item[0] % 3, 6)), np.array([item[1]])
+
+
+def _of_generated_globals(faults: Faults, item: tuple[int, float]) -> Any:
+    faults.meet(item[0], 0.0005)
+    return np.array([*item, random.random(), np.random.rand()])
+
+
 _BY_LENGTH = lp.Buckets(_length, (3, 6), (12, 8, 5))
 _BY_GIVEN_LENGTH = dataclasses.replace(_BY_LENGTH, by=tuple(map(_length, range(1000))))
-_THREADS = lp.WorkerOptions(threads=4)
 _SHAPES = (
-    shape_of("single batches", _Sample, 800, batch_size=8, shuffle=True),
-    shape_of("written into out", _IntoOut, 600, batch_size=6, shuffle=True),
-    shape_of("threads", _Sample, 800, batch_size=8, shuffle=True, worker_options=_THREADS),
-    shape_of("threads, written into out", _IntoOut, 600, batch_size=6, shuffle=True, worker_options=_THREADS),
-    shape_of("chunks of tiny batches", _Tiny, 20_000, batch_size=4, shuffle=True, faults_one_in=4001),
+    shape_of("single batches", _sample, 800, batch_size=8, shuffle=True),
+    shape_of("written into out", _into_out, 600, batch_size=6, shuffle=True),
+    shape_of("threads", _sample, 800, batch_size=8, shuffle=True, threads=4),
+    shape_of("threads, written into out", _into_out, 600, batch_size=6, shuffle=True, threads=4),
+    shape_of("chunks of tiny batches", _tiny, 20_000, batch_size=4, shuffle=True, faults_one_in=4001),
     # Few restarts per item, so that tickets are tried row by row in the storm, too, and acquitted.
     shape_of(
-        "chunks, rows tried alone",
-        _Tiny,
-        12_000,
-        batch_size=16,
-        restarts_per_item=2,
-        faults_one_in=0,
+        "chunks, rows tried alone", _tiny, 12_000, batch_size=16, restarts_per_item=2, faults_one_in=0,
         spares_first=True,
     ),
-    shape_of("global random streams", _OfGlobals, 1500, batch_size=4, faults_one_in=301),
+    shape_of("global random streams", _of_globals, 1500, batch_size=4, faults_one_in=301),
     # A kill may cost a worker 100 ms of its time.
-    shape_of("row ranges of slow batches", _Slow, 30, batch_size=6, shuffle=True, kill_every_s=0.2, faults_one_in=17),
-    shape_of("varying, padded", _OfVariedLength, 1000, batch_size=8, shuffle=True, pad=True),
-    shape_of("by length, padded", _OfVariedLength, 1000, buckets=_BY_LENGTH, shuffle=True, pad=True),
-    shape_of(
-        "by given length, ragged",
-        _OfVariedLength,
-        1000,
-        buckets=_BY_GIVEN_LENGTH,
-        shuffle=True,
-        ragged=True,
-    ),
-    shape_of("ragged and text", _WithText, 1000, batch_size=8, ragged=True),
-    shape_of("oversize batches", _Outgrowing, 500, batch_size=4, pad=True),
-    shape_of("rows fail, skip", _FailingTogether, 900, batch_size=6, on_error="skip"),
-    shape_of("rows fail, replace", _Failing, 900, batch_size=6, on_error="replace", shuffle=True),
-    shape_of("whole elements", _Element, 250, batch_size=None, shuffle=True, faults_one_in=43),
-    shape_of("batch_fn", _Vectorised, 1500, by="batch_fn", batch_size=8, shuffle=True, drop_remainder=True),
+    shape_of("row ranges of slow batches", _slow, 30, batch_size=6, shuffle=True, kill_every_s=0.2, faults_one_in=17),
+    shape_of("varying, padded", _of_varied_length, 1000, batch_size=8, shuffle=True, pad=True),
+    shape_of("by length, padded", _of_varied_length, 1000, buckets=_BY_LENGTH, shuffle=True, pad=True),
+    shape_of("by given length, ragged", _of_varied_length, 1000, buckets=_BY_GIVEN_LENGTH, shuffle=True, ragged=True),
+    shape_of("ragged and text", _with_text, 1000, batch_size=8, ragged=True),
+    shape_of("oversize batches", _outgrowing, 500, batch_size=4, pad=True),
+    shape_of("rows fail, skip", _failing_together, 900, batch_size=6, on_error="skip"),
+    shape_of("rows fail, replace", _failing, 900, batch_size=6, on_error="replace", shuffle=True),
+    shape_of("whole elements", _element, 250, batch_size=None, shuffle=True, faults_one_in=43),
+    shape_of("batch_fn", _vectorised, 1500, by="batch_fn", batch_size=8, shuffle=True, drop_remainder=True),
     shape_of("from_sequence, hooks", _Sequence, _SEQUENCE_BATCHES, by="sequence", faults_one_in=17),
-    shape_of("cached in memory", _Decoded, 800, augment=_Cropped, cache="memory", batch_size=8, shuffle=True),
-    shape_of("cached on disk", _Decoded, 800, augment=_Cropped, cache="disk", batch_size=8, shuffle=True),
-)
-SHAPES = {shape.name: shape for shape in (*_SHAPES, *STREAM_SHAPES)}
-# What a RayPool runs. Where a batch is given up after few deaths, random kills of hosts convict innocent ones.
-ON_HOSTS = tuple(shape.name for shape in _SHAPES if not shape.cache and shape.restarts_per_item > 2)
+    shape_of("cached in memory", _decoded, 800, augment=_cropped, cache="memory", batch_size=8, shuffle=True),
+    shape_of("cached on disk", _decoded, 800, augment=_cropped, cache="disk", batch_size=8, shuffle=True),
+    shape_of("stream, read by a process", _of_item, 1200, source=_Items, has_reader=True, batch_size=6),
+    shape_of(
+        "stream, rows fail, skip", _of_failing_item, 900, source=_Items, has_reader=True, batch_size=5,
+        on_error="skip", pad=True,
+    ),
+    shape_of(
+        "iterator, read once, in a window", _of_item, 800, source=_once, is_one_shot=True, batch_size=6, shuffle=40
+    ),
+    shape_of("tiny items, read on a thread", _of_tiny_item, 9000, source=_TinyItems, batch_size=4, faults_one_in=997),
+    shape_of("files interleaved", _of_line, 1200, source=_of_files, has_reader=True, batch_size=6, shuffle=30),
+    shape_of(
+        "generators of shards", _of_generated, 1000, generator=_generator, cycle_length=5, batch_size=6, shuffle=True
+    ),
+    shape_of(
+        "generators of whole elements", _whole, 300, generator=_generator, cycle_length=4, batch_size=None,
+        faults_one_in=43,
+    ),
+    shape_of(
+        "generators, global random streams", _of_generated_globals, 1000, generator=_generator_of_globals,
+        cycle_length=3, batch_size=5, shuffle=9, faults_one_in=197,
+    ),
+)  # fmt: skip
+SHAPES = {shape.name: shape for shape in _SHAPES}

@@ -1,30 +1,97 @@
-"""A round of the storm: one loader, some passes, deaths all the while; every batch is compared with the twin's."""
+"""Rounds of the storm: loaders and their crash-free twin, pass by pass, batch by batch, deaths all the while.
+
+A round has a shape, ordered or not, and some kills. One loader after the other gives its passes, each with other
+workers and another memory limit; every batch is compared with that of the twin, the same loader without processes.
+"""
 
 from __future__ import annotations
 
+import argparse
+import collections
+import dataclasses
 import gc
+import hashlib
+import itertools
+import json
 import os
 import random
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
 
 import loaderpool as lp
+from loaderpool.element.ragged import RaggedArray
 from tests.support.processes import descendants, describe, wait_gone
 
-from .companion import Companion
-from .consumer import Consumer
-from .killer import AnyKiller, Killer
-from .rounds import Result, Round
-from .shapes import Faults
-from .streams import Twin
-from .succession import Succession
-from .watchdog import watched
+from .killer import Budget, Killer, find_readers, watched
+from .shapes import SHAPES, Faults, Shape, make
 
-__all__ = ["run_round", "take_passes"]
+__all__ = ["Result", "Round", "compare", "digest", "plan_rounds", "run_round"]
 
-_PASSES = 2  # at least, so that an edge between epochs is met
+WORKERS = (1, 2, 3, 4)
+_MEMORY_LIMITS = (None, "24MiB", "96MiB")
+_PASSES = 2  # of a round at least, so that an edge between epochs is met
 _GONE_S = 10.0  # after close
+_HELD_BATCHES = 8  # that are kept, some of them over passes
+_LEFT, _SAVED, _TWO_AT_ONCE = 0.2, 0.4, 0.3  # of the passes
+_SHOWN = 5  # differences of one pass
+# What shares a pool: work by index, a stream, generators, a cache. Not one with a reader, which the killer would meet.
+_COMPANIONS = ("single batches", "tiny items, read on a thread", "generators of shards", "cached in memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What is stormed, and how."""
+
+    number: int
+    shape: Shape
+    is_ordered: bool
+    workers: int
+    budget: Budget
+    draws: str  # the seed of all that is drawn in it
+    is_resized: bool  # in mid-pass, time and again
+    has_companion: bool  # another loader on the same pool, read by turns
+    is_dataset: bool  # passes are taken through tf.data, and saved by TensorFlow; no reader is killed then
+
+    def __str__(self) -> str:
+        order = "ordered" if self.is_ordered else "unordered"
+        return f"round {self.number} ({self.shape.name}, {order}, {self.workers} workers)"
+
+
+@dataclasses.dataclass
+class Result:
+    """What came of a round: of what there was how much, what differs from the twin, and how long it took."""
+
+    round: Round
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    mismatches: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+
+def plan_rounds(options: argparse.Namespace) -> Iterator[Round]:
+    """Rounds without end: each shape ordered and not, then again with other numbers of workers."""
+    kinds = [(SHAPES[name], is_ordered) for name in options.shape for is_ordered in (True, False)]
+    kills = -(-options.kills // len(kinds)) if options.seconds is None else options.kills_a_round
+    random.Random(options.seed).shuffle(kinds)
+    for number in itertools.count():
+        shape, is_ordered = kinds[number % len(kinds)]
+        budget = Budget(
+            kills=max(4, int(kills * min(1.0, 0.08 / shape.kill_every_s))),  # less where they must be slow
+            supervisor_kills=max(1, -(-options.supervisor_kills // len(kinds))),
+            stops=int(bool(options.stops_every) and number % options.stops_every == 0),
+            every_s=shape.kill_every_s,
+            waits_for_first=shape.spares_first,
+            reader_kills=options.reader_kills if shape.has_reader and not options.tensorflow else 0,
+        )
+        yield Round(
+            number, shape, is_ordered, WORKERS[(number + number // len(kinds)) % len(WORKERS)], budget,
+            draws=f"{options.seed}/{number}", is_resized=number % 3 == 1, has_companion=number % 5 == 2,
+            is_dataset=options.tensorflow,
+        )  # fmt: skip
 
 
 def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -> Result:
@@ -38,61 +105,371 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
     result = Result(this)
     started = time.monotonic()
     draw = random.Random(this.draws)
-    what = f"round {this.number} ({this.shape.name}, {'' if this.is_ordered else 'un'}ordered, {this.workers} workers)"
-    killer = Killer(this.budget, random.Random(draw.random()))
+    killer = Killer(this.budget, random.Random(draw.random()), result.counts)
     with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
         faults = Faults(folder, os.getpid(), this.shape.faults_one_in)
-        seed = draw.randrange(2**31)
         pool = lp.Pool(this.workers, restarts=None) if this.has_companion else None
-        loaders = Succession(this, faults, seed, pool, killer, random.Random(draw.random()), result)
-        companion = None if pool is None else Companion(pool, faults, seed)
-        twin = Twin(this.shape, faults, seed)
-        consumer = Consumer(loaders, twin, this, killer, random.Random(draw.random()), result, companion)
+        consumer = _Consumer(result, faults, draw, pool, killer)
         killer.start()
         try:
-            take_passes(consumer, killer, result, what, deadline_s, stop_at_s)
+            while True:
+                with watched(deadline_s, f"{this}, pass {result.counts['passes']}"):
+                    consumer.take_pass()
+                is_done = result.counts["passes"] >= _PASSES and killer.is_done
+                if result.mismatches or is_done or time.monotonic() >= stop_at_s:
+                    break
         except Exception:
-            result.mismatches.append(f"pass {result.passes} raised\n{traceback.format_exc()}")
+            result.mismatches.append(f"pass {result.counts['passes']} raised\n{traceback.format_exc()}")
         finally:
             killer.stop()
-        with watched(deadline_s, f"{what}, its end"):
+        with watched(deadline_s, f"{this}, its end"):
             before_close = descendants(os.getpid())
-            consumer.end()
-            loaders.close()
+            consumer.close()
             if pool is not None:
                 pool.close()
             consumer.check_held("after close()")
-            left = wait_gone(before_close, _GONE_S)
-            result.mismatches += [f"left behind: {describe(pid)}" for pid in left]
-        result.counts = killer.counts
-        result.faults = faults.met
-    del consumer, loaders, companion, pool
+            result.mismatches += [f"left behind: {describe(pid)}" for pid in wait_gone(before_close, _GONE_S)]
+        result.counts["faults"] = faults.met
+    del consumer, pool
     gc.collect()
     result.seconds = time.monotonic() - started
     return result
 
 
-def take_passes(
-    consumer: Consumer,
-    killer: AnyKiller,
-    result: Result,
-    what: str,
-    deadline_s: float,
-    stop_at_s: float = float("inf"),
-) -> None:
-    """Take passes until the killer is done, or something differs.
+class _Consumer:
+    """Takes passes, now fast, now slow, keeps some batches, leaves some passes, and goes on in another loader."""
+
+    def __init__(
+        self, result: Result, faults: Faults, draw: random.Random, pool: lp.Pool | None, killer: Killer
+    ) -> None:
+        self._result, self._round, self._faults, self._pool, self._killer = result, result.round, faults, pool, killer
+        self._seed, self._draw = draw.randrange(2**31), random.Random(draw.random())
+        self._twin = Twin(self._round.shape, faults, self._seed)
+        self._loader = self._make(self._round.workers)
+        self._companion = None if pool is None else _Companion(pool, faults, self._seed, result)
+        self._epoch = 0
+        self._is_read = False  # a pass over the loader has begun
+        self._is_one_loaders = True  # the present pass
+        self._beside: _Beside | None = None
+        self._held: collections.deque[tuple[str, Any, bytes]] = collections.deque(maxlen=_HELD_BATCHES)
+
+    def take_pass(self) -> None:
+        """One pass, compared with the twin's; perhaps with some batches of another one beside it."""
+        draw, result, shape, epoch = self._draw, self._result, self._round.shape, self._epoch
+        expected, errors = self._twin.epoch(epoch)
+        is_whole = shape.is_sequence or draw.random() >= _LEFT
+        end = len(expected) if is_whole else draw.randrange(1, len(expected))
+        is_free = not (shape.is_sequence or shape.is_one_shot)
+        is_saved = is_free and draw.random() < _SAVED
+        stops = sorted(draw.sample(range(1, end), min(draw.randrange(1, 4), end - 1))) if is_saved else []
+        has_beside = is_free and not is_saved and not self._round.is_dataset and draw.random() < _TWO_AT_ONCE
+        if shape.is_one_shot and self._is_read:
+            self._succeed()
+            self._loader.epoch = epoch
+        self._is_read = True
+        if has_beside:
+            self._beside = _Beside(self._loader, self._twin.epoch(epoch + 1)[0], self._round.is_ordered)
+        self._is_one_loaders, before = True, self._loader.statistics().errors
+        got: list[bytes] = []
+        self._take_parts(got, stops if is_whole else [*stops, end], end)
+        found = compare(got, expected, is_ordered=self._round.is_ordered, is_whole=is_whole)
+        failed = self._loader.statistics().errors - before
+        if is_whole and not has_beside and self._is_one_loaders and failed != errors:
+            found.append(f"{failed} samples failed, the twin has {errors}")
+        result.mismatches += [f"epoch {epoch}: {each}" for each in found]
+        self._epoch += 1
+        self._end_beside()
+        self.check_held(f"after epoch {epoch}")
+        result.counts["passes"] += 1
+        result.counts["batches"] += len(got)
+
+    def check_held(self, when: str) -> None:
+        """What was lent has not changed since."""
+        for name, batch, seen in self._held:
+            if digest(batch) != seen:
+                self._result.mismatches.append(f"{name}, which is held, has changed {when}")
+
+    def close(self) -> None:
+        """Nothing is needed any more."""
+        self._twin.close()
+        if self._companion is not None:
+            self._companion.close()
+        self._close_loader()
+
+    # ---- the parts of a pass
+
+    def _take_parts(self, got: list[bytes], stops: list[int], end: int) -> None:
+        """Take the pass until it has so many batches; at each stop before that another loader goes on with it."""
+        place, is_over = None, False
+        while not is_over:
+            (batches, save), had = self._read(place), len(got)
+            try:
+                is_over = self._take(batches, got, stops[0] if stops else None) or stops.pop(0) == end
+            except lp.SourceError:
+                is_over = self._is_one_loaders = False
+                self._end_beside(is_counted=False)  # the epochs behind this one are those of the loader that goes on
+                place = save(len(got) - had)
+                self._count_loss()
+                if len(got) == end and not stops:  # the loss came before the stream's end: nothing of it is left
+                    self._loader.load_state_dict(json.loads(place))
+                    is_over = True
+                elif self._draw.random() < 0.5:
+                    self._succeed()
+            else:
+                if not is_over:
+                    self._is_one_loaders = False
+                    place = save(len(got) - had)
+                    self._succeed()
+                    self._result.counts["saves"] += 1
+            if len(got) > had and getattr(batches, "epoch", self._epoch) != self._epoch:
+                self._result.mismatches.append(f"pass {self._epoch} says it is epoch {batches.epoch}")
+            is_over = is_over or bool(self._result.mismatches)
+            del batches, save
+
+    def _take(self, batches: Iterator[Any], got: list[bytes], until: int | None) -> bool:
+        """Take batches until there are so many; whether the pass has ended before."""
+        for batch in batches:
+            seen = digest(batch)
+            got.append(seen)
+            self._killer.has_first_batch = True
+            self._live_with(batch, seen, f"batch {len(got) - 1} of epoch {self._epoch}")
+            if len(got) == until:
+                return False
+        return True
+
+    def _live_with(self, batch: Any, seen: bytes, name: str) -> None:
+        draw = self._draw
+        if draw.random() < 0.05:
+            self._held.append((name, batch, seen))
+        elif draw.random() < 0.02 and self._held:
+            self._held.popleft()
+        if self._round.is_resized and draw.random() < 0.01:
+            self._loader.resize(draw.randrange(1, WORKERS[-1] + 1))
+            self._result.counts["resizes"] += 1
+        if self._companion is not None and draw.random() < 0.3:
+            self._companion.take()
+        if self._beside is not None and draw.random() < 0.5:
+            self._beside.take()
+        if draw.random() < 0.02:
+            time.sleep(draw.random() * 0.02)
+        elif draw.random() < 0.001:
+            time.sleep(0.3)
+
+    def _count_loss(self) -> None:
+        """A reader's death has ended a pass: there must have been one."""
+        result = self._result
+        result.counts["losses"] += 1
+        if result.counts["losses"] > self._round.budget.reader_kills:
+            result.mismatches.append("more passes have lost their reader than it was killed times")
+
+    def _end_beside(self, *, is_counted: bool = True) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            self._result.mismatches += beside.end()
+            self._result.counts["batches"] += len(beside.got)
+            self._epoch += is_counted and bool(beside.got)
+            for _ in range(beside.losses):
+                self._count_loss()
+
+    # ---- one loader after the other
+
+    def _read(self, place: Any) -> tuple[Iterator[Any], Callable[[int], Any]]:
+        """A pass, from a saved place on if there is one; and what saves its place after so many of its batches."""
+        loader, draw = self._loader, self._draw
+        if self._round.is_dataset:
+            return _read_dataset(loader, place, f"{self._faults.folder}/checkpoint")
+        if place is not None:
+            loader.load_state_dict(json.loads(place))
+        batches = iter(loader)
+
+        def save(taken: int) -> str:
+            own = batches.state_dict
+            if loader.last_error is not None:  # a pass that has failed is no live one
+                return json.dumps(own())
+            return json.dumps(draw.choice((own, loader.state_dict, lambda: loader.state_dict(batches_taken=taken)))())
+
+        return batches, save
+
+    def _succeed(self) -> None:
+        self._close_loader()
+        with self._killer.first_batch_turn:
+            self._killer.has_first_batch = False
+        self._loader = self._make(self._draw.choice(WORKERS), memory=self._draw.choice(_MEMORY_LIMITS))
+
+    def _close_loader(self) -> None:
+        """Close it, and look for what it leaves behind."""
+        statistics, result = self._loader.statistics(), self._result
+        result.counts["restarts"] += statistics.restarts - self._restarts_before[0]
+        result.counts["supervisor_restarts"] += statistics.supervisor_restarts - self._restarts_before[1]
+        mine = descendants(os.getpid()) if self._pool is None else [reader.pid for reader in find_readers()]
+        self._loader.close()
+        result.mismatches += [f"left behind by close(): {describe(pid)}" for pid in wait_gone(mine, _GONE_S)]
+
+    def _make(self, workers: int, **settings: Any) -> lp.Loader:
+        where = workers if self._pool is None else self._pool
+        shape, is_ordered = self._round.shape, self._round.is_ordered
+        loader = make(shape, self._faults, self._seed, deterministic=is_ordered, workers=where, **settings)
+        statistics = loader.statistics()  # a pool's are those of all its loaders
+        self._restarts_before = statistics.restarts, statistics.supervisor_restarts
+        return loader
+
+
+def _read_dataset(loader: lp.Loader, place: Any, prefix: str) -> tuple[Iterator[Any], Callable[[int], Any]]:
+    """A loop over `as_dataset()`, saved and restored by `tf.train.Checkpoint` as a `LoaderState`."""
+    import tensorflow as tf
+
+    from loaderpool.adapters.tensorflow import LoaderState
+
+    state = LoaderState(loader)
+    checkpoint = tf.train.Checkpoint(loader=state)
+    if place is not None:
+        checkpoint.read(place).assert_consumed()
+    elements = state.iterate(loader.as_dataset())
+    batches = (tf.nest.map_structure(lambda tensor: tensor.numpy(), element) for element in elements)
+    return batches, lambda taken: checkpoint.write(prefix)
+
+
+class _Beside:
+    """A second pass over the stormed loader, of the next epoch, from which batches are taken until it is left."""
+
+    def __init__(self, loader: lp.Loader, expected: list[bytes], is_ordered: bool) -> None:
+        self._loader, self._expected, self._is_ordered = loader, expected, is_ordered
+        self._batches: Iterator[Any] | None = None
+        self._is_over = False
+        self.got: list[bytes] = []
+        self.losses = 0
+
+    def take(self) -> None:
+        """The next batch, if there is one."""
+        if self._is_over:
+            return
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        try:
+            batch = next(self._batches, None)
+        except lp.SourceError:
+            batch, self.losses = None, 1
+        if batch is None:
+            self._is_over = True
+        else:
+            self.got.append(digest(batch))
+
+    def end(self) -> list[str]:
+        """Leave it; what differs."""
+        self._batches = None
+        is_whole = self._is_over and not self.losses
+        found = compare(self.got, self._expected, is_ordered=self._is_ordered, is_whole=is_whole)
+        return [f"the pass beside it: {each}" for each in found]
+
+
+class _Companion:
+    """Another loader on the stormed one's pool, from which a batch is taken now and then, compared as it comes."""
+
+    def __init__(self, pool: lp.Pool, faults: Faults, seed: int, result: Result) -> None:
+        shape = SHAPES[_COMPANIONS[seed % len(_COMPANIONS)]]
+        self._loader = make(shape, faults, seed + 1, workers=pool)
+        self._twin = Twin(shape, faults, seed + 1)
+        self._result = result
+        self._batches = iter(self._loader)
+        self._expected: list[bytes] = []
+        self._epoch = -1
+
+    def take(self) -> None:
+        """The next batch, of this epoch or the next."""
+        if not self._expected:
+            self._epoch += 1
+            self._batches = iter(self._loader)
+            self._expected = list(reversed(self._twin.epoch(self._epoch)[0]))
+        batch = next(self._batches, None)
+        self._result.counts["companion_batches"] += 1
+        if batch is None or digest(batch) != self._expected.pop():
+            number = self._result.counts["companion_batches"]
+            self._result.mismatches.append(f"the companion's batch {number} (epoch {self._epoch}) is not its twin's")
+            self._expected.clear()
+
+    def close(self) -> None:
+        del self._batches
+        self._twin.close()
+        self._loader.close()
+
+
+class Twin:
+    """The same loader without processes: what each epoch must be."""
+
+    def __init__(self, shape: Shape, faults: Faults, seed: int) -> None:
+        self._shape = shape
+        self._make = lambda: make(shape, faults, seed, workers=0)
+        self._loader = self._make()
+        self._epoch = -1
+        self._digests: list[bytes] = []
+        self._errors = 0
+
+    def epoch(self, epoch: int) -> tuple[list[bytes], int]:
+        """Digests of the epoch's batches, and how many of its samples failed. To be asked for in order."""
+        if epoch != self._epoch:
+            if self._shape.is_one_shot and self._epoch >= 0:
+                self._loader.close()
+                self._loader = self._make()
+            if not self._shape.is_sequence:  # there the hooks count, and every pass is whole
+                self._loader.epoch = epoch
+            before = self._loader.statistics().errors
+            self._digests = [digest(batch) for batch in self._loader]
+            self._errors = self._loader.statistics().errors - before
+            self._epoch = epoch
+        return self._digests, self._errors
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+def digest(batch: Any) -> bytes:
+    """Of structure, dtypes, shapes and every bit."""
+    state = hashlib.blake2b(digest_size=16)
+    _feed(state, batch)
+    return state.digest()
+
+
+def _feed(state: Any, part: Any) -> None:
+    if isinstance(part, dict):
+        state.update(b"{%d" % len(part))
+        for key, value in part.items():
+            state.update(repr(key).encode())
+            _feed(state, value)
+    elif isinstance(part, tuple):
+        state.update(b"(%d" % len(part))
+        for value in part:
+            _feed(state, value)
+    elif isinstance(part, RaggedArray):
+        state.update(b"R")
+        _feed(state, (part.values, part.row_splits))
+    else:
+        array = np.asarray(part)
+        state.update(repr((array.dtype.str, array.shape)).encode())
+        state.update(repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).data)
+
+
+def compare(got: list[bytes], expected: list[bytes], *, is_ordered: bool, is_whole: bool) -> list[str]:
+    """One line for each difference; empty where the streams are the same.
 
     Args:
-        consumer: takes them.
-        killer: at work.
-        result: of the round.
-        what: the round, for people.
-        deadline_s: of each pass; past it the watchdog ends this process.
-        stop_at_s: no pass is begun after this, by the monotonic clock.
+        got: digests as they were delivered.
+        expected: those of the twin's whole epoch.
+        is_ordered: whether the order counts.
+        is_whole: whether the pass went to its end, so that every batch must be there.
     """
-    while True:
-        with watched(deadline_s, f"{what}, pass {result.passes}"):
-            consumer.take_pass()
-        is_late = time.monotonic() >= stop_at_s
-        if result.mismatches or is_late or (result.passes >= _PASSES and killer.is_done):
-            return
+    if is_ordered and got == (expected if is_whole else expected[: len(got)]):
+        return []
+    counted, wanted = collections.Counter(got), collections.Counter(expected)
+    if not is_ordered and not counted - wanted and (not is_whole or not wanted - counted):
+        return []
+    found = []
+    for number, each in enumerate(got):
+        if each not in wanted:
+            found.append(f"batch {number} as delivered is none of the twin's: corrupted")
+        elif counted[each] > wanted[each]:
+            found.append(f"batch {number} as delivered comes {counted[each]} times, not {wanted[each]}: doubled")
+        elif is_ordered and (number >= len(expected) or each != expected[number]):
+            found.append(f"batch {number} as delivered is the twin's {expected.index(each)}: reordered")
+    if is_whole:
+        found += [f"the twin's batch {number} is lost" for number, each in enumerate(expected) if each not in counted]
+    return [*found[:_SHOWN], *([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])] or ["differs"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -25,7 +24,7 @@ from tests.support.processes import describe, end_all, marked
 
 from .shapes import SHAPES, Faults, make
 
-__all__ = ["LATE_S", "Death", "be_trainer", "run_trainer_deaths", "watch_one"]
+__all__ = ["LATE_S", "Death", "be_trainer", "run_trainer_deaths"]
 
 LATE_S = 1.0  # until nothing of a trainer may be left
 _GIVE_UP_S = 10.0
@@ -36,18 +35,10 @@ _WAYS = ("SIGKILL", "SIGTERM", "SIGSEGV", "os._exit", "exception")
 _WORKERS_ARE = ("at work", "at work", "in C code", "stopped")
 _MOST_S = 0.8  # from the loader's construction to the death: its start is among the moments
 _SHAPES = (
-    "single batches",
-    "chunks of tiny batches",
-    "oversize batches",
-    "rows fail, skip",
-    "from_sequence, hooks",
-    "stream, read by a process",
-    "iterator, read once, in a window",
-    "files interleaved",
-    "generators of shards",
-    "cached in memory",
-    "cached on disk",
-)
+    "single batches", "chunks of tiny batches", "oversize batches", "rows fail, skip", "from_sequence, hooks",
+    "stream, read by a process", "iterator, read once, in a window", "files interleaved", "generators of shards",
+    "cached in memory", "cached on disk",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,58 +70,43 @@ def run_trainer_deaths(count: int, seed: int, deadline_s: float, say: Callable[[
             way = "SIGKILL"
         shape = draw.choice(_SHAPES)
         task = {
-            "way": way,
-            "workers_are": workers_are,
-            "shape": shape,
-            "seed": draw.randrange(2**31),
-            "after_s": draw.random() * _MOST_S,
-            "workers": draw.randrange(1, 5),
-        }
-        with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
-            given = json.dumps({**task, "folder": folder})
-            code = f"from stress_storms.trainers import be_trainer; be_trainer({given!r})"
-            mark = uuid.uuid4().hex
-            find = functools.partial(marked, _MARK, mark)
-            found.append(Death(way, workers_are, shape, *watch_one(code, {_MARK: mark}, find, deadline_s)))
+            "way": way, "workers_are": workers_are, "shape": shape, "seed": draw.randrange(2**31),
+            "after_s": draw.random() * _MOST_S, "workers": draw.randrange(1, 5),
+        }  # fmt: skip
+        found.append(Death(way, workers_are, shape, *_watch_one(task, deadline_s)))
         if number % 10 == 0:
             say(f"{number} trainers dead")
     return found
 
 
-def watch_one(
-    code: str, environment: dict[str, str], find: Callable[[], list[int]], deadline_s: float
-) -> tuple[int, float, list[str]]:
+def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[int, float, list[str]]:
     """Run a trainer that dies, and what it has started until that is gone, or for some seconds.
 
     Returns the most processes that there were, the seconds that they outlived it, and those that are left, in words.
-
-    Args:
-        code: of the trainer.
-        environment: of it, beside that of this process.
-        find: the processes that count.
-        deadline_s: for the trainer to die in.
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        stderr=subprocess.DEVNULL,  # the exception's traceback, and faulthandler's
-        start_new_session=True,
-    ) as trainer:
-        give_up = time.monotonic() + deadline_s
-        processes = 0
-        while trainer.poll() is None:
-            processes = max(processes, len(set(find()) - {trainer.pid}))
-            if time.monotonic() > give_up:
-                trainer.kill()
-                raise TimeoutError(f"a trainer that should die did not within {deadline_s:g} s: {code}")
-            time.sleep(_LOOK_S)
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
+        given = json.dumps({**task, "folder": folder})
+        with subprocess.Popen(
+            [sys.executable, "-c", f"from stress_storms.trainers import be_trainer; be_trainer({given!r})"],
+            env={**os.environ, _MARK: mark}, start_new_session=True,
+            stderr=subprocess.DEVNULL,  # the exception's traceback, and faulthandler's
+        ) as trainer:  # fmt: skip
+            give_up = time.monotonic() + deadline_s
+            processes = 0
+            while trainer.poll() is None:
+                processes = max(processes, len(set(marked(_MARK, mark)) - {trainer.pid}))
+                if time.monotonic() > give_up:
+                    trainer.kill()
+                    raise TimeoutError(f"a trainer that should die did not within {deadline_s:g} s: {given}")
+                time.sleep(_LOOK_S)
         ended = time.monotonic()
-    while (living := find()) and time.monotonic() < ended + _GIVE_UP_S:
-        time.sleep(_LOOK_S)
-    seconds = time.monotonic() - ended
-    left = [describe(pid) for pid in living]
-    end_all(living)
-    return processes, seconds, left
+        while (living := marked(_MARK, mark)) and time.monotonic() < ended + _GIVE_UP_S:
+            time.sleep(_LOOK_S)
+        seconds = time.monotonic() - ended
+        left = [describe(pid) for pid in living]
+        end_all(living)
+        return processes, seconds, left
 
 
 # ---- in the trainer ----

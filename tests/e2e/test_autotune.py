@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.config import Auto
 from loaderpool.trainer.autotune import windows
-from loaderpool.trainer.epochs import step_times
+from loaderpool.trainer.epochs import counters
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "_MARK_NS", 200_000_000)
+    monkeypatch.setattr(counters, "_MARK_NS", 200_000_000)
     monkeypatch.setattr(windows, "_LEAST_S", 0.6)
 
 
@@ -37,9 +37,15 @@ def train(batches: Iterator[np.ndarray], step_s: float, until: float, is_enough:
     return taken
 
 
-def test_it_has_more_workers_where_training_waits_and_batches_are_the_same() -> None:
+def begins_with(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever CPUs there are."""
+    monkeypatch.setattr(Auto, "first", lambda bounds, cpus: workers)
+
+
+def test_it_has_more_workers_where_training_waits_and_batches_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins_with(1, monkeypatch)
     settings = {"batch_size": 8, "shuffle": True, "seed": 3}
-    with lp.Loader(range(100_000), slow, workers=lp.Auto(max=8, start=1), **settings) as loader:
+    with lp.Loader(range(100_000), slow, workers=(1, 8), **settings) as loader:
         assert loader.workers == 1
         batches = train(iter(loader), 0.02, 40.0, lambda: loader.workers >= 4)  # 80 ms of work, and steps of 20 ms
         assert loader.workers >= 4
@@ -53,19 +59,21 @@ def test_it_has_more_workers_where_training_waits_and_batches_are_the_same() -> 
             np.testing.assert_array_equal(batch, expected)
 
 
-def test_it_takes_back_workers_that_a_training_does_not_need() -> None:
+def test_it_takes_back_workers_that_a_training_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins_with(8, monkeypatch)
+
     def fast(item: int) -> np.ndarray:
         time.sleep(0.001)
         return np.full(8, item)
 
-    with lp.Loader(range(100_000), fast, batch_size=8, workers=lp.Auto(max=8, start=8)) as loader:
+    with lp.Loader(range(100_000), fast, batch_size=8, workers=(1, 8)) as loader:
         train(iter(loader), 0.03, 40.0, lambda: loader.workers <= 2)
         assert loader.workers <= 2
         assert loader.statistics().decisions
 
 
 def test_a_resize_by_hand_ends_it() -> None:
-    with lp.Loader(range(100_000), slow, batch_size=8, workers=lp.Auto(max=8, start=1)) as loader:
+    with lp.Loader(range(100_000), slow, batch_size=8, workers=(1, 8)) as loader:
         loader.resize(2)
         train(iter(loader), 0.005, 3.0)
         assert loader.workers == 2
@@ -79,9 +87,10 @@ def test_a_number_of_workers_stays() -> None:
         assert loader.statistics().decisions == ()
 
 
-def test_loaders_of_a_pool_have_one_number() -> None:
+def test_loaders_of_a_pool_have_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins_with(1, monkeypatch)
     with (
-        lp.Pool(lp.Auto(max=8, start=1)) as pool,
+        lp.Pool((1, 8)) as pool,
         lp.Loader(range(100_000), slow, batch_size=8, workers=pool) as training,
         lp.Loader(range(64), slow, batch_size=8, workers=pool) as validation,
     ):
@@ -92,50 +101,3 @@ def test_loaders_of_a_pool_have_one_number() -> None:
             assert len(list(validation)) == 8
         assert pool.workers >= 3
         assert training.statistics().decisions == validation.statistics().decisions
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"min": 0}, "Auto.min must be at least 1, got 0"),
-        ({"min": 3, "max": 2}, "Auto.max must be at least 3, got 2"),
-        ({"max": 4, "start": 5}, "Auto.start must be at most 4, got 5"),
-        ({"max": 2000}, "Auto.max must be at most 1024, got 2000"),
-    ],
-)
-def test_bounds_are_checked(given: dict[str, int], said: str) -> None:
-    with pytest.raises(lp.ArgumentError, match=said):
-        lp.Auto(**given)
-
-
-def test_bounds_are_whole_numbers() -> None:
-    with pytest.raises(lp.ArgumentTypeError, match=r"Auto.min must be a whole number, got 1.5"):
-        lp.Auto(1.5)  # type: ignore[arg-type]
-    with pytest.raises(lp.ArgumentTypeError, match="most"):
-        lp.Auto(most=3)  # type: ignore[call-arg]
-
-
-def test_bench_measures_one_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from loaderpool.tools.cli import main
-
-    made = []
-
-    def keep(*arguments: object, **settings: object) -> lp.Loader:
-        made.append(lp.Loader(*arguments, **settings))  # type: ignore[arg-type]
-        return made[-1]
-
-    (tmp_path / "waits.py").write_text(
-        "import loaderpool as lp\nfrom tests.e2e import test_autotune as t\n"
-        "def make(): return t.KEEP[0](range(10**6), t.slow, batch_size=8, workers=lp.Auto(max=8, start=1))\n"
-    )
-    monkeypatch.setitem(KEEP, 0, keep)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert main(["bench", "waits:make", "--seconds", "3"]) == 0
-    assert "1 worker" in capsys.readouterr().out
-    assert made[0]._core.pool._autotuned.decisions == ()
-
-
-KEEP: dict[int, object] = {}

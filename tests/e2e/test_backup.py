@@ -81,8 +81,9 @@ def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(tmp_path: P
     code = f"print([killed(kind, kind, after) for kind, after in {KINDS}.items()])"
     assert trained(code, tmp_path).check().stdout.splitlines()[-1] == str([-signal.SIGKILL.value] * len(KINDS))
     for kind in KINDS:
-        (backup,) = [each for each in (tmp_path / kind).iterdir() if each.is_dir()]
-        training = json.loads((backup / "training.json").read_text())
+        training = json.loads((tmp_path / kind / "training.json").read_text())
+        (weights,) = (tmp_path / kind).glob("*.weights.h5")
+        assert training["weights"] == weights.name
         assert training["loader"]["position"] > 0 and training["step"] > 0, "in the middle of an epoch"
     twice = f"[[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]"
     code = f"with_two_devices()\nprint(json.dumps({twice}))"
@@ -130,7 +131,7 @@ def test_a_mistake_in_its_arguments_is_told(tmp_path: Path, tf: Any) -> None:
     from loaderpool.adapters.keras import BackupCallback
 
     with lp.Loader(range(8), batch_size=2, workers=0) as loader:
-        for wrong, error in ((0, lp.ArgumentError), (-3, lp.ArgumentError), ("batch", lp.ArgumentTypeError)):
+        for wrong, error in ((0, lp.ArgumentError), (-3, lp.ArgumentError), ("batch", lp.ArgumentError)):
             with pytest.raises(error, match="save_freq"):
                 BackupCallback(loader, tmp_path, save_freq=wrong)  # type: ignore[arg-type]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import time
 from itertools import chain
 from typing import Any
@@ -15,8 +13,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.trainer.replay import Replay
-from tests.support.batches import Place, assert_same, read
-from tests.support.processes import parents
+from tests.support.batches import Place, assert_same, kill_supervisor, kill_worker, read, told_when
 from tests.support.sounds import BUCKETS, BY_LENGTH, SOUNDS, frames_of, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -78,16 +75,15 @@ def test_a_worker_that_is_killed_and_a_resize_change_nothing(sounds: list[str], 
         for number, batch in enumerate(batches):
             got.append({name: part.copy() for name, part in batch.items()})
             if number == 3:
-                os.kill(loader.statistics().workers[0].pid, signal.SIGKILL)
+                kill_worker(loader)
             if number == 10:
                 loader.resize(3)
             if number == 20:
-                os.kill(parents()[loader.statistics().workers[0].pid], signal.SIGKILL)
+                kill_supervisor(loader)
             if number == 25:
                 loader.resize(1)
         assert_same(got, two_epochs[: len(two_epochs) // 2])
-        found = loader.statistics()
-        assert found.restarts and found.supervisor_restarts == 1
+        found = told_when(loader, lambda told: bool(told.restarts) and told.supervisor_restarts == 1)
         assert found.padding_share == padding_share(got)
 
 
@@ -119,27 +115,6 @@ def test_the_rest_is_the_same_to_the_bit(
             assert_same(read(again), two_epochs[taken : length if taken < length else 2 * length])
             if taken < length:
                 assert_same(read(again), two_epochs[length:])
-
-
-def test_a_supervisor_that_dies_in_the_rest_changes_no_bit(sounds: list[str], two_epochs: list[Any]) -> None:
-    def slow(path: str, rng: np.random.Generator) -> Any:
-        time.sleep(0.004)
-        return load_sound(path, rng)
-
-    length = len(two_epochs) // 2
-    with lp.Loader(sounds, slow, workers=2, **BY_LENGTH) as loader:
-        batches = iter(loader)
-        for _ in range(7):
-            next(batches)
-        state = batches.state_dict()  # type: ignore[attr-defined]
-        del batches
-        loader.load_state_dict(state)
-        batches = iter(loader)
-        got = [{name: part.copy() for name, part in next(batches).items()} for _ in range(2)]
-        os.kill(parents()[loader.statistics().workers[0].pid], signal.SIGKILL)
-        got += read(batches)
-        assert loader.statistics().supervisor_restarts == 1
-        assert_same(got, two_epochs[7:length])
 
 
 def test_going_on_again_and_again_takes_no_memory(on: Place) -> None:
@@ -357,7 +332,7 @@ def test_a_batch_larger_than_its_slot_arrives_whole(on: Place) -> None:
         rows = [row for batch in loader for row in batch]
         assert sorted(int(row[0]) for row in rows) == list(range(60))
         assert all(np.count_nonzero(row == row[0]) == len(fn(int(row[0]))) for row in rows if row[0])
-        assert loader.statistics().batches_oversize > 0
+        assert loader.statistics().memory.batches_oversize > 0
 
 
 def test_samples_of_one_shape_need_no_padding(on: Place) -> None:

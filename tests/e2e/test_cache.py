@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.cache.disk_store import FILE_NAME
+from loaderpool.cache.store import FILE_NAME
 from tests.support.batches import Place, assert_same, copied, read, shared_pools
 
 ITEMS = 50
@@ -94,10 +93,10 @@ def test_fn_is_called_once_for_each_item_and_the_bits_are_those_without_a_cache(
     # Two workers may meet an item at the same moment where one epoch reads ahead into the next.
     calls = log.take()
     assert set(calls) == set(range(ITEMS)) and len(calls) <= ITEMS + 3 * max(0, workers - 1)
-    assert len(calls) == statistics.cache_misses
-    assert statistics.cache_hits >= 3 * ITEMS - len(calls)
-    assert statistics.cache_bytes > ITEMS * 100
-    assert not statistics.cache_is_full and not statistics.cache_damaged
+    assert len(calls) == statistics.cache.misses
+    assert statistics.cache.hits >= 3 * ITEMS - len(calls)
+    assert statistics.cache.bytes > ITEMS * 100
+    assert not statistics.cache.is_full and not statistics.cache.damaged
 
 
 def test_augmentation_is_another_one_in_each_epoch(place: Place, where: Any, log: Log) -> None:
@@ -112,7 +111,7 @@ def test_a_later_run_calls_fn_for_nothing(place: Place, log: Log, tmp_path: Path
     for workers in PLACES:
         with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **place(workers))) as loader:
             assert_same(read(loader, 3), expected)
-            assert loader.statistics().cache_misses == (ITEMS if workers == 0 else 0)
+            assert loader.statistics().cache.misses == (ITEMS if workers == 0 else 0)
     assert len(log.take()) == ITEMS
 
 
@@ -162,11 +161,11 @@ def test_a_full_cache_goes_on_and_says_so(place: Place, log: Log, tmp_path: Path
             for _ in range(3):
                 assert [int(total) for batch in loader for total in batch] == [25_000 * n for n in range(ITEMS)]
             statistics = loader.statistics()
-            assert statistics.cache_is_full and statistics.cache_bytes <= (cache.max_bytes or 0)
+            assert statistics.cache.is_full and statistics.cache.bytes <= (cache.max_bytes or 0)
         calls = log.take()
         kept = [item for item in range(ITEMS) if calls.count(item) == 1]
-        assert 10 <= len(kept) <= 30
-        assert ITEMS < statistics.cache_misses <= len(calls)  # some of the next epoch were made since
+        assert 10 <= len(kept) <= (cache.max_bytes or 0) // 200_000
+        assert ITEMS < statistics.cache.misses <= len(calls)  # some of the next epoch were made since
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -208,7 +207,7 @@ class TestRandomFunctions:
         chosen = {
             "batch_size": 4,
             "on_error": on_error,
-            "worker_options": lp.WorkerOptions(seed_globals=seed_globals),
+            "seed_globals": seed_globals,
             "cache": where,
         }
         with (
@@ -259,9 +258,7 @@ class TestRandomFunctions:
             return float(sample["label"]) + random.random() + np.random.rand()
 
         chosen = {"batch_size": 8, "shuffle": True, "augment": noisy}
-        with lp.Loader(
-            range(ITEMS), decoder(log), workers=0, worker_options=lp.WorkerOptions(seed_globals=True), **chosen
-        ) as plain:
+        with lp.Loader(range(ITEMS), decoder(log), workers=0, seed_globals=True, **chosen) as plain:
             expected = read(plain, 2)
         log.take()
         with lp.Loader(range(ITEMS), decoder(log), cache=where, **chosen, **place(workers)) as loader:
@@ -410,15 +407,13 @@ class TestRefused:
     @pytest.mark.parametrize("case", CASES)
     def test_in_the_callers_line(self, case: str) -> None:
         arguments, message = self.CASES[case]
-        with pytest.raises((lp.ArgumentError, lp.ArgumentTypeError), match=message):
+        with pytest.raises(lp.ArgumentError, match=message):
             lp.Loader(range(3), **{"fn": int, **arguments})
 
     @pytest.mark.parametrize("bound", [0, -1, "much", 1.5, True])
     def test_bounds(self, bound: Any) -> None:
-        with pytest.raises((lp.ArgumentError, lp.ArgumentTypeError), match="max_bytes"):
+        with pytest.raises(lp.ArgumentError, match="max_bytes"):
             lp.Cache("memory", bound)
-        with pytest.raises(lp.ArgumentError, match=r"at least 4,194,304"):
-            lp.Cache("somewhere", "1MiB")
 
     def test_from_sequence(self) -> None:
         for name, value in (("cache", "memory"), ("augment", np.abs)):
@@ -452,7 +447,7 @@ class TestOnDisk:
             # What is not kept may differ.
             with loader.replace(augment=np.negative, batch_size=3, shuffle=True, seed=9, shard=lp.Shard(2, 0)) as other:
                 assert set(np.concatenate(read(other)).tolist()) < {-2 * item for item in range(10)}
-                assert other.statistics().cache_misses == 0
+                assert other.statistics().cache.misses == 0
 
     def test_two_loaders_at_once_fill_one_store(self, place: Place, log: Log, tmp_path: Path) -> None:
         expected = reference(log, 2)
@@ -472,18 +467,18 @@ class TestOnDisk:
         with lp.Loader(range(ITEMS), decoder(log), **chosen, workers=0) as loader:
             read(loader)
         log.take()
-        with sqlite3.connect(tmp_path / "c" / FILE_NAME) as connection:
+        with open(tmp_path / "c" / FILE_NAME, "r+b") as file:
+            whole = file.read()
             for item in (3, 30):
-                (value,) = connection.execute("SELECT value FROM entries WHERE item = ?", (item,)).fetchone()
-                bent = value[:-20] + bytes([value[-20] ^ 1]) + value[-19:]
-                connection.execute("UPDATE entries SET value = ? WHERE item = ?", (bent, item))
-        connection.close()
+                name = b"n%d" % item
+                file.seek(whole.index(bytes([len(name)]) + name) + 1)
+                file.write(b"m")
         with lp.Loader(range(ITEMS), decoder(log), **chosen, **place(2)) as loader:
-            with pytest.warns(lp.CacheWarning, match="[2-4] entries did not have what was written") as warned:
+            with pytest.warns(lp.LoaderpoolWarning, match="[2-4] entries did not have what was written") as warned:
                 first = [copied(batch) for batch in loader]
             assert [each.filename for each in warned] == [__file__]
             assert_same(first + read(loader, 2), expected)
-            assert 2 <= loader.statistics().cache_damaged <= 4  # two workers may meet an item at the same moment
+            assert 2 <= loader.statistics().cache.damaged <= 4  # two workers may meet an item at the same moment
         assert set(log.take()) == {3, 30}
 
     def test_a_store_deleted_under_a_run_costs_no_more_than_itself(
@@ -501,11 +496,11 @@ class TestOnDisk:
             expected = read(plain)
             with plain.replace(cache=tmp_path / "c") as cached:
                 assert_same(read(cached), expected)
-                assert cached.statistics().cache_misses == ITEMS
+                assert cached.statistics().cache.misses == ITEMS
             with plain.replace(cache=lp.Cache("memory", "64MiB")) as cached:
                 assert_same(read(cached), expected)
-            assert plain.statistics().cache_misses == plain.statistics().cache_bytes == 0
-            assert not plain.statistics().cache_is_full
+            assert plain.statistics().cache.misses == plain.statistics().cache.bytes == 0
+            assert not plain.statistics().cache.is_full
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -513,7 +508,7 @@ def test_statistics_outlive_the_loader(place: Place, where: Any, log: Log, worke
     loader = lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **place(workers)))
     read(loader)
     loader.close()
-    assert loader.statistics().cache_misses >= ITEMS
+    assert loader.statistics().cache.misses >= ITEMS
     loader.close()
 
 

@@ -1,10 +1,13 @@
-"""Lists and dicts that functions capture stand in memory once, give the bits of a serial run, and are told of."""
+"""Lists and dicts that functions capture: large ones are warned of, and shared ones stand in memory once."""
 
 from __future__ import annotations
 
+import array
+import dataclasses
 import os
 import random
 import textwrap
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.tools.doctor.payload_checks import cargo_checks
-from tests.e2e.test_data_once import kill_supervisor
-from tests.support.batches import assert_same, read
+from tests.support.batches import assert_same, kill_supervisor, read
 from tests.support.child import run_child
+from tests.support.notes import notes
 from tests.support.processes import descendants, read_pss
 
 ITEMS = 30_000
@@ -26,42 +28,70 @@ def records(count: int = ITEMS) -> list[dict[str, Any]]:
     return [{"path": f"data/train/{i:06d}.jpg", "label": i % 1000, "weight": i / 7} for i in range(count)]
 
 
-def make_loader(workers: int, **settings: Any) -> lp.Loader:
-    """A function that captures a list and a dict, and writes into both's elements."""
-    training_set = records()
+def test_a_shared_list_and_dict_read_as_the_ones_that_they_were_made_from() -> None:
+    training_set = records(2_000)
     sizes = {each["path"]: [at % 640, at % 480] for at, each in enumerate(training_set)}
+    shared, table = lp.share(training_set), lp.share(sizes)
+    assert list(shared) == training_set and shared[-1] == training_set[-1] and shared[5:7] == training_set[5:7]
+    assert len(shared) == 2_000 and training_set[7] in shared and shared.index(training_set[7]) == 7
+    assert dict(table) == sizes and list(table) == list(sizes) and len(table) == 2_000
+    assert "nothing" not in table and table.get("nothing", 3) == 3 and set(table.keys()) == set(sizes)
+    with pytest.raises(IndexError):
+        shared[2_000]
+    with pytest.raises(KeyError):
+        table["nothing"]
+    assert list(lp.share(())) == [] and dict(lp.share({})) == {}
 
-    def setup() -> None:
-        training_set[0]["weight"] = 0.5
+
+@pytest.mark.parametrize("change", ["x[0] = 1", "del x[0]", "x.append(1)", "x += [1]", "x.sort()", "x.update({})"])
+def test_what_is_shared_cannot_be_changed(change: str) -> None:
+    for shared in (lp.share([3, 2]), lp.share({0: "a"})):
+        with pytest.raises(TypeError, match=r"lp\.share cannot be changed"):
+            exec(change, {"x": shared})
+
+
+@dataclasses.dataclass
+class Record:
+    path: str
+    image: np.ndarray[Any, Any]
+
+
+def test_elements_of_a_class_and_their_large_arrays_are_shared_too() -> None:
+    images = [np.full((200, 200), i, np.float64) for i in range(4)]
+    shared = lp.share([Record(f"{i}.jpg", images[i % 4]) for i in range(8)])
+    assert shared[5].path == "5.jpg" and (shared[5].image == images[1]).all()
+    with pytest.raises(ValueError, match="read-only"):
+        shared[5].image[0] = 1
+
+    def load(i: int) -> Any:
+        record = shared[i]
+        assert not record.image.flags.writeable and not record.image.flags.owndata
+        return record.image[0, :2]
+
+    with lp.Loader(range(8), load, batch_size=4, workers=2) as loader:
+        assert [list(map(float, row)) for batch in loader for row in batch] == [[i % 4] * 2 for i in range(8)]
+        assert notes(loader.statistics(), "copied into") == []
+
+
+def test_what_cannot_be_shared_is_named_by_its_index() -> None:
+    with pytest.raises(lp.UnpicklableError, match=r"element 1, of type lock, .* cannot pickle"):
+        lp.share([1, threading.Lock()])
+    with pytest.raises(lp.UnpicklableError, match="one by one"):
+        lp.share([lambda: 1])
+
+
+def make_loader(workers: int, **settings: Any) -> lp.Loader:
+    training_set = lp.share(records())
+    sizes = lp.share({each["path"]: [at % 640, at % 480] for at, each in enumerate(records())})
 
     def load(i: int, rng: np.random.Generator) -> Any:
         record = training_set[i]
-        record["half"] = record["weight"] / 2
-        sizes[record["path"]].sort()
-        return {
-            "x": training_set[i]["half"] + rng.random(3),
-            "label": record["label"],
-            "size": sizes.get(training_set[i]["path"]),
-            "path": record["path"],
-        }
+        return {"x": record["weight"] + rng.random(3), "size": sizes[record["path"]], "path": record["path"]}
 
-    return lp.Loader(range(ITEMS), load, batch_size=500, shuffle=True, seed=3, setup=setup, workers=workers, **settings)
+    return lp.Loader(range(ITEMS), load, batch_size=500, shuffle=True, seed=3, workers=workers, **settings)
 
 
-def test_captured_data_gives_the_bits_of_a_serial_run() -> None:
-    with make_loader(0) as serial:
-        expected = read(serial, passes=2)
-    with make_loader(2) as loader:
-        assert_same(read(loader, passes=2), expected)
-        statistics = loader.statistics()
-    names = sorted(each.partition(":")[0] for each in statistics.captured_packed)
-    inner = "of function make_loader.<locals>.load"
-    assert names == [f"fn → closure variable 'sizes' {inner}", f"fn → closure variable 'training_set' {inner}"]
-    assert all("30,000 elements" in each and each.endswith(" bytes") for each in statistics.captured_packed)
-    assert statistics.captured_not_packed == () and statistics.items_packed == 0
-
-
-def test_captured_data_outlives_its_supervisor_and_is_there_in_a_replaced_loader() -> None:
+def test_shared_data_outlives_its_supervisor_and_is_there_in_a_replaced_loader() -> None:
     with make_loader(0) as serial:
         expected = read(serial)
     with make_loader(2) as loader:
@@ -71,27 +101,21 @@ def test_captured_data_outlives_its_supervisor_and_is_there_in_a_replaced_loader
         assert_same(found + read(batches), expected)
         with loader.replace(workers=3) as other:
             assert_same(read(other), expected)
-            assert len(other.statistics().captured_packed) == 2
 
 
-def test_threads_of_a_worker_share_captured_elements() -> None:
-    with make_loader(0) as serial, make_loader(2, worker_options=lp.WorkerOptions(threads=3)) as loader:
-        assert_same(read(loader), read(serial))
-
-
-def test_a_captured_list_takes_no_more_memory_than_as_the_source() -> None:
-    count = 200_000
+def test_a_shared_list_takes_no_more_memory_than_as_the_source() -> None:
+    count = 100_000
     training_set = records(count)
-    table = {each["path"]: each for each in training_set}
+    shared = lp.share(training_set)
+    table = lp.share({each["path"]: each for each in training_set})
     expected = sum(i % 1000 for i in range(count))
     loaders: dict[str, Any] = {
         "source": lambda: lp.Loader(training_set, lambda item: item["label"], batch_size=1000, workers=4, shuffle=True),
-        "list": lambda: lp.Loader(
-            range(count), lambda i: training_set[i]["label"], batch_size=1000, workers=4, shuffle=True
-        ),
+        "list": lambda: lp.Loader(range(count), lambda i: shared[i]["label"], batch_size=1000, workers=4, shuffle=True),
         "dict": lambda: lp.Loader(
             range(count), lambda i: table[f"data/train/{i:06d}.jpg"]["label"], batch_size=1000, workers=4, shuffle=True
         ),
+        "as the source": lambda: lp.Loader(shared, lambda item: item["label"], batch_size=1000, workers=4),
     }
     taken: dict[str, int] = {}
     for name, make in loaders.items():
@@ -99,24 +123,27 @@ def test_a_captured_list_takes_no_more_memory_than_as_the_source() -> None:
             for _ in range(2):
                 assert sum(int(batch.sum()) for batch in loader) == expected
             taken[name] = sum(map(read_pss, descendants(os.getpid())))
-    # Unpacked, a list of these is 200 MB more; a packed dict has its keys as well, and where they are.
+    # As Python objects, a list of these is 100 MB more; a shared dict has its keys as well, and where they are.
     assert taken["list"] < taken["source"] + 15e6, taken
     assert taken["dict"] < taken["source"] + 30e6, taken
+    assert taken["as the source"] < taken["source"] + 15e6, taken
 
 
-def test_a_large_list_that_cannot_be_packed_is_warned_of_in_the_caller_s_line_with_the_cure() -> None:
+def test_a_large_list_is_warned_of_in_the_caller_s_line_with_the_line_that_mends_it() -> None:
     training_set = [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
     with pytest.warns(lp.LargeDataWarning) as warned:
-        loader = lp.Loader(range(8), lambda i: len(random.choice(training_set)), batch_size=4, workers=1)
-    with loader:
-        assert len(read(loader)) == 2
-        (told,) = loader.statistics().captured_not_packed
+        lp.Loader(range(8), lambda i: len(random.choice(training_set)), batch_size=4, workers=1).close()
     (warning,) = warned
     text = str(warning.message)
-    assert warning.filename == __file__ and text == told
+    assert warning.filename == __file__
     assert text.startswith("fn → closure variable 'training_set' of function test_a_large_list")
-    assert "120,000 elements, about " in text and "does not read it element by element" in text
-    assert "Make it the source" in text
+    assert "a list of 120,000 elements, about " in text
+    assert text.endswith("training_set = lp.share(training_set)")
+    training_set = lp.share(training_set)  # type: ignore[assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with lp.Loader(range(8), lambda i: len(random.choice(training_set)), batch_size=4, workers=1) as loader:
+            assert len(read(loader)) == 2
 
 
 def test_under_no_workers_there_is_nothing_to_warn_of() -> None:
@@ -127,64 +154,40 @@ def test_under_no_workers_there_is_nothing_to_warn_of() -> None:
             assert len(read(loader)) == 2
 
 
-def test_a_source_of_a_million_ints_is_advised_to_be_a_range() -> None:
-    with pytest.warns(lp.LargeDataWarning, match=r"source is a list of 1,000,000 ints.*: make it range\(1000000\)"):
-        loader = lp.Loader(list(range(1_000_000)), lambda i: i, batch_size=4, workers=1)
-    loader.close()
-
-
-def test_a_list_that_a_generator_iterates_is_named_by_it() -> None:
-    training_set = [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
-
-    def generate() -> Any:
-        yield from (len(each) for each in training_set[:8])
-        yield from map(len, training_set)
-
-    with pytest.warns(lp.LargeDataWarning, match=r"make_generator → closure variable 'training_set' of function"):
-        loader = lp.Loader.from_generator(generate, batch_size=4, workers=1)
-    with loader:
-        assert len(next(iter(loader))) == 4
-
-
-def test_the_doctor_tells_what_is_packed_and_what_is_not() -> None:
-    training_set, names = records(), [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
-    loader = lp.Loader(
-        range(8), lambda i: (training_set[i]["label"], len(random.choice(names))), batch_size=4, workers=0
-    )
-    checks = {check.name: check for check in cargo_checks(loader, free_bytes=1 << 30)}
-    packed, other = checks["captured lists packed"], checks["captured list"]
-    assert packed.status == "ok" and "closure variable 'training_set'" in packed.found
-    assert other.status == "warn" and "closure variable 'names'" in other.found and "the source" in other.change
-    assert checks["load and first sample"].status == "ok"
-
-
 class Batches:
-    """As Keras has them; the hook gives another list each epoch, and writes into the first."""
+    """As Keras has them."""
 
-    def __init__(self) -> None:
-        self.records = records()
-        self.order = list(range(ITEMS))
+    def __init__(self, names: Any) -> None:
+        self.tables = {"names": names}
+        self.numbers = list(range(3_000_000))
 
     def __len__(self) -> int:
-        return 20
+        return 2
 
     def __getitem__(self, index: int) -> Any:
-        return np.array([self.records[self.order[at]]["label"] for at in range(index * 100, index * 100 + 100)])
-
-    def on_epoch_end(self) -> None:
-        random.Random(len(self.order)).shuffle(self.order)
-        self.records = self.records[1:] + self.records[:1]
+        return np.array([len(self.tables["names"][index]) + self.numbers[index]])
 
 
-def test_what_hooks_change_arrives_where_a_packed_list_was() -> None:
-    with lp.Loader.from_sequence(Batches(), workers=0) as serial:
-        expected = read(serial, passes=3)
-    with lp.Loader.from_sequence(Batches(), workers=2) as loader:
-        assert_same(read(loader, passes=3), expected)
-        assert "attribute .records of Batches" in loader.statistics().captured_packed[0]
+def test_lists_and_dicts_of_objects_are_named_as_code_would_write_them() -> None:
+    names = dict(enumerate(f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)))
+    with pytest.warns(lp.LargeDataWarning) as warned:
+        lp.Loader.from_sequence(Batches(names), workers=1).close()
+    fixes = sorted(str(each.message).partition("for all of them: ")[2] for each in warned)
+    assert fixes == [
+        "source.numbers = lp.share(np.array(source.numbers))",
+        "source.tables['names'] = lp.share(source.tables['names'])",
+    ]
 
 
-def test_workers_that_load_the_payload_themselves_read_packed_data_too(tmp_path: Path) -> None:
+def test_what_the_loader_itself_reads_is_not_warned_of() -> None:
+    names = [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for source in (names, {"name": names, "number": list(range(120_000))}):
+            lp.Loader(source, lambda item: 1, batch_size=4, workers=1).close()
+
+
+def test_workers_that_load_the_payload_themselves_read_shared_data_too(tmp_path: Path) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "def add(value): return value + 1\n"
@@ -193,17 +196,84 @@ def test_workers_that_load_the_payload_themselves_read_packed_data_too(tmp_path:
         import sys, warnings
         sys.path.insert(0, {str(tmp_path)!r})
         import loaderpool as lp, starts_a_thread
-        warnings.simplefilter("ignore", lp.WorkersNotForkedWarning)
-        records = [{{"path": f"data/{{i:06d}}.jpg", "label": i}} for i in range(60_000)]
-        table = {{each["path"]: each["label"] for each in records}}
+        warnings.simplefilter("ignore", lp.LoaderpoolWarning)
+        records = lp.share([{{"path": f"data/{{i:06d}}.jpg", "label": i}} for i in range(6_000)])
+        table = lp.share({{each["path"]: each["label"] for each in records}})
 
         def fn(i):
             return starts_a_thread.add(records[i]["label"] + table[records[i]["path"]])
 
-        with lp.Loader(range(0, 60_000, 100), fn, batch_size=30, workers=2) as loader:
-            assert [int(v) for b in loader for v in b] == [2 * i + 1 for i in range(0, 60_000, 100)]
-            statistics = loader.statistics()
-        assert statistics.workers_start == "exec", statistics.workers_start
-        assert len(statistics.captured_packed) == 2, statistics
+        with lp.Loader(range(0, 6_000, 10), fn, batch_size=30, workers=2) as loader:
+            assert [int(v) for b in loader for v in b] == [2 * i + 1 for i in range(0, 6_000, 10)]
+            assert loader.statistics().workers_start == "exec"
     """
     run_child(textwrap.dedent(code)).check()
+
+
+NUMBERS = [0, 10, 300, 70_000]
+
+
+def views() -> dict[str, memoryview]:
+    table = np.arange(40_000, dtype=np.float64).reshape(200, 200)
+    return {
+        "of an array": memoryview(np.array(NUMBERS)),
+        "of an array.array": memoryview(array.array("i", NUMBERS)),
+        "of cast bytes": memoryview(b"abcdefgh").cast("H"),
+        "of bytes": memoryview(b"abc"),
+        "of characters": memoryview(b"abc").cast("c"),
+        "of a large array": memoryview(table),  # which is out of band
+        "of columns": memoryview(table[:, ::2]),
+        "backwards": memoryview(np.array(NUMBERS)[::-1]),
+        "of no element": memoryview(np.zeros((0, 3), np.int16)),
+        "of one number": memoryview(np.array(70_000)),
+        "read-only": memoryview(np.array(NUMBERS)).toreadonly(),
+        "of flags": memoryview(np.array([True, False])),
+    }
+
+
+def told_of(view: memoryview) -> str:
+    return repr((type(view), view.format, view.shape, view.readonly, view.tolist()))
+
+
+def test_captured_memoryviews_are_the_same_in_a_worker() -> None:
+    captured = views()
+    with lp.Loader(list(captured), lambda name: told_of(captured[name]), batch_size=4, workers=2) as loader:
+        told = [each for batch in loader for each in batch.tolist()]
+    assert told == [told_of(view) for view in captured.values()]
+
+
+@pytest.mark.parametrize("way", ["captured", "source", "items", "many items", "stream"])
+def test_numbers_of_a_memoryview_are_the_same_whichever_way_it_comes(way: str) -> None:
+    def make(workers: int) -> lp.Loader:
+        view = memoryview(np.array(NUMBERS))
+        settings: dict[str, Any] = {"batch_size": 2, "workers": workers}
+        if way == "captured":
+            return lp.Loader(range(4), lambda i: np.int64(view[i]), **settings)
+        if way == "source":
+            return lp.Loader(view, **settings)
+        items: Any = [memoryview(np.array([i, 300, 70_000])) for i in range(5_000 if way == "many items" else 4)]
+        if way == "stream":
+            items = (each for each in items)
+        return lp.Loader(items, lambda each: np.array([each[0], each[2]]), **settings)
+
+    with make(0) as serial, make(2) as loader:
+        assert_same(read(loader), read(serial))
+
+
+def test_a_released_memoryview_is_refused_by_name() -> None:
+    view = memoryview(np.array(NUMBERS))
+    view.release()
+    with pytest.raises(lp.UnpicklableError, match=r"closure variable 'view' of function"):
+        lp.Loader(range(3), lambda i: np.int64(view[i]), batch_size=3, workers=2)
+
+
+def test_a_field_without_a_default_has_none_in_a_worker_either() -> None:
+    @dataclasses.dataclass
+    class Settings:
+        size: int
+
+    def of_its_field(_: int) -> bool:
+        return dataclasses.fields(Settings)[0].default is dataclasses.MISSING
+
+    with lp.Loader(range(3), of_its_field, batch_size=3, workers=2) as loader:
+        assert next(iter(loader)).all()

@@ -72,11 +72,11 @@ def test_a_large_index_is_shared_and_lines_are_found_by_it(
 ) -> None:
     monkeypatch.chdir(folder)
     lines = lp.TextLines("long.txt")
-    assert lines._index.starts.nbytes > 64 * 1024
+    assert lines._starts.nbytes > 64 * 1024
     monkeypatch.chdir("/")
 
     def describe(line: str) -> Any:
-        owner = lines._index.starts.base
+        owner = lines._starts.base
         while isinstance(owner, np.ndarray):
             owner = owner.base
         return len(line), owner is not None

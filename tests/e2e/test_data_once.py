@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import assert_same, read
+from tests.support.batches import assert_same, kill_supervisor, read, told_when
 from tests.support.child import run_child
+from tests.support.notes import bytes_copied, bytes_shared, notes
 from tests.support.processes import descendants, read_pss
 
 ITEMS = 30_000
@@ -26,12 +26,6 @@ def records() -> list[dict[str, Any]]:
 
 def of_record(record: dict[str, Any], rng: np.random.Generator) -> Any:
     return {"x": np.float64(record["weight"]) + rng.random(3), "label": record["label"], "path": record["path"]}
-
-
-def kill_supervisor(loader: lp.Loader) -> None:
-    worker = loader.statistics().workers[0].pid
-    with open(f"/proc/{worker}/stat") as file:
-        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
 
 
 def tree_pss() -> int:
@@ -72,7 +66,7 @@ def test_packed_items_outlive_their_supervisor() -> None:
         found = read([next(batches)])
         kill_supervisor(loader)
         assert_same(found + read(batches), expected)
-        assert loader.statistics().supervisor_restarts == 1
+        told_when(loader, lambda told: told.supervisor_restarts == 1)
 
 
 def test_workers_that_read_packed_items_take_no_memory_of_their_own_for_them() -> None:
@@ -124,8 +118,8 @@ def test_a_large_array_stands_in_memory_once_and_gives_the_bits_of_a_serial_run(
     with lp.Loader(source, fn, batch_size=4, workers=2) as loader:
         assert_same(read(loader, passes=2), serial)
         statistics = loader.statistics()
-        assert statistics.data_copied_because == ()
-        assert (statistics.data_bytes_shared, statistics.data_bytes_copied) == (array.nbytes, 0)
+        assert not notes(statistics, "copied into")
+        assert (bytes_shared(statistics), bytes_copied(statistics)) == (array.nbytes, 0)
         array[:] = 0  # the trainer's own business
         assert sums_of(loader) == expected
     assert not array.any() and array.ctypes.data == address
@@ -141,9 +135,8 @@ def test_a_shared_and_an_adopted_array_outlive_supervisors() -> None:
             found = sums_of([next(batches)])
             kill_supervisor(loader)
             assert found + sums_of(batches) == expected
-        statistics = loader.statistics()
-        assert statistics.supervisor_restarts == 2
-        assert statistics.data_bytes_shared == adopted.nbytes + shared.nbytes
+        statistics = told_when(loader, lambda told: told.supervisor_restarts == 2)
+        assert bytes_shared(statistics) == adopted.nbytes + shared.nbytes
     assert expected_of(adopted) == sums
 
 
@@ -186,7 +179,8 @@ def test_workers_that_load_the_payload_themselves_map_the_files_too(tmp_path: Pa
             assert [int(v) for b in loader for v in b] == [(1 << 20) + i + 1 for i in range(48)]
             statistics = loader.statistics()
         assert statistics.workers_start == "exec", statistics.workers_start
-        assert statistics.data_bytes_shared == array.nbytes + shared.nbytes, statistics
+        there = f"{{array.nbytes + shared.nbytes:,}} bytes of arrays of function and source stand in memory once"
+        assert there in statistics.notes, statistics
     """
     run_child(textwrap.dedent(code)).check()
 
@@ -209,8 +203,8 @@ def test_statistics_say_what_was_copied_and_why() -> None:
     with lp.Loader(range(4), lambda i: small[i] + borrowed[i], workers=1) as loader:
         assert sums_of(loader) == [1] * 4
         statistics = loader.statistics()
-    assert statistics.data_bytes_copied == small.nbytes + borrowed.nbytes and statistics.data_bytes_shared == 0
-    assert statistics.data_copied_because == (
+    assert bytes_copied(statistics) == small.nbytes + borrowed.nbytes and bytes_shared(statistics) == 0
+    assert notes(statistics, "copied into shared memory: ") == [
         "20,971,520 bytes: its memory is not NumPy's own but of a bytearray",
         "800,000 bytes: it is smaller than 16 MiB",
-    )
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from typing import Any
 
@@ -73,7 +72,7 @@ LOADERS: dict[str, dict[str, Any]] = {
     "random": {"fn": draw_python},
     "numpy.random": {"fn": draw_numpy, "shuffle": True},
     "globals drawn from by some samples": {"fn": draw_sometimes, "shuffle": True},
-    "globals always seeded": {"fn": draw_sometimes, "worker_options": lp.WorkerOptions(seed_globals=True)},
+    "globals always seeded": {"fn": draw_sometimes, "seed_globals": True},
     "rng": {"fn": draw_own, "shuffle": True},
     "out": {"fn": write_out},
     "ragged": {"fn": draw_length, "ragged": True, "shuffle": True},
@@ -143,7 +142,7 @@ def test_numpy_random_is_imported_by_who_needs_it_and_where_a_worker_is_first_to
 
         assert not any(read(lambda item: is_there(), 2))
         assert all(read(lambda item, rng: is_there(), 2))
-        assert all(read(lambda item: is_there(), 2, worker_options=lp.WorkerOptions(seed_globals=True)))
+        assert all(read(lambda item: is_there(), 2, seed_globals=True))
         def hides(item):  # a draw, and then a state as an import leaves it
             drawn = np.random.rand(2)
             np.random.set_state(np.random.RandomState().get_state())
@@ -215,23 +214,6 @@ def test_the_memory_limit_changes_no_bit(
             next(iter(make(name, limits=lp.Limits(memory=1), **on(2))))
         limit = int(str(refused.value).partition("works is Limits(memory=")[2].partition(")")[0])
     assert_same(read(make(name, limits=lp.Limits(memory=limit), **on(2)), passes=2), expected[name])
-
-
-def test_killed_workers_change_no_bit() -> None:
-    def slow(index: int, rng: np.random.Generator) -> Any:
-        time.sleep(0.002)
-        return index, rng.random(3)
-
-    expected = read(lp.Loader(range(200), slow, batch_size=4, shuffle=True, workers=0))
-    with lp.Loader(range(200), slow, batch_size=4, shuffle=True, workers=2) as loader:
-        batches = []
-        for at, batch in enumerate(loader):
-            batches.append(copied(batch))
-            if at in (1, 8, 9):
-                alive = loader.statistics().workers  # one, where the other was killed just now
-                os.kill(alive[at % len(alive)].pid, signal.SIGKILL)
-        assert_same(batches, expected)
-        assert loader.statistics().restarts >= 1
 
 
 def test_a_slow_batch_is_shared_by_the_workers_row_by_row_and_has_the_same_bits(on: Place) -> None:

@@ -100,7 +100,7 @@ def read_here(tmp_path: Path, make: Callable[[int, float], Any], **settings: Any
         (row_of, {"drop_remainder": True, "batch_size": 5}),
         (row_of, {"on_error": "skip"}),
         (row_of, {"shard": lp.Shard(2, 0)}),
-        (row_of, {"worker_options": lp.WorkerOptions(threads=2)}),
+        (row_of, {"threads": 2}),
         (text_of, {}),
         (long_of, {"pad": True, "batch_size": 12}),
         (long_of, {"ragged": True, "batch_size": 8}),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import ForeignProcessError, LoaderpoolError, SampleError, SetupError
+from loaderpool.errors import ClosedError, LoaderpoolError, SampleError, SetupError
 from tests.support import leaks
 
 pytestmark = pytest.mark.may_leak(reason="all tests share a pool, whose workers change; its fixture checks the whole")
@@ -161,11 +161,18 @@ def test_the_error_is_also_of_the_users_type(
         text = str(error)
         assert kind.__name__ in text
         assert f"index {BAD}" in text
-        assert f"loaderpool replay TARGET --index {BAD} --epoch 0" in text
+        assert f"`loaderpool.replay(loader, index={BAD}, epoch=0)`" in text
         assert ("workers=0" in text) == bool(workers)
         assert loader.last_error is error
         assert "".join(traceback.format_exception(error))
         assert repr(error)
+
+
+def test_a_workers_traceback_names_the_file_of_the_function(pool: lp.Pool) -> None:
+    """Also of one that travels by value, as a lambda does."""
+    with lp.Loader(range(20), lambda item: 1 // (item - BAD), batch_size=BATCH, workers=pool) as loader:
+        _, error = failing_pass(loader)
+    assert f'File "{__file__}", line ' in str(error)
 
 
 @pytest.mark.parametrize("make", [lambda: StopIteration(3), lambda: StopAsyncIteration(), lambda: Exception("plain")])
@@ -224,6 +231,26 @@ def test_endless_recursion_is_an_error_like_others(made_in: dict[str, Any]) -> N
     assert len(batches) == 3
     assert isinstance(error, RecursionError)
     assert isinstance(error, SampleError)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ValueError("bad"),
+        lambda: KeyError("bad"),
+        lambda: Rejected("bad", code=3),
+        lambda: lp.SourceError("bad"),
+    ],
+)
+def test_a_traceback_shows_the_name_of_the_class_once(make: Callable[[], Exception], made_in: dict[str, Any]) -> None:
+    def fail(item: int) -> int:
+        raise make()
+
+    with lp.Loader(range(3), fail, batch_size=BATCH, **made_in) as loader, pytest.raises(SampleError) as told:
+        next(iter(loader))
+    first = traceback.format_exception_only(told.type, told.value)[0].partition("\n")[0]
+    assert first.count(type(make()).__name__) == 1, first
+    assert "bad" in first
 
 
 def test_a_class_that_cannot_travel_comes_as_its_nearest_base(pool: lp.Pool) -> None:
@@ -677,7 +704,7 @@ def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(p
         return sum(len(batch) for batch in inner)
 
     with lp.Loader(range(8), fn, batch_size=2, workers=pool) as loader:
-        with pytest.raises(ForeignProcessError, match="inside a loaderpool worker") as raised:
+        with pytest.raises(ClosedError, match="inside a loaderpool worker") as raised:
             next(iter(loader))
         assert isinstance(raised.value, SampleError)
 
@@ -685,9 +712,9 @@ def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(p
 def test_loaderpool_can_be_imported_in_a_worker(pool: lp.Pool) -> None:
     def fn(item: int) -> Any:
         import loaderpool
-        import loaderpool.system.role
+        import loaderpool.system.process
 
-        return {"role": loaderpool.system.role.role(), "constructed": repr(loaderpool.Loader(range(3), workers=2))}
+        return {"role": loaderpool.system.process.role(), "constructed": repr(loaderpool.Loader(range(3), workers=2))}
 
     with lp.Loader(range(2), fn, batch_size=2, workers=pool) as loader:
         batch = next(iter(loader))

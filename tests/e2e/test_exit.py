@@ -37,32 +37,27 @@ def stuck_from_40_on(index):
     return quick(index)
 """
 
+# Of each kind of state one or two at once, for TensorFlow's import costs more than all of them.
 STATES = {
-    "the generator waits for a slow function": """
-        loader = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
-        iterator = iter(loader.as_dataset())
+    "generators wait for a slow function, are idle, unread and at their end, and a batch is still held": """
+        slow = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
+        iterator = iter(slow.as_dataset())
         for _ in range(10):
             next(iterator)
-        threading.Event().wait(0.5)  # tf.data's prefetch asks for the eleventh
-        """,
-    "tf.data's prefetch never rests": """
-        loader = lp.Loader(range(100), tiny, batch_size=4, workers=2)
-        busy = loader.as_dataset(epochs=None).map(lambda x: x + 1, num_parallel_calls=2).prefetch(10_000)
-        iterator = iter(busy)
-        next(iterator)
-        """,
-    "a stream of batches made in this process never rests": """
-        loader = lp.Loader(range(100), quick, batch_size=4, workers=0)
-        iterator = iter(loader.as_dataset(epochs=None).map(lambda x, y: y).prefetch(10_000))
-        next(iterator)
-        """,
-    "iterators idle, unread and at their end are alive, and a batch is still held": """
         loader = lp.Loader(range(100), quick, batch_size=4, workers=2)
         dataset = loader.as_dataset()
         ended, idle, unread = iter(dataset), iter(dataset), iter(dataset)
         assert sum(1 for _ in ended) == 25
         held = next(idle)
-        time.sleep(0.3)
+        threading.Event().wait(0.5)  # tf.data's prefetch asks for the eleventh
+        """,
+    "prefetches never rest, of a pool's batches and of those made in this process": """
+        loader = lp.Loader(range(100), tiny, batch_size=4, workers=2)
+        busy = loader.as_dataset(epochs=None).map(lambda x: x + 1, num_parallel_calls=2).prefetch(10_000)
+        here = lp.Loader(range(100), quick, batch_size=4, workers=0)
+        iterators = iter(busy), iter(here.as_dataset(epochs=None).map(lambda x, y: y).prefetch(10_000))
+        for iterator in iterators:
+            next(iterator)
         """,
 }
 

@@ -344,7 +344,7 @@ def test_hooks_on_a_subclass_of_list_are_refused_and_on_user_list_are_seen(worke
         pass
 
     batches = [np.array([[0]]), np.array([[1]])]
-    with pytest.raises(lp.ArgumentTypeError, match=r"Batches has on_epoch_end and is itself a list.*UserList"):
+    with pytest.raises(lp.ArgumentError, match=r"Batches has on_epoch_end and is itself a list.*UserList"):
         lp.Loader.from_sequence(Batches(batches), workers=workers)
     with lp.Loader.from_sequence(UserBatches(batches), workers=workers) as loader:
         assert [int(batch[0, 0]) for _ in range(3) for batch in loader] == [0, 1, 1, 0, 0, 1]

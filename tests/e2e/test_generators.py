@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, copied, read
+from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
@@ -29,17 +28,15 @@ def numbers_in(batches: list[Any]) -> list[int]:
 class SceneGenerator:
     """As people write them: it opens a file and picks parts of it by its constructor's parameters."""
 
-    def __init__(self, path: Path, scenes: list[str]) -> None:
+    def __init__(self, path: Path, scenes: list[str], first: int, step: int) -> None:
         self.file = path.open()
-        self.scenes = scenes
+        self.scenes, self.first, self.step = scenes, first, step
 
     def generate_data(self) -> Iterator[Any]:
-        info = lp.worker_info()
-        assert info is not None
         for number, line in enumerate(self.file):
             time.sleep(0.002)  # or one worker is through before the others have begun
             name, value = line.split()
-            if name in self.scenes and number % info.count == info.index:
+            if name in self.scenes and number % self.step == self.first:
                 yield {"number": number, "value": float(value), "noise": np.random.rand(), "pid": os.getpid()}
 
 
@@ -65,7 +62,7 @@ def of_varied_length(shard: range) -> Iterator[Any]:
 WAYS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "own streams": (of_shard, {}),
     "globals": (with_globals, {}),
-    "globals of few": (with_globals, {"worker_options": lp.WorkerOptions(seed_globals=True)}),
+    "globals of few": (with_globals, {"seed_globals": True}),
     "padded": (of_varied_length, {"pad": True}),
     "ragged": (of_varied_length, {"ragged": True}),
     "elements": (of_shard, {"batch_size": None}),
@@ -124,8 +121,8 @@ def test_a_generator_class_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "scenes.txt"
     path.write_text("".join(f"{'abcd'[n % 4]} {n / 2}\n" for n in range(301)))
 
-    def make() -> Iterator[Any]:
-        return SceneGenerator(path, ["a", "c", "d"]).generate_data()
+    def make(worker: lp.WorkerInfo) -> Iterator[Any]:
+        return SceneGenerator(path, ["a", "c", "d"], worker.index, worker.count).generate_data()
 
     with lp.Loader.from_generator(make, workers=3, batch_size=8, seed=1) as loader:
         epochs = [read(loader) for _ in range(2)]
@@ -143,36 +140,41 @@ def test_a_generator_class_as_it_is(tmp_path: Path) -> None:
 
 
 def test_copies_are_told_which_they_are(on: Place) -> None:
-    def tell() -> Iterator[Any]:
-        info = lp.worker_info()
-        assert info is not None
-        assert info.shard is None
+    def tell(worker: lp.WorkerInfo) -> Iterator[Any]:
+        assert worker.shard is None
         for _ in range(3):
-            assert lp.worker_info() == info
-            yield info.index, info.count, info.epoch, info.seed & 0xFFFF
+            yield worker.index, worker.count, worker.epoch, worker.seed & 0xFFFF
 
-    def fn(item: Any) -> Any:
-        assert lp.worker_info() is None  # it is of a generator, not of what is called for its items
-        return item
-
-    loader = lp.Loader.from_generator(tell, fn=fn, batch_size=2, shard=lp.Shard(2, 1), **on(2))
+    loader = lp.Loader.from_generator(tell, batch_size=2, shard=lp.Shard(2, 1), **on(2))
     with loader:
         epochs = [read(loader), read(loader)]
     assert {int(n) for batch in epochs[0] for n in batch[0]} == {2, 3}
     assert {int(n) for batch in epochs[0] for n in batch[1]} == {4}
     assert [{int(n) for batch in batches for n in batch[2]} for batches in epochs] == [{0}, {1}]
     assert len({int(n) for batches in epochs for batch in batches for n in batch[3]}) == 4
-    assert lp.worker_info() is None
+
+
+def test_generators_of_shards_are_told_which_they_are(on: Place) -> None:
+    def tell(shard: str, worker: lp.WorkerInfo, rng: np.random.Generator) -> Iterator[Any]:
+        assert worker.shard == shard
+        yield worker.index, worker.count, rng.random() < 1
+
+    with lp.Loader.from_generator(tell, shards=["a", "b", "c"], batch_size=1, **on(2)) as loader:
+        assert [(int(index[0]), int(count[0])) for index, count, _ in read(loader)] == [(0, 3), (1, 3), (2, 3)]
 
 
 def counting() -> Iterator[int]:
     yield from range(10)
 
 
-def its_part(part: int = 0) -> Iterator[int]:
-    info = lp.worker_info()
-    assert info is not None
-    yield from range(info.index, 10, info.count)
+def its_part(worker: lp.WorkerInfo) -> Iterator[int]:
+    yield from range(worker.index, 10, worker.count)
+
+
+class Parts:
+    def __call__(self, worker: lp.WorkerInfo | None = None) -> Iterator[int]:
+        assert worker is not None
+        return its_part(worker)
 
 
 def drawing(rng: np.random.Generator) -> Iterator[int]:
@@ -192,11 +194,11 @@ def test_copies_that_would_all_yield_the_same_are_refused(settings: dict[str, An
     for make in (counting, lambda: counting(), itertools.count):
         with pytest.raises(lp.ArgumentError, match="every item would come 2 times") as raised:
             lp.Loader.from_generator(make, **settings)
-        for way_out in ("shards=", "worker_info()", "copies=", "the source of a Loader"):
+        for way_out in ("a parameter worker", "shards=", "copies=", "the source of a Loader"):
             assert way_out in str(raised.value)
 
 
-@pytest.mark.parametrize("make", [its_part, drawing, lambda: its_part(1)])
+@pytest.mark.parametrize("make", [its_part, drawing, Parts(), lambda worker: its_part(worker)])
 def test_copies_that_differ_are_as_many_as_workers(on: Place, make: Any) -> None:
     for where in (on(2), {"workers": 2}):
         with lp.Loader.from_generator(make, batch_size=5, **where) as loader:
@@ -222,13 +224,11 @@ def test_an_endless_generator(on: Place) -> None:
 
 
 def test_a_slow_copy_holds_up_the_others_only_in_order(on: Place) -> None:
-    def make() -> Iterator[int]:
-        info = lp.worker_info()
-        assert info is not None
+    def make(worker: lp.WorkerInfo) -> Iterator[int]:
         for number in range(40):
-            if info.index == 0:
+            if worker.index == 0:
                 time.sleep(0.02)
-            yield 1000 * info.index + number
+            yield 1000 * worker.index + number
 
     with lp.Loader.from_generator(make, batch_size=4, **on(2)) as loader:
         assert [int(batch[0]) // 1000 for batch in read(loader)] == [0, 1] * 10
@@ -276,9 +276,9 @@ def test_deaths_in_mid_pass_change_no_bit() -> None:
         for number, batch in enumerate(loader):
             got.append(copied(batch))
             if number % 20 == 7:
-                os.kill(next(iter(session.workers.values())).pid, signal.SIGKILL)
+                kill_worker(loader)
             if number in (20, 70):
-                os.kill(session._supervisor.pid, signal.SIGKILL)
+                kill_supervisor(loader)
             if number in (40, 60):
                 loader.resize({40: 1, 60: 4}[number])
         assert session.supervisor_restarts == 2
@@ -288,11 +288,9 @@ def test_deaths_in_mid_pass_change_no_bit() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_a_generator_comes_in_its_turn(on: Place, workers: int) -> None:
-    def make() -> Iterator[int]:
-        info = lp.worker_info()
-        assert info is not None
+    def make(worker: lp.WorkerInfo) -> Iterator[int]:
         yield from range(9)
-        if info.index == info.count - 1:
+        if worker.index == worker.count - 1:
             raise LookupError("no such scene")
 
     got = []
@@ -320,13 +318,11 @@ def test_a_function_for_each_item_and_its_errors(on: Place) -> None:
 
 
 def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
-    def make() -> Iterator[int]:
-        info = lp.worker_info()
-        assert info is not None
+    def make(worker: lp.WorkerInfo) -> Iterator[int]:
         try:
             yield from itertools.count()
         finally:
-            (tmp_path / f"{info.epoch}-{info.index}").touch()
+            (tmp_path / f"{worker.epoch}-{worker.index}").touch()
 
     with lp.Loader.from_generator(make, batch_size=4, workers=2) as loader:
         for _ in range(2):
@@ -343,24 +339,24 @@ def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
 def test_mistakes_are_named() -> None:
     make: Any
     for make, settings, error, match in [
-        (iter([1]), {}, lp.ArgumentTypeError, "pass the generator function itself"),
-        (3, {}, lp.ArgumentTypeError, "make_generator must be callable"),
-        (of_shard, {}, lp.ArgumentTypeError, r"must be callable as make_generator\(\)"),
-        (nothing, {"shards": [1]}, lp.ArgumentTypeError, r"must be callable as make_generator\(shard\)"),
+        (iter([1]), {}, lp.ArgumentError, "pass the generator function itself"),
+        (3, {}, lp.ArgumentError, "make_generator must be callable"),
+        (of_shard, {}, lp.ArgumentError, r"must be callable as make_generator\(\)"),
+        (nothing, {"shards": [1]}, lp.ArgumentError, r"must be callable as make_generator\(shard\)"),
         (of_shard, {"shards": []}, lp.ArgumentError, "shards is empty"),
         (of_shard, {"shards": range(1 << 23)}, lp.ArgumentError, "shards has 8,388,608 elements"),
-        (of_shard, {"shards": "abc"}, lp.ArgumentTypeError, "shards must be a sequence"),
-        (of_shard, {"shards": np.array(3)}, lp.ArgumentTypeError, "shards must be a sequence"),
-        (of_shard, {"shards": 3}, lp.ArgumentTypeError, "shards must be a sequence"),
-        (of_shard, {"shards": {"a", "b"}}, lp.ArgumentTypeError, "shards is a set, which has another order"),
+        (of_shard, {"shards": "abc"}, lp.ArgumentError, "shards must be a sequence"),
+        (of_shard, {"shards": np.array(3)}, lp.ArgumentError, "shards must be a sequence"),
+        (of_shard, {"shards": 3}, lp.ArgumentError, "shards must be a sequence"),
+        (of_shard, {"shards": {"a", "b"}}, lp.ArgumentError, "shards is a set, which has another order"),
         (of_shard, {"shards": [1], "shard": lp.Shard(2, 0)}, lp.ArgumentError, "one would have nothing"),
         (of_shard, {"shards": [1], "cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
         (nothing, {"cycle_length": 2}, lp.ArgumentError, "give shards, too"),
         (nothing, {"shuffle": True}, lp.ArgumentError, "has none: give shards="),
         (nothing, {"on_error": ("skip", 0.5)}, lp.ArgumentError, "must be a number"),
-        (nothing, {"source": []}, lp.ArgumentTypeError, "takes no source"),
+        (nothing, {"source": []}, lp.ArgumentError, "takes no source"),
         (nothing, {"copies": 0}, lp.ArgumentError, "copies must be at least 1"),
-        (nothing, {"copies": "2"}, lp.ArgumentTypeError, "copies must be a whole number"),
+        (nothing, {"copies": "2"}, lp.ArgumentError, "copies must be a whole number"),
         (of_shard, {"copies": 2, "shards": [1]}, lp.ArgumentError, "copies and shards exclude each other"),
     ]:
         with pytest.raises(error, match=match):

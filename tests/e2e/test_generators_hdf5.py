@@ -63,10 +63,8 @@ def test_a_generator_class_with_open_files_in_four_workers(files: list[Path]) ->
     scenes = ("forest", "desert")
     expected = contents(files, scenes)
 
-    def make_generator() -> Iterator[Any]:
-        info = lp.worker_info()
-        assert info is not None
-        return SceneGenerator(files, scenes, info.index, info.count).generate_data()
+    def make_generator(worker: lp.WorkerInfo) -> Iterator[Any]:
+        return SceneGenerator(files, scenes, worker.index, worker.count).generate_data()
 
     with lp.Loader.from_generator(make_generator, workers=4, batch_size=8) as loader:
         seen: list[int] = []

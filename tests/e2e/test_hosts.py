@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import itertools
@@ -23,10 +24,11 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.trainer.engine.engine_statistics import HostStatistics
 from loaderpool.trainer.explain.verdicts import Verdict
 from tests.support.batches import assert_same, read, read_while, told_when
 from tests.support.local_hosts import local_hosts
-from tests.support.processes import parents
+from tests.support.processes import command_of, count_fds, found, parents
 from tests.support.shuffled_loader import loader_of, sample
 
 SHAPES = (
@@ -75,7 +77,7 @@ def test_hosts_make_the_same_bits(shapes: ModuleType, tmp_path: Path, name: str,
         assert_same(made(shape.faults_one_in, workers=pool), made(0, workers=0))
 
 
-@pytest.mark.parametrize("name", ["single batches", "oversize batches", "ragged and text", "rows fail, skip"])
+@pytest.mark.parametrize("name", ["oversize batches", "ragged and text", "rows fail, skip"])
 def test_batches_larger_than_an_object_travel_in_parts(shapes: ModuleType, tmp_path: Path, name: str) -> None:
     def made(**where: Any) -> list[Any]:
         with shapes.make(shapes.SHAPES[name], shapes.Faults(str(tmp_path), os.getpid(), 0), 7, **where) as loader:
@@ -119,51 +121,48 @@ def children(pid: int) -> list[int]:
     return [child for child, parent in parents().items() if parent == pid]
 
 
-def dispatcher() -> int | None:
-    """Its pid; None: it is dead, and the trainer has not waited for anything since."""
-    for pid in children(os.getpid()):
-        with contextlib.suppress(OSError):
-            if "loaderpool-dispatcher" in command_of(pid):
-                return pid
-    return None
+def dispatchers() -> list[int]:
+    """None: it is dead, and the trainer has not waited for anything since."""
+    return [pid for pid in children(os.getpid()) if "loaderpool-dispatcher" in command_of(pid)]
 
 
-def pid_of(found: int | None) -> int:
-    assert found
-    return found
-
-
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
-
-
-def supervisor_of_a_host() -> int:
-    return next(pid for pid in children(pid_of(dispatcher())) if "loaderpool-supervisor" in command_of(pid))
+def supervisors() -> list[int]:
+    return [pid for each in dispatchers() for pid in children(each) if "loaderpool-supervisor" in command_of(pid)]
 
 
 def kill_a_supervisor() -> None:
-    os.kill(supervisor_of_a_host(), signal.SIGKILL)
+    os.kill(found(supervisors), signal.SIGKILL)
 
 
 def kill_a_worker() -> None:
-    os.kill(children(supervisor_of_a_host())[0], signal.SIGKILL)
+    os.kill(found(lambda: [worker for pid in supervisors() for worker in children(pid)]), signal.SIGKILL)
 
 
 def lose_a_host() -> None:
-    os.kill(pid_of(dispatcher()), signal.SIGUSR1)
+    os.kill(found(dispatchers), signal.SIGUSR1)
 
 
 def kill_the_dispatcher() -> None:
-    os.kill(pid_of(dispatcher()), signal.SIGKILL)
+    os.kill(found(dispatchers), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("make", [loader_of, streamed, generated])
-@pytest.mark.parametrize("kill", [kill_a_worker, kill_a_supervisor, lose_a_host, kill_the_dispatcher])
+@pytest.mark.parametrize(
+    ("kill", "make"),
+    [
+        (kill_a_worker, loader_of),
+        (kill_a_worker, generated),
+        (kill_a_supervisor, streamed),
+        (lose_a_host, loader_of),
+        (lose_a_host, generated),
+        (kill_the_dispatcher, streamed),
+        (kill_the_dispatcher, generated),
+    ],
+)
 def test_a_death_in_mid_epoch_changes_no_bit(kill: Callable[[], None], make: Callable[..., lp.Loader]) -> None:
     with make(0) as loader:
         expected = read(loader, passes=2)
     with lp.Pool(2, _program=local_hosts(2, 2)) as pool, make(pool) as loader:
-        doing = {20: kill, 60: lambda: dispatcher() and kill()}
+        doing = {20: kill, 60: lambda: dispatchers() and kill()}
         got = read_while(loader, doing) + read_while(loader, doing)
     assert_same(got, expected)
 
@@ -268,8 +267,8 @@ def test_each_host_keeps_what_it_has_made(where: str, tmp_path: Path) -> None:
         found = loader.statistics()
     calls = (tmp_path / "calls").stat().st_size
     assert calls < 2 * 200 + 40  # once on each of the hosts, where each has its own; some are made twice at once
-    assert found.cache_hits + found.cache_misses >= 4 * 200 and found.cache_hits >= 4 * 200 - calls
-    assert found.cache_bytes > 200 * 100 * 8
+    assert found.cache.hits + found.cache.misses >= 4 * 200 and found.cache.hits >= 4 * 200 - calls
+    assert found.cache.bytes > 200 * 100 * 8
 
 
 def test_a_cache_that_a_node_cannot_have_is_an_error_that_names_the_node(tmp_path: Path) -> None:
@@ -300,12 +299,14 @@ def test_without_an_order_each_batch_comes_once() -> None:
 
 def test_abandoned_passes_leave_nothing(tmp_path: Path) -> None:
     with lp.Pool(2, _program=local_hosts(2, 1)) as pool, loader_of(pool) as loader:
+        next(iter(loader))
+        told_when(loader, lambda told: [host.state for host in told.hosts] == ["running"] * 2)
         first = None
         for _ in range(60):
             batches = iter(loader)
             next(batches)
             del batches
-            now = len(os.listdir(f"/proc/{dispatcher()}/fd"))
+            now = count_fds(found(dispatchers))
             first = first or now
             assert now <= first + 2
         assert sum(1 for _ in loader) == 100
@@ -348,37 +349,137 @@ def test_a_sample_that_hangs_and_one_that_kills() -> None:
     assert got == [item for item in range(60) if item not in (17, 33)]
 
 
-def test_a_file_that_a_node_does_not_see_is_named_before_the_first_batch(tmp_path: Path) -> None:
-    """As a `RayPool` has them looked for; here the host does not see it as it is gone by then."""
-    files = [tmp_path / f"{number}.txt" for number in range(8)]
-    for file in files:
-        file.write_text("text")
+def test_a_relative_path_is_told_as_such_with_where_the_node_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")  # hosts begin there, and so do their workers
+    pool = lp.Pool(1, _program=local_hosts(1, 1))
+    with pool, lp.Loader(["../a.txt"] * 8, len, batch_size=2, workers=pool) as loader:
+        assert len(list(loader)) == 4
+        monkeypatch.chdir(tmp_path)
+        loader = lp.Loader(range(8), lambda item: len(Path("a.txt").read_text()), batch_size=2, workers=pool)
+        with loader, pytest.raises(lp.SampleError) as caught:
+            list(loader)
+    text = str(caught.value)
+    assert text.startswith("[Errno 2] No such file or dir") and "resolve()" in text
+    assert f"The path is relative, and that node looked for {tmp_path / 'there' / 'a.txt'}: " in text
+    assert "mount" not in text
 
-    class Looking(lp.Pool):
-        def _check_loader(self, checked: Any) -> Any:
-            checked = lp.RayPool._check_loader(self, checked)  # type: ignore[arg-type]
-            files[-1].unlink()
-            return checked
 
-    called: list[Path] = []
-    pool = Looking(1, _program=local_hosts(1, 1))
-    told = pytest.raises(lp.DataNotVisibleError, match=f"node 10.0.0.1 does not see {re.escape(str(files[-1]))}, which")
-    with pool, lp.Loader(files, called.append, batch_size=2, workers=pool) as loader, told:
-        next(iter(loader))
+def test_a_file_that_this_machine_has_and_a_node_does_not_is_told_as_such(tmp_path: Path) -> None:
+    there = tmp_path / "a.txt"
+
+    def load(item: int) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(there))
+
+    with lp.Pool(1, _program=local_hosts(1, 1)) as pool:
+        for advice in (False, True):
+            with lp.Loader(range(8), load, batch_size=2, workers=pool) as loader:
+                with pytest.raises(FileNotFoundError) as caught:
+                    list(loader)
+                assert (f"This machine has {there}. Have all nodes mount" in str(caught.value)) == advice
+            there.write_text("text")
+
+
+class Sights:
+    """A function of hosts of one worker: the second of them that makes a row finds no file, or not those of some rows.
+
+    Args:
+        folder: of files that some rows name; others name files that no machine has.
+        unseen: rows that the second host finds no file of.
+        nowhere: rows that no host finds one of.
+    """
+
+    def __init__(self, folder: Path, unseen: Callable[[int], bool], nowhere: Callable[[int], bool] = bool) -> None:
+        self.folder, self.unseen, self.nowhere = folder, unseen, nowhere
+        (folder / "hosts").mkdir()
+
+    def __call__(self, item: int) -> int:
+        if self.nowhere(item) or (self.host() == 1 and self.unseen(item)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / f"{item}.txt"))
+        return item
+
+    def host(self) -> int:
+        """The number of this host, by the order in which they came here."""
+        for number in itertools.count():
+            place = self.folder / "hosts" / str(number)
+            with contextlib.suppress(FileExistsError):
+                place.symlink_to(str(os.getppid()))
+            if os.readlink(place) == str(os.getppid()):
+                return number
+        raise AssertionError
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_node_that_sees_no_file_is_an_error_and_leaves_nothing_out(tmp_path: Path, batch_size: int) -> None:
+    """This machine does not see them, either; and some are nowhere."""
+    sights = Sights(tmp_path, unseen=lambda item: True, nowhere=lambda item: item in (13, 14))
+    got: list[int] = []
+    pool = lp.Pool(3, _program=local_hosts(3, 1))
+    said = rf"^node 10\.0\.0\.\d does not see {tmp_path}/\d+\.txt, and node 10\.0\.0\.\d does: .*Have all nodes mount"
+    loader = lp.Loader(range(60), sights, batch_size=batch_size, workers=pool, on_error="skip")
+    with pool, loader, pytest.raises(lp.SourceError, match=said):
+        for batch in loader:
+            got += batch.tolist()
+    assert got == [item for item in range(60) if item not in (13, 14)][: len(got)]
+
+
+def test_a_node_that_does_not_see_some_files_of_this_machine_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "5.txt").write_text("text")
+    sights = Sights(tmp_path, unseen=lambda item: item == 5)
+
+    class Fifth:
+        def __getitem__(self, index: int) -> int:
+            return 5 if index > 20 else index
+
+        def __len__(self) -> int:
+            return 60
+
+    pool = lp.Pool(2, _program=local_hosts(2, 1))
+    loader = lp.Loader(Fifth(), sights, batch_size=4, workers=pool, on_error="skip")
+    said = rf"node 10\.0\.0\.\d does not see {tmp_path}/5\.txt, and this machine does"
+    with pool, loader, pytest.raises(lp.SourceError, match=said):
+        list(loader)
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize(("batch_size", "shuffle"), [(1, False), (1, True), (5, True)])
+def test_files_that_are_nowhere_are_left_out_whoever_makes_the_batch(
+    tmp_path: Path, hosts: int, batch_size: int, shuffle: bool
+) -> None:
+    """Half of all, so that hosts begin with some; hosts are lost, and a pass is left, while it is looked into."""
+    sights = Sights(tmp_path, unseen=lambda item: False, nowhere=lambda item: item % 2 == 0 or item > 100)
+
+    def made(workers: int | lp.Pool) -> lp.Loader:
+        return lp.Loader(
+            range(120), sights, batch_size=batch_size, shuffle=shuffle, seed=3, workers=workers, on_error="skip"
+        )
+
+    with made(0) as loader:
+        expected = read(loader, passes=3)
+    with lp.Pool(hosts, restarts=None, _program=local_hosts(hosts, 1)) as pool, made(pool) as loader:
+        got = read_while(loader, dict.fromkeys((2, 9), lose_a_host))
+        state = loader.state_dict()
+        for number, _ in enumerate(loader):
+            if number == 2:
+                break
+        loader.load_state_dict(state)
+        assert_same(got + read(loader, passes=2), expected)
 
 
 def test_statistics_say_what_each_host_has_done() -> None:
     with lp.Pool(2, _program=local_hosts(2, 2)) as pool, loader_of(pool) as loader:
-        made = sum(batch["noise"].nbytes + batch["item"].nbytes for batch in loader)
         read(loader)
-        told = loader.statistics()
+        told_when(loader, lambda told: [host.state for host in told.hosts] == ["running"] * 2)
+        read(loader)
+        told = told_when(loader, lambda told: sum(host.batches for host in told.hosts) >= 200)
     assert sorted((host.node, host.address) for host in told.hosts) == [("node 0", "10.0.0.1"), ("node 1", "10.0.0.2")]
-    assert [(host.workers, host.state, host.restarts) for host in told.hosts] == [(2, "running", 0)] * 2
-    assert sum(host.batches for host in told.hosts) >= told.batches == 200
-    assert sum(host.bytes for host in told.hosts) >= told.bytes == 2 * made
-    assert all(host.busy_s > 0.05 and host.wait_s > 0 and 0 < host.round_trip_s < 5 for host in told.hosts)
-    assert told.worker_wait_s == pytest.approx(sum(host.wait_s for host in told.hosts))
-    assert (told.hosts_lost, told.batches_redone, told.restarts) == (0, 0, 0)
+    assert [(host.workers, host.state) for host in told.hosts] == [(2, "running")] * 2
+    assert told.batches == 200
+    assert all(host.busy_s > 0.05 for host in told.hosts) and sum(worker.wait_s for worker in told.workers) > 0
+    assert (told.hosts_lost, told.restarts, told.notes) == (0, 0, ())
 
 
 def test_statistics_count_hosts_that_were_lost_and_what_others_made_of_theirs(tmp_path: Path) -> None:
@@ -405,42 +506,34 @@ def test_statistics_count_hosts_that_were_lost_and_what_others_made_of_theirs(tm
         lp.Loader(range(600), gated, batch_size=6, workers=pool) as loader,
     ):
         read_while(loader, {20: kill_a_worker})
-        told_when(loader, lambda told: told.restarts == 1)
         gate.unlink()
         read_while(loader, {20: lose_one_at_the_gate})  # batches may be made in portions
-        assert 0 < loader.statistics().batches_redone <= 100
+        assert any("batches of hosts that are gone" in note for note in loader.statistics().notes)
         read_while(loader, {40: lose_a_host})
         told = told_when(loader, lambda told: told.hosts_lost == 2)
-    assert told.restarts == 1  # of a host that is gone
     assert len(told.hosts) == 2 and told.supervisor_restarts == 0
 
 
-def test_a_host_that_leaves_is_none_that_was_lost_and_its_workers_restarts_still_count() -> None:
+def test_a_host_that_leaves_is_none_that_was_lost() -> None:
     with lp.Pool(2, _program=local_hosts(2, 1)) as pool, loader_of(pool) as loader:
-        read_while(loader, {20: kill_a_worker})
-        told_when(loader, lambda told: told.restarts == 1)
+        read(loader)
         pool.resize(1)
         told = told_when(loader, lambda told: len(told.hosts) == 1)
-    assert (told.hosts_lost, told.restarts) == (0, 1)
+    assert told.hosts_lost == 0
 
 
 def test_a_host_that_starts_is_told_of_as_such() -> None:
     """One that waits for CPUs, say; it has no share of the work yet."""
     with lp.Pool(2, _program=local_hosts(2, 1, late=1)) as pool, loader_of(pool, items=60) as loader:
         read(loader)
-        told = loader.statistics()
-    assert sorted(host.state for host in told.hosts) == ["running", "starting"]
-    assert next(host for host in told.hosts if host.state == "starting") == lp.HostStatistics(
+        told = told_when(loader, lambda told: sorted(host.state for host in told.hosts) == ["running", "starting"])
+    assert next(host for host in told.hosts if host.state == "starting") == HostStatistics(
         node="",
         address="",
         workers=0,
         state="starting",
         batches=0,
-        bytes=0,
         busy_s=0.0,
-        wait_s=0.0,
-        restarts=0,
-        round_trip_s=0.0,
     )
     assert len(told.workers) == 1
 
@@ -458,7 +551,7 @@ def test_workers_of_this_machine_are_no_hosts() -> None:
     with loader_of(2, items=60) as loader:
         read(loader)
         told = loader.statistics()
-    assert (told.hosts, told.hosts_lost, told.batches_redone) == ((), 0, 0)
+    assert (told.hosts, told.hosts_lost, told.notes) == ((), 0, ())
 
 
 def test_a_sample_that_ends_its_worker_is_told_with_the_node() -> None:
@@ -509,20 +602,7 @@ def test_a_module_that_a_node_does_not_have_is_named_with_the_node(module: Any) 
     place = re.match(r"the supervisor on node (10\.0\.0\.[12]) could not load function and source: ModuleNotF", text)
     assert place
     assert f"Node {place[1]} does not have the module 'hosts_own_module', which the function or the source" in text
-    assert 'RayPool(runtime_env={"py_modules": [hosts_own_module]})' in text
-
-
-def test_workers_that_are_not_forked_there_are_warned_of_once_with_the_node(module: Any) -> None:
-    text = "import os, threading, time\nif os.environ.get('LOADERPOOL_ROLE'):\n"
-    text += "    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    made, _ = module(text + "def double(item):\n    return 2 * item\n")
-    pool = lp.Pool(2, _program=local_hosts(2, 1))
-    with pool, lp.Loader(range(40), made.double, batch_size=4, workers=pool) as loader:
-        said = r"the workers on node 10\.0\.0\.[12] are not forked: importing 'hosts_own_module' started 1 thread"
-        with pytest.warns(lp.WorkersNotForkedWarning, match=said) as caught:
-            assert sum(batch.sum() for _ in range(2) for batch in loader) == 3120
-        assert len(caught) == 1 and caught[0].filename == __file__
-        assert loader.statistics().workers_start == "exec"
+    assert "RayPool(actor_options={'runtime_env': {'py_modules': [hosts_own_module]}})" in text
 
 
 def test_a_storm_of_hosts_says_which_nodes_and_why() -> None:
@@ -531,7 +611,7 @@ def test_a_storm_of_hosts_says_which_nodes_and_why() -> None:
             r"3 hosts were lost within 60 s, more than restarts=\(2, 60\) allows; the last on node 10\.0\.0\.\d: a "
             r"test has ended it\. The nodes were 10\.0\.0\..* \(1\)\. So many mean that the fault is general"
         )
-        with pytest.raises(lp.HostLostError, match=said) as caught:
+        with pytest.raises(lp.WorkerLostError, match=said) as caught:
             for _ in range(3):
                 lost = loader.statistics().hosts_lost
                 read_while(loader, {40: lose_a_host})
@@ -546,7 +626,7 @@ def test_hosts_that_never_begin_are_told_as_hosts() -> None:
         r"\d hosts in a row were lost before they had begun any batch, the last on node 10\.0\.0\.\d: its environment "
         r"could not be set up\. The nodes were 10\.0\.0\..* \(1\)\. Look"
     )
-    pool, told = lp.Pool(1, _program=local_hosts(1, 1, born=False)), pytest.raises(lp.HostLostError, match=said)
+    pool, told = lp.Pool(1, _program=local_hosts(1, 1, born=False)), pytest.raises(lp.WorkerLostError, match=said)
     with pool, loader_of(pool) as loader, told:
         next(iter(loader))
 
@@ -565,7 +645,7 @@ def test_a_batch_that_ends_host_after_host_is_told_with_the_nodes_and_why() -> N
     pool = lp.Pool(1, _program=local_hosts(1, 1))
     with pool, lp.Loader(range(60), end_my_host, batch_size=4, workers=pool, limits=limits) as loader:
         got = []
-        with pytest.raises(lp.HostLostError, match=r"3 hosts died over batch 4 of epoch 0") as caught:
+        with pytest.raises(lp.WorkerLostError, match=r"3 hosts died over batch 4 of epoch 0") as caught:
             for batch in loader:
                 got += batch.tolist()
     assert "it had nothing else to do, on node 10.0.0.3: a test has ended it. A sample that ends its" in str(
@@ -580,8 +660,8 @@ def test_a_warning_of_the_dispatcher_comes_while_a_batch_is_waited_for(recwarn: 
     program = local_hosts(1, 1, late=1, warns="there has been no host for 60 s: each needs 4 CPUs")
     with lp.Pool(1, _program=program) as pool, loader_of(pool) as loader:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", lp.ClusterWarning)
-            with pytest.raises(lp.ClusterWarning, match="no host for 60 s: each needs 4 CPUs"):
+            warnings.simplefilter("error", lp.LoaderpoolWarning)
+            with pytest.raises(lp.LoaderpoolWarning, match="no host for 60 s: each needs 4 CPUs"):
                 next(iter(loader))
         pool.resize(2)
         read(loader)
@@ -593,7 +673,8 @@ def test_a_budget_that_is_too_small_for_all_hosts_is_told_with_the_one_that_woul
         limits = lp.Limits(memory=memory)
         with lp.Pool(2, _program=local_hosts(2, 2)) as pool, loader_of(pool, items=120, limits=limits) as loader:
             read(loader)
-            return told_when(loader, lambda told: sum(host.workers for host in told.hosts) == 4).hosts_wait_because
+            told = told_when(loader, lambda told: sum(host.workers for host in told.hosts) == 4)
+            return "".join(note for note in told.notes if note.startswith("Limits(memory="))
 
     short = made(1 << 20)
     said = (
@@ -604,7 +685,7 @@ def test_a_budget_that_is_too_small_for_all_hosts_is_told_with_the_one_that_woul
     assert made(int(found[4])) == made(1 << 30) == ""
     with loader_of(2, items=60, limits=lp.Limits(memory=1 << 20)) as loader:
         read(loader)
-        assert loader.statistics().hosts_wait_because == ""
+        assert not loader.statistics().notes
 
 
 def test_where_the_cluster_is_lost_the_place_is_saved_and_goes_on_anywhere() -> None:
@@ -616,27 +697,18 @@ def test_where_the_cluster_is_lost_the_place_is_saved_and_goes_on_anywhere() -> 
     with pool, loader_of(pool, limits=few_slots) as loader:
         got += read(loader)
         batches = iter(loader)
-        with pytest.raises(lp.ClusterLostError, match="the cluster is lost: no head"):
+        with pytest.raises(lp.ClusterError, match="the cluster is lost: no head"):
             for number in itertools.count():
                 got += read([next(batches)])
                 if number == 20:
                     kill_the_dispatcher()
-        with pytest.raises(lp.ClusterLostError):  # and again: nothing comes any more
+        with pytest.raises(lp.ClusterError):  # and again: nothing comes any more
             next(iter(loader))
         states = [loader.state_dict(), batches.state_dict()]
         assert states[0] == states[1] and states[0]["epoch"] == 1
     with loader_of(2) as loader:
         loader.load_state_dict(json.loads(json.dumps(states[0])))
         assert_same(got + read(loader), expected)
-
-
-def test_where_the_cluster_is_lost_local_workers_go_on_if_there_shall_be_some() -> None:
-    with loader_of(0) as loader:
-        expected = read(loader, passes=2)
-    with lp.Pool(2, _program=local_hosts(2, 2, lost="no head", fallback_workers=3)) as pool, loader_of(pool) as loader:
-        assert_same(read_while(loader, {20: kill_the_dispatcher}) + read(loader), expected)
-        told = told_when(loader, lambda told: len(told.workers) == 3)
-        assert told.hosts == () and all(worker.pid and not worker.host for worker in told.workers)
 
 
 def test_what_is_wrong_here_is_told_here() -> None:

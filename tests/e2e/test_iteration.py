@@ -555,10 +555,10 @@ def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int, r
     statistics = loader.statistics()
     assert statistics.batches == 100 * rounds
     if workers:
-        assert statistics.batches_oversize >= 1
+        assert statistics.memory.batches_oversize >= 1
         # The slots became larger: not every large batch came in memory of its own.
-        assert statistics.batches_oversize < 70 * rounds
-        assert statistics.slot_bytes > 2 * 7 * 10**3 * 4
+        assert statistics.memory.batches_oversize < 70 * rounds
+        assert statistics.memory.slot_bytes > 2 * 7 * 10**3 * 4
 
 
 def test_oversize_batches_come_in_chunks_too(on: Place) -> None:
@@ -566,7 +566,7 @@ def test_oversize_batches_come_in_chunks_too(on: Place) -> None:
         range(4000), lambda index: np.full(1 if index < 2000 else 400, index), batch_size=1, ragged=True, **on(2)
     )
     assert [int(batch[0][-1]) for batch in loader] == list(range(4000))
-    assert loader.statistics().batches_oversize >= 2
+    assert loader.statistics().memory.batches_oversize >= 2
 
 
 # ---- tickets of many batches ----
@@ -607,43 +607,6 @@ def test_skipped_rows_are_left_out_and_empty_batches_with_them(on: Place, worker
     assert (statistics.batches, statistics.samples) == (4, 14)
     with pytest.raises(TypeError, match="skip"):
         len(loader)
-
-
-@WORKERS
-def test_a_replaced_row_is_the_next_good_one_of_its_batch(on: Place, workers: int) -> None:
-    loader = lp.Loader(range(20), fail_at({0, 5, 10, 11, 19}), batch_size=4, on_error="replace", **on(workers))
-    rows = [[1, 1, 2, 3], [4, 6, 6, 7], [8, 9, 9, 9], [12, 13, 14, 15], [16, 17, 18, 18]]
-    assert [batch.tolist() for batch in loader] == rows
-    assert loader.statistics().replaced_indices == (0, 5, 10, 11, 19)
-    assert len(loader) == 5
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("action", ["skip", "replace"])
-@pytest.mark.parametrize(("budget", "is_enough"), [(2, False), (3, True), (0.1, False), (0.2, True)])
-def test_a_budget_of_errors_holds_for_each_pass(
-    on: Place, workers: int, action: str, budget: float, is_enough: bool
-) -> None:
-    loader = lp.Loader(range(20), fail_at({3, 9, 17}), batch_size=4, on_error=(action, budget), **on(workers))
-    for _ in range(3):
-        if is_enough:
-            assert len(read(loader)) == 5
-            continue
-        with pytest.raises(ValueError, match="allows"):
-            read(loader)
-
-
-def test_a_batch_without_any_good_row_cannot_be_replaced(on: Place) -> None:
-    for workers in (0, 2):
-        loader = lp.Loader(range(8), fail_at({4, 5, 6, 7}), batch_size=4, on_error="replace", **on(workers))
-        with pytest.raises(ValueError, match="bad 7"):
-            read(loader)
-
-
-def test_where_all_samples_fail_the_first_error_is_raised(on: Place) -> None:
-    for workers in (0, 2):
-        with pytest.raises(ValueError, match="bad 0"):
-            read(lp.Loader(range(1000), fail_at(set(range(1000))), on_error="skip", **on(workers)))
 
 
 # ---- writing into the batch, setting up, seeing old objects ----

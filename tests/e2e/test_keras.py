@@ -183,43 +183,6 @@ def test_compiled_training_gives_the_same_weights_for_any_number_of_workers(tf: 
 _weights: dict[str, Any] = {}
 
 
-def test_an_error_of_the_function_ends_fit_and_the_next_fit_is_whole(tf: Any, pool: lp.Pool, tmp_path: Any) -> None:
-    import keras
-
-    flag = tmp_path / "fails"
-    flag.touch()
-
-    def fragile(index: int) -> Any:
-        if index == 25 and flag.exists():
-            raise ValueError("item 25 is bad")
-        return sample(index)
-
-    model, seen = recording_model(keras)
-    with lp.Loader(range(ITEMS), fragile, batch_size=BATCH, workers=pool) as loader:
-        dataset = loader.as_dataset()
-        with pytest.raises(tf.errors.InvalidArgumentError, match="item 25 is bad"):
-            model.fit(dataset, epochs=1, verbose=0)
-        error = loader.last_error
-        assert isinstance(error, lp.SampleError)
-        assert isinstance(error, ValueError)
-        assert error.index == 25
-        flag.unlink()
-        seen.clear()
-        model.fit(dataset, epochs=1, verbose=0)
-    assert seen == EPOCH
-
-
-def test_fit_under_a_mirrored_strategy_learns(mirrored: Any, pool: lp.Pool) -> None:
-    import keras
-
-    with mirrored.scope():
-        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        model.compile(optimizer=keras.optimizers.SGD(1e-4), loss="mse")
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool) as loader:
-        losses = model.fit(loader.as_dataset(), epochs=3, verbose=0).history["loss"]
-    assert losses[2] < losses[0]
-
-
 class Weighted:
     """Batches of three: the last one says how much each row counts."""
 
@@ -258,37 +221,3 @@ def test_class_weight_works_with_a_sequence(tf: Any, pool: lp.Pool) -> None:
             return float(model.fit(loader.as_dataset(), verbose=0, class_weight=class_weight).history["loss"][0])
 
     assert trained({0: 2.0, 1: 2.0}) == pytest.approx(2 * trained(None), rel=1e-5)
-
-
-def test_hooks_of_a_py_dataset_run_once_for_each_epoch_of_fit(tf: Any, pool: lp.Pool) -> None:
-    import keras
-
-    class Stepping(keras.utils.PyDataset):
-        def __init__(self) -> None:
-            super().__init__()
-            self.step = 0
-            self.calls: list[str] = []
-
-        def __len__(self) -> int:
-            return 3
-
-        def __getitem__(self, index: int) -> Any:
-            return np.full((2, 2), 10 * self.step + index, np.float32), np.zeros((2, 1), np.float32)
-
-        def on_epoch_begin(self) -> None:
-            self.calls.append("begin")
-
-        def on_epoch_end(self) -> None:
-            self.calls.append("end")
-            self.step += 1
-
-    sequence = Stepping()
-    model, seen = recording_model(keras)
-    with lp.Loader.from_sequence(sequence, workers=pool) as loader:
-        dataset = loader.as_dataset()
-        model.fit(dataset, epochs=3, verbose=0)
-        del dataset
-        assert sequence.step in (2, 3)  # the last epoch's end may still be on its way on a thread of tf.data
-        list(loader)
-    assert seen == [[10 * step + index] * 2 for step in range(3) for index in range(3)]
-    assert sequence.calls == ["begin", "end"] * 4

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
-import signal
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support import leaks
+from tests.support.batches import kill_supervisor
 from tests.support.child import run_child
 from tests.support.processes import wait_gone
 
@@ -121,7 +120,7 @@ def test_rows_of_tensorflow_come_as_arrays(tf: Any) -> None:
                 lp.Loader.from_sequence(sequence, shuffle=shuffle, seed=1, workers=workers) as loader,
                 warnings.catch_warnings(),
             ):
-                warnings.simplefilter("ignore", lp.WorkersNotForkedWarning)
+                warnings.simplefilter("ignore", lp.LoaderpoolWarning)
                 plain["check"](loader, infinite, shuffle)
                 plain["check"](loader.as_dataset(), infinite, shuffle)
         assert loader.statistics().workers_start == "exec"
@@ -141,7 +140,7 @@ def test_rows_of_another_framework_come_as_arrays(package: str, make: str, text:
         import {package}
         x, y = map({make}, arrays())
         with warnings.catch_warnings(), lp.Pool(1) as pool:
-            warnings.simplefilter("ignore", lp.WorkersNotForkedWarning)
+            warnings.simplefilter("ignore", lp.LoaderpoolWarning)
             for infinite, shuffle in {CASES}:
                 for workers in (pool, 0):
                     sequence = Rows(x, y, infinite=infinite)
@@ -352,10 +351,7 @@ def test_a_supervisor_that_dies_does_not_ask_for_an_item_before_the_epoch(tmp_pa
     with lp.Pool(1) as pool, lp.Loader.from_sequence(Noting(log), workers=pool) as loader:
         with lp.Loader(range(2), batch_size=2, workers=pool) as other:
             assert next(iter(other)).tolist() == [0, 1]
-            [worker] = other.statistics().workers
-            supervisor = int(Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1])
-            os.kill(supervisor, signal.SIGKILL)
-            assert wait_gone([supervisor], 5.0) == []
+            assert wait_gone([kill_supervisor(other)], 5.0) == []
             if is_noticed:
                 assert len([batch for _ in range(4) for batch in other]) == 4
         assert log.read_text() == ""

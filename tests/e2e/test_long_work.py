@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import signal
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +14,7 @@ from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.session.session import Session
 from tests.support.child import run_child
 
+ON = {"LOADERPOOL_PROGRESS": None}  # tests switch it off in all their children
 SOON = """
 import threading
 import time
@@ -75,26 +71,12 @@ def resume(make):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_lengths_are_counted_as_they_are_found(workers: int) -> None:
-    result = run_child(f"{SOON}\nmake_buckets({workers}).close()\n").check()
+    result = run_child(f"{SOON}\nmake_buckets({workers}).close()\n", env=ON).check()
     shares = [int(share) for share in re.findall(r"calling Buckets.by: (\d+)% of 2,000 items, ", result.stderr)]
     assert shares and shares == sorted(shares)
     if workers:
         assert len(shares) > 3
         assert any(line.endswith(" left") for line in result.stderr.splitlines())
-
-
-def test_a_cache_that_is_filled_says_so_in_the_first_epoch_only(tmp_path: Path) -> None:
-    result = run_child(
-        f"""{SOON}
-with lp.Loader(range(3000), zeros, batch_size=8, workers=2, cache={str(tmp_path / "kept")!r}) as loader:
-    for batch in loader: pass
-    print("over", file=__import__("sys").stderr)
-    for batch in loader: pass
-"""
-    ).check()
-    before, _, behind = result.stderr.partition("over\n")
-    assert re.search(r"filling cache='.*kept': \d+% of 3,000 items, ", before)
-    assert behind == ""
 
 
 @pytest.mark.parametrize(
@@ -117,46 +99,33 @@ with lp.Loader(range(3000), zeros, batch_size=8, workers=2, cache={str(tmp_path 
     ],
 )
 def test_a_pass_that_goes_on_says_how_far_it_is_on_the_way_to_its_place(made: str, says: str) -> None:
-    result = run_child(f"{SOON}\nresume(lambda: {made})\n").check()
+    result = run_child(f"{SOON}\nresume(lambda: {made})\n", env=ON).check()
     assert re.search(says, result.stderr), result.stderr
+
+
+def test_a_function_whose_imports_take_seconds_is_told_while_the_first_batch_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "slow_library.py").write_text("import time\ntime.sleep(3)\nvalue = 1\n")
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        sys.modules["slow_library"] = type(sys)("slow_library")  # here it is there already
+        import loaderpool as lp
+
+        import slow_function
+
+        with lp.Loader(range(8), slow_function.load, batch_size=4, workers=1) as loader:
+            print(len(list(loader)))
+        """
+    (tmp_path / "slow_function.py").write_text("import slow_library\ndef load(item):\n    return float(item)\n")
+    result = run_child(code, env=ON).check()
+    assert result.stdout == "2\n"
+    lines = [line for line in result.stderr.splitlines() if line.startswith("loaderpool: loading the function")]
+    assert len(lines) == 1 and re.search(r"[12](\.\d+)? s so far$", lines[0])
 
 
 def test_the_switch_turns_all_of_it_off() -> None:
     result = run_child(f"{SOON}\nmake_buckets(2).close()\n", env={"LOADERPOOL_PROGRESS": "0"}).check()
     assert result.stderr == ""
-
-
-def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
-    pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
-    script = tmp_path / "script.py"
-    script.write_text(f"{SOON}\nif __name__ == '__main__':\n    make_buckets(2)\n")
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execve(sys.executable, [sys.executable, str(script)], environment | {"TERM": "xterm"})
-    shown, is_sent, deadline = b"", False, time.monotonic() + 60
-    try:
-        while time.monotonic() < deadline:
-            if not select.select([terminal], [], [], 1)[0]:
-                continue
-            try:
-                piece = os.read(terminal, 1 << 16)
-            except OSError:  # so the end of a terminal shows on Linux
-                break
-            if not piece:
-                break
-            shown += piece
-            if not is_sent and b"of 2,000 items" in shown:
-                os.write(terminal, b"\x03")
-                is_sent = True
-    finally:
-        os.close(terminal)
-        if time.monotonic() >= deadline:
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    assert is_sent and b"KeyboardInterrupt" in shown
-    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1  # hidden, and shown again
-    assert shown.index(b"\x1b[?25h") < shown.index(b"KeyboardInterrupt")
 
 
 def test_work_that_ends_while_another_thread_waits_ends_no_wait() -> None:

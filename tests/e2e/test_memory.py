@@ -60,10 +60,10 @@ def test_keeping_every_batch_neither_stops_the_pool_nor_changes_data(
         for number, batch in enumerate(batches):
             check(batch, number)
     statistics = loader.statistics()
-    assert statistics.batches_lent + statistics.batches_copied == 3 * BATCHES
-    assert statistics.batches_lent > 0
+    assert statistics.memory.batches_lent + statistics.memory.batches_copied == 3 * BATCHES
+    assert statistics.memory.batches_lent > 0
     if memory_limit is not None:
-        assert statistics.batches_copied > 0
+        assert statistics.memory.batches_copied > 0
 
 
 def test_a_consumer_that_lets_go_gets_everything_without_a_copy(on: Place) -> None:
@@ -73,8 +73,8 @@ def test_a_consumer_that_lets_go_gets_everything_without_a_copy(on: Place) -> No
             check(batch, number)
             del batch
     statistics = loader.statistics()
-    assert (statistics.batches_lent, statistics.batches_copied) == (3 * BATCHES, 0)
-    assert statistics.slots_lent == 0
+    assert (statistics.memory.batches_lent, statistics.memory.batches_copied) == (3 * BATCHES, 0)
+    assert statistics.memory.slots_lent == 0
 
 
 @pytest.mark.parametrize("keep", [slice(2, 5), slice(0, 1), 3, (slice(None), 0), slice(None, None, -2)], ids=str)
@@ -83,14 +83,14 @@ def test_a_part_of_a_batch_kept_alone_keeps_its_data_while_the_pool_goes_on(on: 
         range(800), lambda index: np.full(512, index), batch_size=8, limits=lp.Limits(memory="1MiB"), **on(2)
     )
     kept = [(copied(batch), batch[keep]) for _, batch in zip(range(10), loader, strict=False)]
-    assert loader.statistics().slots_lent >= 1
+    assert loader.statistics().memory.slots_lent >= 1
     for _ in range(4):
         assert [int(batch[0, 0]) for batch in loader] == list(range(0, 800, 8))
     for whole, part in kept:
         assert np.array_equal(part, whole[keep])
     del part, kept
     gc.collect()
-    assert loader.statistics().slots_lent == 0
+    assert loader.statistics().memory.slots_lent == 0
 
 
 def test_slots_return_when_the_last_view_dies(on: Place) -> None:
@@ -99,15 +99,15 @@ def test_slots_return_when_the_last_view_dies(on: Place) -> None:
     batches = iter(loader)
     held = [next(batches) for _ in range(3)]
     views = [held[0][1], held[0].reshape(-1)[5:], held[1].T]
-    lent = loader.statistics().slots_lent
+    lent = loader.statistics().memory.slots_lent
     assert lent == 3
     del held
-    assert loader.statistics().slots_lent == 2
+    assert loader.statistics().memory.slots_lent == 2
     assert (views[0] == 1).all() and views[1][0] == 0 and (views[2][:, 0] == 2).all()
     del views[:2]
-    assert loader.statistics().slots_lent == 1
+    assert loader.statistics().memory.slots_lent == 1
     del views
-    assert loader.statistics().slots_lent == 0
+    assert loader.statistics().memory.slots_lent == 0
 
 
 def test_last_epochs_views_are_right_while_the_next_epochs_are_read(on: Place) -> None:
@@ -162,7 +162,7 @@ def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
     )
     for batches in (list(large), list(large)):
         assert all(part.ctypes.data % 64 == 0 for batch in batches for part in batch)
-    assert large.statistics().batches_copied > 0 and large.statistics().batches_lent > 0
+    assert large.statistics().memory.batches_copied > 0 and large.statistics().memory.batches_lent > 0
     first = next(iter(loader))
     assert all(part.ctypes.data % 64 == 0 for part in first)
 
@@ -191,7 +191,7 @@ def test_the_ring_keeps_to_the_memory_limit(on: Place, limit: str) -> None:
     for iterator in iterators:
         next(iterator)
     statistics = loader.statistics()
-    assert 0 < statistics.slots * statistics.slot_bytes <= nbytes
+    assert 0 < statistics.memory.slots * statistics.memory.slot_bytes <= nbytes
     assert indices_in(batch["y"] for batch in loader) == list(range(4 * BATCHES))
     assert len(kept) == BATCHES
 
@@ -227,7 +227,71 @@ def test_the_least_limit_that_the_error_names_works(on: Place, row_bytes: int, b
     for _ in range(2):
         batches = list(works)
         assert [len(batch) for batch in batches] == [batch_size] * 3
-    assert works.statistics().slots * works.statistics().slot_bytes <= least
+    assert works.statistics().memory.slots * works.statistics().memory.slot_bytes <= least
+
+
+FREE_BYTES = "loaderpool.system.capacity.available_memory_bytes"
+
+
+def large(index: int) -> Any:
+    return np.broadcast_to(np.float32(index), (16, 1024, 1024, 3))  # 192 MiB of which nothing is allocated
+
+
+def medium(index: int) -> Any:
+    return {"x": np.full((64, 1024), index, np.float32), "y": index}  # 256 KiB
+
+
+def why_refused(**loader: Any) -> str:
+    with pytest.raises(lp.MemoryLimitError) as refused:
+        next(iter(lp.Loader(**loader)))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("memory_limit", "fits"), [(None, 5), ("8GiB", 21), ("200GiB", 30)])
+def test_a_batch_that_the_machine_has_no_room_for_is_not_answered_with_a_limit(
+    on: Place, monkeypatch: pytest.MonkeyPatch, memory_limit: str | None, fits: int
+) -> None:
+    monkeypatch.setattr(FREE_BYTES, lambda: 23 << 30)
+    said = why_refused(
+        source=range(1000), fn=large, batch_size=256, limits=lp.Limits(memory=memory_limit), **on(1)
+    ).splitlines()
+    assert "cannot work here: they need 96.0 GiB, and this machine (or its cgroup) has 22.9 GiB for them" in said[0]
+    assert said[1:] == [
+        f"Lower batch_size: {fits} fits.",
+        "Return a smaller dtype: uint8 takes a quarter of what float32 takes.",
+        "Set batch_size=None: each sample then is handed out by itself.",
+    ]
+    assert len("".join(said)) < 1000
+
+
+def test_the_advice_for_a_batch_that_the_machine_has_no_room_for_works(
+    on: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = on(1)
+    monkeypatch.setattr(FREE_BYTES, lambda: 512 << 20)
+    for limits in (lp.Limits(), lp.Limits(memory=1 << 16)):  # of which the latter has no room for one sample
+        loader = {"source": range(4000), "fn": medium, **place}
+        said = why_refused(batch_size=4000, limits=limits, **loader)
+        found = re.search(r"Lower batch_size: (\d+) fits(?: with Limits\(memory=(\d+)\))?\.", said)
+        assert found is not None
+        assert (found[2] is None) == (limits.memory is None)
+        if found[2]:
+            limits = lp.Limits(memory=int(found[2]))
+        for batch_size in (int(found[1]), None):
+            batch = next(iter(lp.Loader(batch_size=batch_size, limits=limits, **loader)))
+            assert np.shape(batch["y"]) == (() if batch_size is None else (batch_size,))
+            del batch
+
+
+def test_an_element_that_the_machine_has_no_room_for_is_not_answered_with_a_batch_size(
+    on: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FREE_BYTES, lambda: 300 << 20)
+    said = why_refused(source=range(9), fn=large, batch_size=None, **on(1))
+    assert "cannot work here" in said
+    assert "batch_size" not in said
+    assert "Limits(" not in said
+    assert "uint8 takes a quarter" in said
 
 
 @pytest.mark.parametrize("iterators", [2, 3, 6])
@@ -243,7 +307,7 @@ def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) 
     for iterator in begun:
         assert [int(batch[0, 0]) for batch in iterator] == list(range(2, 200, 2))
     statistics = loader.statistics()
-    assert statistics.slots * statistics.slot_bytes <= 8 * 16384
+    assert statistics.memory.slots * statistics.memory.slot_bytes <= 8 * 16384
 
 
 def test_an_iterator_gets_slots_although_kept_batches_and_an_idle_iterator_hold_all(on: Place) -> None:

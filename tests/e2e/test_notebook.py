@@ -80,7 +80,7 @@ def test_the_cells_lines_are_in_the_traceback(shown: list[str]) -> None:
 
 
 def test_the_advice_fits_a_notebook_and_works_there(shown: list[str]) -> None:
-    assert "`loaderpool.replay(loader, index=5, epoch=0)`, or workers=0." in shown[1]
+    assert "`loaderpool.replay(loader, index=5, epoch=0)`, or set workers=0." in shown[1]
     assert "TARGET" not in shown[1]
     assert "ZeroDivisionError" in shown[2] and "SampleError" not in shown[2]  # the function's own, with its frames
     assert "loaderpool.replay" not in shown[2]
@@ -112,4 +112,4 @@ def test_a_script_from_standard_input_gets_the_advice() -> None:
     assert "`loaderpool.replay(loader, index=5, epoch=0)`" in done.stdout and "TARGET" not in done.stdout
     assert done.stdout.endswith("again\n")
     script = run_child(code).check()
-    assert "`loaderpool replay TARGET --index 5 --epoch 0`" in script.stdout
+    assert "catch the error (`try`) and call `loaderpool.replay(loader, index=5, epoch=0)`" in script.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import copied, indices_in, read
+from tests.support.batches import copied, indices_in, read, told_when
 from tests.support.child import run_child
 from tests.support.processes import descendants, wait_gone
 
@@ -138,28 +139,6 @@ def test_resizing_before_the_first_batch() -> None:
         assert len(wait_for_workers(loader, 3)) == 3
 
 
-@pytest.mark.parametrize("workers", [0, -1])
-def test_a_pool_needs_a_worker(workers: int) -> None:
-    with pytest.raises(ValueError, match="worker"):
-        lp.Pool(workers)
-    with lp.Pool(1) as pool, pytest.raises(ValueError, match="worker"):
-        pool.resize(workers)
-
-
-def test_workers_is_a_number_or_a_pool() -> None:
-    with lp.Pool(1) as pool, lp.Loader(range(3), workers=pool) as loader, loader.replace(workers=0) as here:
-        assert (loader.workers, here.workers) == (1, 0)
-    wrong: Any
-    for wrong in (None, [pool], lp.Pool):
-        with pytest.raises(TypeError, match=r"workers must be a whole number.*a loaderpool\.Pool is shared"):
-            lp.Loader(range(3), workers=wrong)
-
-
-def test_without_workers_there_is_nothing_to_resize() -> None:
-    with pytest.raises(ValueError, match="workers=0"):
-        lp.Loader(range(3), workers=0).resize(2)
-
-
 # ---- deaths ----
 
 
@@ -174,9 +153,10 @@ def test_all_workers_killed_again_and_again_lose_nothing() -> None:
             numbers += batch.tolist()
             if at % 15 == 3:
                 for pid in pids_of(loader):
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # the end of one killed before is not known yet
+                        os.kill(pid, signal.SIGKILL)
         assert numbers == list(range(240))
-        assert loader.statistics().restarts >= 4
+        told_when(loader, lambda told: told.restarts >= 4)
 
 
 # ---- ending ----

@@ -139,7 +139,7 @@ CASES: dict[str, Make] = {
     "without the remainder": loader(range(103), drawing, batch_size=10, shuffle=True, seed=3, drop_remainder=True),
     "a shard": loader(range(101), drawing, batch_size=8, shuffle=True, seed=4, shard=lp.Shard(3, 1)),
     "globals reseeded": loader(
-        range(64), drawing, batch_size=8, shuffle=True, seed=5, worker_options=lp.WorkerOptions(seed_globals=True)
+        range(64), drawing, batch_size=8, shuffle=True, seed=5, seed_globals=True
     ),
     "whole batches": loader(range(90), batch_fn=whole, batch_size=16, shuffle=True, seed=6),
     "padded": loader(range(80), of_length, batch_size=8, shuffle=True, seed=7, pad=True),

@@ -47,15 +47,14 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path) -> None:
     assert running["environment"]["loaderpool"] == lp.__version__
     assert running["environment"]["numpy"] == np.__version__
     assert len(running["timeline"]) >= 2
-    assert all(each["workers"] == 2 and each["waiting_s"] > 0 for each in running["timeline"])
-    assert [each["number"] for each in running["workers"]] == [0, 1]
-    assert all(each["busy_share"] > 0.5 and each["samples"] > 50 for each in running["workers"])
+    assert all(each["workers"] == 2 for each in running["timeline"])
+    assert sum(each["waiting_s"] for each in running["timeline"]) > 0
+    assert all(each["samples"] > 50 for each in running["statistics"]["workers"])
     assert sum(each["calls"] for each in running["calls"]["buckets"]) > 50
     assert running["statistics"]["batches"] == told.batches
     assert running["explanation"]["verdict"] == loader.explain(None).verdict.name
     loader.report(path)
     closed = inside(path)
-    assert len(closed["workers"]) == 2
     assert closed["statistics"]["steps"]["count"] == told.steps.count
     assert len(closed["timeline"]) >= 2
 
@@ -63,8 +62,8 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "error", "words"),
     [
-        (3, lp.ArgumentTypeError, "path must be the path of a file, got 3 of type int"),
-        (b"x.html", lp.ArgumentTypeError, "path must be the path of a file, got b'x.html'"),
+        (3, lp.ArgumentError, "path must be the path of a file, got 3 of type int"),
+        (b"x.html", lp.ArgumentError, "path must be the path of a file, got b'x.html'"),
         ("", lp.ArgumentError, "path must be the path of a file, got ''"),
         ("none/x.html", lp.ArgumentError, "path: the directory 'none' does not exist"),
         (Path(), lp.ArgumentError, "path: '.' is a directory: name a file, such as 'report.html'"),
@@ -90,7 +89,7 @@ def test_without_workers_there_are_steps_and_rates(tmp_path: Path) -> None:
         take(loader, 3)
         loader.report(tmp_path / "report.html")
     found = inside(tmp_path / "report.html")
-    assert found["timeline"] and not found["workers"]
+    assert found["timeline"] and not found["statistics"]["workers"]
     assert found["timeline"][0]["waiting_s"] > 0.03
 
 
@@ -102,7 +101,6 @@ def test_hosts_are_told_as_far_as_they_tell(tmp_path: Path) -> None:
             loader.report(tmp_path / "report.html")
     found = inside(tmp_path / "report.html")
     assert len(found["statistics"]["hosts"]) == 2
-    assert all(each["pid"] is None and each["cpus"] is None for each in found["workers"])
     assert found["statistics"]["calls"] is None
 
 
@@ -116,4 +114,4 @@ def test_it_may_be_written_while_another_thread_takes_batches(tmp_path: Path) ->
         thread.join()
     assert sum(taken) == 4000
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
-    assert inside(tmp_path / "report.html")["format"] == 1
+    assert inside(tmp_path / "report.html")["format"] == 2

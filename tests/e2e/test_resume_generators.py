@@ -24,11 +24,9 @@ def take(batches: Iterator[Any], count: int) -> list[Any]:
     return [copied(batch) for batch in itertools.islice(batches, count)]
 
 
-def copies() -> Iterator[Any]:
-    info = lp.worker_info()
-    assert info is not None
-    for number in range(17 + 9 * info.index):
-        yield info.index, number, random.random()
+def copies(worker: lp.WorkerInfo) -> Iterator[Any]:
+    for number in range(17 + 9 * worker.index):
+        yield worker.index, number, random.random()
 
 
 def failing(item: Any) -> int:

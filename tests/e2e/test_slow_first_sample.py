@@ -12,7 +12,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.config import LoaderConfig
-from loaderpool.element.given_spec import read_spec
+from loaderpool.element.spec import read_spec
 from loaderpool.trainer.engine.form_choice import stated_probe
 from tests.support.child import run_child
 
@@ -24,8 +24,8 @@ SPEC = {"x": lp.ArraySpec((None, 3), np.float32), "item": lp.ArraySpec((None,), 
     "settings",
     [
         {"workers": 3},
-        {"workers": 2, "worker_options": lp.WorkerOptions(threads=3)},
-        {"workers": 1, "worker_options": lp.WorkerOptions(threads=3)},
+        {"workers": 2, "threads": 3},
+        {"workers": 1, "threads": 3},
     ],
     ids=str,
 )
@@ -35,7 +35,6 @@ def test_others_are_made_while_the_first_one_is_slow(settings: dict[str, Any], t
         import os, pathlib, time
         import numpy as np
         import loaderpool as lp
-        from loaderpool import WorkerOptions
 
         others = pathlib.Path({str(tmp_path)!r})
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import re
 import textwrap
 import threading
 import time
@@ -235,16 +237,12 @@ def test_dtypes_arrive_as_they_are(tf: Any, pool: lp.Pool, shape: tuple[int, ...
                 assert got[name].numpy().tobytes() == wanted[name].tobytes()
 
 
-@pytest.mark.parametrize("rows", [8, 40_000], ids=["chunks", "batches"])
-def test_float8_e5m2_arrives_as_float16_with_the_same_values(tf: Any, pool: lp.Pool, rows: int) -> None:
-    every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e5m2)  # zeros, subnormals, infinities, NaNs
-
-    with lp.Loader(range(rows), lambda i: {"v": every}, batch_size=rows // 2, workers=pool) as loader:
-        dataset = loader.as_dataset()
-        assert dataset.element_spec == {"v": tf.TensorSpec((None, 256), tf.float16)}
-        for batch in dataset:
-            row = batch["v"][-1].numpy()
-            assert np.array_equal(row.astype(np.float32), every.astype(np.float32), equal_nan=True)
+def test_float8_e5m2_is_refused_with_what_takes_it(tf: Any) -> None:
+    fn = functools.partial(np.ones, (4,), ml_dtypes.float8_e5m2)
+    with lp.Loader(range(8), lambda i: {"v": fn()}, batch_size=2, workers=0) as loader:
+        with pytest.raises(lp.SpecMismatchError, match=re.escape("['v'] is float8_e5m2") + ".*tensors"):
+            loader.as_dataset()
+        assert next(iter(loader.tensors()))["v"].dtype.name == "float8_e5m2"
 
 
 def test_ragged_rows_become_ragged_tensors_in_any_structure(tf: Any, pool: lp.Pool) -> None:
@@ -343,7 +341,7 @@ def test_tensors_lie_in_the_arena(tf: Any, pool: lp.Pool) -> None:
             del x, y, tensor
         statistics = loader.statistics()
     assert batches == 20
-    assert (statistics.batches_lent, statistics.batches_copied) == (20, 0)
+    assert (statistics.memory.batches_lent, statistics.memory.batches_copied) == (20, 0)
 
 
 def test_a_write_through_the_arena_shows_in_the_tensor(tf: Any, pool: lp.Pool) -> None:
@@ -364,7 +362,7 @@ def test_a_consumer_that_is_slow_or_stops_gets_no_batch_copied(tf: Any, pool: lp
             time.sleep(0.002)
             if count == 30:
                 break
-        assert loader.statistics().batches_copied == 0
+        assert loader.statistics().memory.batches_copied == 0
 
 
 @pytest.mark.parametrize("fn", [sample, wide])
@@ -522,8 +520,7 @@ def test_an_error_of_the_function_arrives_with_its_remote_traceback_and_the_next
         assert [int(y[0]) for _, y in dataset] == list(range(0, 40, 4))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("action", ["skip", "replace"])
+@pytest.mark.parametrize(("action", "workers"), [("skip", 3), ("replace", 1), ("skip", 0)])
 def test_what_arrives_before_the_budget_is_exceeded_is_what_arrives_on_the_numpy_side(
     tf: Any, action: str, workers: int
 ) -> None:
@@ -600,16 +597,17 @@ FAULTS = """
     import numpy as np
     import tensorflow as tf
     import loaderpool as lp
-    from loaderpool.adapters.tensorflow import restore_malloc
+
+    ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a fault for each page, however free memory lies
 
     def faults():
         def touch():
             np.empty(4 << 20, np.uint8).fill(1)
         touch(), touch()  # the first one is mapped, the second one has the heap grow
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt  # TensorFlow's own threads have some, too
         for _ in range(20):
             touch()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
 
     def spoil():  # what TensorFlow does
         libc = ctypes.CDLL("libc.so.6")
@@ -634,9 +632,8 @@ def _version(tf: Any) -> tuple[int, ...]:
     return tuple(map(int, tf.__version__.split(".")[:2]))
 
 
-def are_kept(restored: int, spoiled: int) -> bool:
-    """Of 20 arrays of 1024 pages: a fault each (fewer where pages are huge), or next to none."""
-    return 10 * max(restored, 1) < spoiled
+# Of 20 arrays of 1024 pages, each is mapped by itself and has a fault a page, or next to none of them has any.
+MAPPED = 20 * 100
 
 
 def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
@@ -653,7 +650,7 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
         print(before, after, of_others, faults())
         """
     )
-    assert are_kept(max(before, after, of_others), spoiled)
+    assert max(before, after, of_others) < MAPPED < spoiled
 
 
 @pytest.mark.parametrize(
@@ -661,38 +658,20 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
     [{}, {"MALLOC_MMAP_THRESHOLD_": "33000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33000000"}],
 )
 def test_what_somebody_else_has_told_the_allocator_stays(tf: Any, environment: dict[str, str]) -> None:
-    told, found, restored = count_faults(
+    told, found = count_faults(
         f"""
         if not {environment}:
             run_another()
         told = faults()
         with make() as loader:
             list(loader.as_dataset())
-            found = faults()
-            assert restore_malloc()
-            print(told, found, faults())
+            print(told, faults())
         """,
         environment,
     )
-    if not environment and told < 20 and _version(tf) < (2, 21):
+    if not environment and told < MAPPED and _version(tf) < (2, 21):
         pytest.skip("this TensorFlow leaves the allocator alone")
-    assert are_kept(restored, found)
-
-
-def test_restore_malloc_comes_before_a_dataset_or_after(tf: Any) -> None:
-    spoiled, restored = count_faults(
-        """
-        run_another()
-        assert restore_malloc()
-        restored = faults()
-        spoil()
-        spoiled = faults()
-        with make() as loader:
-            list(loader.as_dataset())  # the switch stays: it need not come after the first iterator
-        print(spoiled, max(restored, faults()))
-        """
-    )
-    assert are_kept(restored, spoiled)
+    assert found > MAPPED
 
 
 @pytest.mark.parametrize(
@@ -702,8 +681,8 @@ def test_restore_malloc_comes_before_a_dataset_or_after(tf: Any) -> None:
         ("device", "", lp.ArgumentError),
         ("device", "/CPU:99", lp.ArgumentError),
         ("device", "/GPU:7", lp.ArgumentError),
-        ("device", 3, lp.ArgumentTypeError),
-        ("checkpointable", True, lp.ArgumentTypeError),
+        ("device", 3, lp.ArgumentError),
+        ("checkpointable", True, lp.ArgumentError),
     ],
 )
 def test_a_mistake_in_as_dataset_is_told(name: str, value: Any, error: type[Exception], tf: Any) -> None:

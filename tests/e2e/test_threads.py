@@ -131,9 +131,7 @@ def arguments(kind: str) -> dict[str, Any]:
 def test_the_bits_are_those_of_no_workers(pools: Callable[[int], lp.Pool], kind: str, workers: int) -> None:
     with lp.Loader(**arguments(kind), workers=0) as loader:
         expected = read(loader, passes=2)
-    with lp.Loader(
-        **arguments(kind), workers=pools(workers), worker_options=lp.WorkerOptions(threads=THREADS)
-    ) as loader:
+    with lp.Loader(**arguments(kind), workers=pools(workers), threads=THREADS) as loader:
         assert_same(read(loader, passes=2), expected)
         assert loader.statistics().restarts == 0
 
@@ -146,9 +144,7 @@ def test_without_an_order_each_batch_comes_once(pools: Callable[[int], lp.Pool],
 
     with lp.Loader(**arguments(kind), workers=0) as loader:
         expected = sorted(as_text(batch) for batch in read(loader))
-    with lp.Loader(
-        **arguments(kind), workers=pools(2), worker_options=lp.WorkerOptions(threads=THREADS), deterministic=False
-    ) as loader:
+    with lp.Loader(**arguments(kind), workers=pools(2), threads=THREADS, deterministic=False) as loader:
         assert sorted(as_text(batch) for batch in read(loader)) == expected
 
 
@@ -166,18 +162,14 @@ def test_a_stream(pools: Callable[[int], lp.Pool]) -> None:
     settings: dict[str, Any] = {"batch_size": 8, "seed": 2, "shuffle": 10}
     with lp.Loader(Stream(), fn, workers=0, **settings) as loader:
         expected = read(loader, passes=2)
-    with lp.Loader(
-        Stream(), fn, workers=pools(2), worker_options=lp.WorkerOptions(threads=THREADS), **settings
-    ) as loader:
+    with lp.Loader(Stream(), fn, workers=pools(2), threads=THREADS, **settings) as loader:
         assert_same(read(loader, passes=2), expected)
 
 
 def test_workers_come_and_go() -> None:
     with lp.Loader(range(300), fixed, batch_size=4, workers=0) as loader:
         expected = read(loader)
-    with lp.Loader(
-        range(300), fixed, batch_size=4, workers=1, worker_options=lp.WorkerOptions(threads=THREADS)
-    ) as loader:
+    with lp.Loader(range(300), fixed, batch_size=4, workers=1, threads=THREADS) as loader:
         made = []
         for number, batch in enumerate(loader):
             made.append(copied(batch))
@@ -190,23 +182,19 @@ def test_workers_come_and_go() -> None:
 def test_a_state_goes_on_with_any_number_of_threads(pools: Callable[[int], lp.Pool], threads: int) -> None:
     with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, workers=0) as loader:
         expected = read(loader)
-    before = {"workers": pools(2), "worker_options": lp.WorkerOptions(threads=THREADS + 1 - threads)}
+    before = {"workers": pools(2), "threads": THREADS + 1 - threads}
     with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, **before) as loader:
         batches = iter(loader)
         made = [copied(next(batches)) for _ in range(5)]
         state = batches.state_dict()
         del batches
-    with lp.Loader(
-        range(61), fixed, batch_size=4, shuffle=True, workers=pools(1), worker_options=lp.WorkerOptions(threads=threads)
-    ) as loader:
+    with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, workers=pools(1), threads=threads) as loader:
         loader.load_state_dict(state)
         assert_same(made + read(loader), expected)
 
 
 def test_leaving_early_begins_no_more(pools: Callable[[int], lp.Pool]) -> None:
-    with lp.Loader(
-        range(10_000), fixed, batch_size=4, workers=pools(2), worker_options=lp.WorkerOptions(threads=THREADS)
-    ) as loader:
+    with lp.Loader(range(10_000), fixed, batch_size=4, workers=pools(2), threads=THREADS) as loader:
         for _ in range(3):
             for number, _batch in enumerate(loader):
                 if number == 2:
@@ -224,7 +212,7 @@ def test_a_sequence_is_asked_for_several_batches_at_once() -> None:
             time.sleep(0.01)
             return np.full(3, index), np.full(1, threading.get_ident())
 
-    with lp.Loader.from_sequence(Batches(), workers=1, worker_options=lp.WorkerOptions(threads=3)) as loader:
+    with lp.Loader.from_sequence(Batches(), workers=1, threads=3) as loader:
         batches = read(loader)
     assert [numbers[0] for numbers, _ in batches] == list(range(9))
     assert len({int(thread[0]) for _, thread in batches}) > 1
@@ -236,7 +224,7 @@ def test_samples_wait_at_the_same_time() -> None:
         time.sleep(0.05)
         return os.getpid(), begun, time.monotonic()
 
-    with lp.Loader(range(64), fn, batch_size=4, workers=2, worker_options=lp.WorkerOptions(threads=8)) as loader:
+    with lp.Loader(range(64), fn, batch_size=4, workers=2, threads=8) as loader:
         spans = [row for batch in loader for row in zip(*(part.tolist() for part in batch), strict=True)]
     for worker in {pid for pid, _, _ in spans}:
         mine = [(begun, ended) for pid, begun, ended in spans if pid == worker]
@@ -245,10 +233,8 @@ def test_samples_wait_at_the_same_time() -> None:
 
 
 def test_random_draws_are_refused_and_rng_is_named() -> None:
-    with lp.Loader(
-        range(64), lambda index: random.random(), workers=1, worker_options=lp.WorkerOptions(threads=2)
-    ) as loader:
-        with pytest.raises(lp.ArgumentError, match=r"WorkerOptions\(threads=2\).*name rng") as caught:
+    with lp.Loader(range(64), lambda index: random.random(), workers=1, threads=2) as loader:
+        with pytest.raises(lp.ArgumentError, match=r"threads=2.*name rng") as caught:
             list(loader)
         assert isinstance(caught.value, lp.LoaderpoolError)
 
@@ -259,7 +245,7 @@ def test_random_draws_of_a_few_samples_are_refused_before_their_batch() -> None:
 
     delivered = []
     with (
-        lp.Loader(range(64), fn, batch_size=4, workers=1, worker_options=lp.WorkerOptions(threads=2)) as loader,
+        lp.Loader(range(64), fn, batch_size=4, workers=1, threads=2) as loader,
         pytest.raises(lp.ArgumentError, match="name rng"),
     ):
         for batch in loader:
@@ -278,7 +264,7 @@ def test_lengths_are_asked_for_on_threads_too() -> None:
     settings: dict[str, Any] = {"buckets": lp.Buckets(length, [2]), "batch_size": 4}
     with lp.Loader(range(61), fixed, workers=0, **settings) as loader:
         expected = read(loader)
-    with lp.Loader(range(61), fixed, workers=1, worker_options=lp.WorkerOptions(threads=THREADS), **settings) as loader:
+    with lp.Loader(range(61), fixed, workers=1, threads=THREADS, **settings) as loader:
         seen = read(loader)
     assert_same(seen, expected)
 
@@ -292,9 +278,7 @@ def test_two_loaders_of_one_pool_with_and_without_threads(pools: Callable[[int],
     pool = pools(1)
     with (
         lp.Loader(range(61), draws, batch_size=4, workers=pool) as plain,
-        lp.Loader(
-            range(61), fixed, batch_size=4, workers=pool, worker_options=lp.WorkerOptions(threads=THREADS)
-        ) as threaded,
+        lp.Loader(range(61), fixed, batch_size=4, workers=pool, threads=THREADS) as threaded,
     ):
         pairs = [(copied(one), copied(other)) for one, other in zip(plain, threaded, strict=True)]
     assert_same([one for one, _ in pairs], expected)
@@ -307,35 +291,35 @@ def test_two_loaders_of_one_pool_with_and_without_threads(pools: Callable[[int],
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
-        ({"threads": 0}, lp.ArgumentError, r"WorkerOptions\.threads must be"),
-        ({"threads": 1000}, lp.ArgumentError, r"WorkerOptions\.threads must be"),
-        ({"threads": 2.5}, lp.ArgumentTypeError, r"WorkerOptions\.threads must be"),
-        ({"threads": True}, lp.ArgumentTypeError, r"WorkerOptions\.threads must be"),
-        ({"threads": "4"}, lp.ArgumentTypeError, r"WorkerOptions\.threads must be"),
+        ({"threads": 0}, lp.ArgumentError, r"threads must be"),
+        ({"threads": 1000}, lp.ArgumentError, r"threads must be"),
+        ({"threads": 2.5}, lp.ArgumentError, r"threads must be"),
+        ({"threads": True}, lp.ArgumentError, r"threads must be"),
+        ({"threads": "4"}, lp.ArgumentError, r"threads must be"),
         ({"threads": 2, "seed_globals": True}, lp.ArgumentError, "seed_globals.*rng"),
     ],
 )
 def test_wrong_options(settings: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        lp.WorkerOptions(**settings)
+        lp.Loader(range(8), tiny, workers=0, **settings)
 
 
 def test_a_cache_has_one_thread() -> None:
-    with pytest.raises(lp.ArgumentError, match=r"cache and WorkerOptions\(threads=2\) exclude"):
-        lp.Loader(range(8), tiny, workers=0, worker_options=lp.WorkerOptions(threads=2), cache="memory")
+    with pytest.raises(lp.ArgumentError, match=r"cache and threads=2 exclude"):
+        lp.Loader(range(8), tiny, workers=0, threads=2, cache="memory")
 
 
 def test_generators_have_one_thread() -> None:
     def numbers() -> Iterator[int]:
         yield from range(5)
 
-    with pytest.raises(lp.ArgumentError, match=r"WorkerOptions\(threads=2\).*workers"):
-        lp.Loader.from_generator(numbers, workers=1, worker_options=lp.WorkerOptions(threads=2))
+    with pytest.raises(lp.ArgumentError, match=r"threads=2.*workers"):
+        lp.Loader.from_generator(numbers, workers=1, threads=2)
 
 
 def test_no_workers_have_no_threads() -> None:
     def fn(index: int) -> Any:
         return threading.current_thread() is threading.main_thread(), random.random()
 
-    with lp.Loader(range(9), fn, workers=0, worker_options=lp.WorkerOptions(threads=4)) as loader:
+    with lp.Loader(range(9), fn, workers=0, threads=4) as loader:
         assert all(batch[0].all() for batch in loader)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gzip
 import json
-import mmap
 import os
 import pty
-import re
 import select
 import signal
 import struct
@@ -23,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.chrome_traces import load
 from tests.support.processes import POLL_S
 from tests.support.running_trainings import DEADLINE_S, ROOT, RunningTraining, running_trainings
 
@@ -94,7 +90,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], RunningTraining]]:
 
 def top(*arguments: object, before: str = "", status: int = 0) -> subprocess.CompletedProcess[str]:
     """`loaderpool top` with its output; what it imports it has imported before it runs `before`."""
-    code = f"import sys\nfrom loaderpool.tools.cli import commands, main, top\n{before}\nsys.exit(main(sys.argv[1:]))"
+    code = f"import sys\nfrom loaderpool.tools import cli, commands, top\n{before}\nsys.exit(cli.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "top"] if before else COMMAND
     result = subprocess.run(
         [*command, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
@@ -140,16 +136,16 @@ def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[
     after_s = time.monotonic()
     (worker,) = at_held(found)
     assert worker["state"] == "item"
-    assert before_s - begun_s < worker["item_s"] < after_s - begun_s + 0.1  # it was noted before the function began
-    assert found["loaders"][0]["asked_s"] > loader["asked_s"]
+    assert before_s - begun_s - 3.0 < worker["item_s"] < after_s - begun_s + 0.1  # the page is a second old or so
+    assert found["loaders"][0]["asked_s"] >= loader["asked_s"]
     assert found["process"].endswith("train.py held")
     assert found["pid"] == training.pid
     shown = top(training.pid, "--once").stdout
     assert f"item {HELD} for " in shown
     assert "the training waits for a batch for " in shown
     training.release()
-    found = look_until(training, lambda found: not at_held(found))
-    slowest = found["loaders"][0]["slowest"][0]
+    found = look_until(training, lambda found: (found["loaders"][0]["explanation"] or {}).get("slowest"))
+    slowest = found["loaders"][0]["explanation"]["slowest"][0]
     assert slowest["index"] == HELD
     assert slowest["seconds"] >= worker["item_s"]
 
@@ -171,7 +167,7 @@ def test_batches_that_are_made_in_the_trainings_own_process_have_no_workers(
     training = start("none")
     found = look_until(training, lambda found: found["loaders"][0]["steps_per_s"])
     (loader,) = found["loaders"]
-    assert (loader["number"], loader["pool"], loader["workers"]) == (None, None, [])
+    assert (loader["loader"], loader["arena"], loader["workers"]) == (None, None, [])
     assert 0 < loader["samples_per_s"] < 500  # a sample takes 2 ms
     assert "samples/s" in top(training.pid, "--once").stdout
 
@@ -180,21 +176,21 @@ def test_json_is_an_object_a_line_until_the_training_ends(start: Callable[[str],
     training = start("waiting")
     look_until(training, lambda found: True)
     watching = subprocess.Popen(
-        [*COMMAND, f"{training.pid}", "--json", "--every", "0.05"],
+        [*COMMAND, f"{training.pid}", "--json"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert watching.stdout is not None
-    lines = [watching.stdout.readline() for _ in range(5)]
+    lines = [watching.stdout.readline() for _ in range(3)]
     training.process.send_signal(signal.SIGKILL)
     stdout, stderr = watching.communicate(timeout=DEADLINE_S)
     assert watching.returncode == 0, stderr
-    assert stderr == f"The training has ended: there is no process {training.pid} any more.\n"
+    assert stderr == f"The training has ended: there is no process {training.pid}.\n"
     for line in [*lines, *stdout.splitlines()]:
         found = json.loads(line)
-        assert found["format"] == 1
+        assert found["format"] == 2
         assert found["pid"] == training.pid
 
 
@@ -208,11 +204,6 @@ def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], RunningT
     said = top("--once", status=2).stderr
     assert f"{one.pid}  {sys.executable} train.py waiting\n" in said
     assert f"{two.pid}  {sys.executable} train.py none\n" in said
-
-
-def test_stacks_have_no_json() -> None:
-    result = top("--stacks", "--json", status=2)
-    assert result.stderr.splitlines()[-1] == "Error: --stacks are for people: leave out --json."
 
 
 def test_a_worker_is_no_training(start: Callable[[str], RunningTraining]) -> None:
@@ -282,25 +273,6 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
         os.close(each.descriptor)
 
 
-def test_keys_explain_and_quit(start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]) -> None:
-    training = start("waiting")
-    look_until(training, lambda found: True)
-    screen = terminal(*COMMAND, f"{training.pid}", "--every", "0.05")
-    screen.read_until("train.py waiting")
-    screen.read_until("e explains at length")
-    screen.press("e")
-    screen.read_until("e explains in short")
-    screen.press("x")  # is none
-    screen.press("e")
-    screen.read_until("e explains at length")
-    is_echoing = termios.tcgetattr(screen.descriptor)[3] & termios.ECHO
-    screen.press("q")
-    assert screen.end() == 0
-    assert not is_echoing
-    assert termios.tcgetattr(screen.descriptor)[3] & termios.ECHO
-    assert screen.shown.rstrip().endswith("\x1b[?25h\x1b[?1049l")  # cursor and screen are what they were
-
-
 def watched(
     start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal], *options: str
 ) -> tuple[RunningTraining, Terminal]:
@@ -308,69 +280,18 @@ def watched(
     training = start("waiting")
     look_until(training, lambda found: True)
     screen = terminal(*COMMAND, f"{training.pid}", *options)
-    screen.read_until("e explains at length")
+    screen.read_until("py-spy dump --subprocesses")
     return training, screen
-
-
-def test_a_key_writes_a_trace(
-    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal], tmp_path: Path
-) -> None:
-    training = start("waiting")
-    look_until(training, lambda found: True)
-    screen = terminal(*COMMAND, f"{training.pid}", cwd=tmp_path)
-    screen.read_until("t writes a trace")
-    screen.press("t")
-    screen.read_until("has the last")
-    screen.press("q")
-    assert screen.end() == 0
-    (written,) = tmp_path.glob(f"trace-{training.pid}-*.json.gz")
-    assert load(gzip.decompress(written.read_bytes()).decode()).slices
-
-
-def test_workers_say_which_lines_they_are_at(
-    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]
-) -> None:
-    training = start("held")
-    look_until(training, lambda found: at_held(found) and found["loaders"][0]["asked_s"])
-    printed = top(training.pid, "--stacks").stdout
-    assert re.search(r"pid \d+\n( .*\n)*  hold +\S*train\.py:\d+\n", printed), printed
-    assert "in loaderpool itself, mostly waiting for work" in printed  # the other one, whose slots are full
-    screen = terminal(*COMMAND, f"{training.pid}")
-    for _ in range(3):
-        screen.read_until("s shows stacks")
-        screen.press("s")
-        screen.read_until("train.py:")
-        screen.read_until("any key goes back, q quits")
-        screen.press("x")
-    screen.read_until("s shows stacks")
-    screen.press("s")
-    screen.read_until("any key goes back, q quits")
-    screen.press("q")
-    assert screen.end() == 0
-    (worker,) = at_held(look_until(training, at_held))
-    training.release()
-    found = look_until(training, lambda found: not at_held(found))
-    assert worker["pid"] in [each["pid"] for each in found["loaders"][0]["workers"]]  # the signals did it no harm
-
-
-def test_a_key_works_at_once_however_seldom_it_looks(
-    start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]
-) -> None:
-    training, screen = watched(start, terminal, "--every", "3600")
-    screen.press("e")
-    screen.read_until("e explains in short")
-    screen.press("q")
-    assert screen.end() == 0
 
 
 def test_it_ends_with_the_training_and_leaves_the_last_screen(
     start: Callable[[str], RunningTraining], terminal: Callable[..., Terminal]
 ) -> None:
-    training, screen = watched(start, terminal, "--every", "0.05")
+    training, screen = watched(start, terminal)
     training.process.send_signal(signal.SIGKILL)
     assert training.process.wait(DEADLINE_S) == -signal.SIGKILL
     screen.read_until("train.py waiting")
-    screen.read_until(f"The training has ended: there is no process {training.pid} any more.")
+    screen.read_until(f"The training has ended: there is no process {training.pid}.")
     assert screen.end() == 0
 
 
@@ -379,13 +300,13 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(
 ) -> None:
     training, screen = watched(start, terminal)
     screen.process.send_signal(signal.SIGINT)
-    assert screen.end() == 130
+    assert screen.end() == 0
     assert termios.tcgetattr(screen.descriptor)[3] & termios.ECHO
 
 
 def test_it_imports_little() -> None:
     """It is looked at when something hangs, and shall be there within a second."""
-    code = "import sys, loaderpool.tools.cli.top; print(*sys.modules)"
+    code = "import sys, loaderpool.tools.top; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     imported = set(result.stdout.split())
     assert "loaderpool.trainer.explain.page" in imported
@@ -407,29 +328,7 @@ def test_it_imports_little() -> None:
 def page_of(pid: int) -> str:
     folder = f"/proc/{pid}/fd"
     paths = [f"{folder}/{name}" for name in os.listdir(folder)]
-    return next(path for path in paths if os.readlink(path).startswith("/memfd:loaderpool-looks"))
-
-
-def test_only_the_trainer_can_write_to_its_page(start: Callable[[str], RunningTraining]) -> None:
-    """Not even root can."""
-    training = start("waiting")
-    look_until(training, lambda found: True)
-    path = page_of(training.pid)
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except PermissionError:
-        return
-    try:
-        with pytest.raises(PermissionError):
-            mmap.mmap(descriptor, mmap.PAGESIZE)
-        with pytest.raises(PermissionError):
-            os.pwrite(descriptor, b"x", 0)
-        with pytest.raises(PermissionError):
-            os.ftruncate(descriptor, 0)
-        with mmap.mmap(descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ) as readable:
-            assert any(readable[:8])
-    finally:
-        os.close(descriptor)
+    return next(path for path in paths if os.readlink(path).startswith("/memfd:loaderpool-page "))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -446,5 +345,5 @@ except PermissionError:
     pass
 """
     said = top(training.pid, before=f"{become}\n{open_it}", status=1).stderr
-    assert said == (f"Error: process {training.pid} is another user's (uid 0): it can be watched by that user alone.\n")
+    assert said == (f"Error: process {training.pid} cannot be looked at: Permission denied.\n")
     assert f"{training.pid}" not in top(before=become, status=1).stderr

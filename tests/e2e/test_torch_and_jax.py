@@ -36,7 +36,7 @@ def shown(directory: Path, modules: dict[str, str], script: str) -> tuple[list[s
     for name, text in modules.items():
         (directory / f"{name}.py").write_text(textwrap.dedent(text))
     code = f"import sys\nsys.path.insert(0, {str(directory)!r})\n" + textwrap.dedent(SHOW) + textwrap.dedent(script)
-    child = run_child(code, timeout_s=90).check()
+    child = run_child(code, timeout_s=90, env={"LOADERPOOL_PROGRESS": "0"}).check()  # imports of torch take a second
     return child.stdout.splitlines(), child.stderr
 
 
@@ -133,7 +133,7 @@ def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(t
         f"captured {BATCHES} exec ['libjax_common']",
     ]
     assert "os.fork" not in errors
-    assert errors.count("WorkersNotForkedWarning") == 2
+    assert errors.count("LoaderpoolWarning") == 2
     assert "importing 'on_import' started the runtime of JAX (" in errors
     assert "loading function and source started the runtime of JAX (" in errors
     assert "capture NumPy arrays in place of its tensors" in errors
@@ -182,7 +182,11 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
         show("workers", lambda i: makers["bfloat16"](2 * i))
         """,
     )
-    no_array = "the element: a torch tensor does not become an array"
+    for name, cure in (("grad", "detach()"), ("elsewhere", "cpu()"), ("sparse", "to_dense()")):
+        line = next(line for line in lines if line.startswith(name))
+        assert line.startswith(f"{name} the element: an object of type Tensor does not become an array ("), line
+        assert cure in line  # of torch's own message
+        lines.remove(line)
     assert lines == [
         "plain float32 (2, 2) 1.0 1",
         "numbers int64 (2,) 1 1",
@@ -191,9 +195,6 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
         "bfloat16 bfloat16 (2, 2) 1 1",
         "float8 float8_e4m3fn (2, 2) 1 1",
         "conjugate complex64 (2, 2) -1j 1",
-        f"grad {no_array}: it requires grad, which ends here; return x.detach(), or make it under torch.no_grad()",
-        f"elsewhere {no_array}: it is on the device meta; return x.cpu()",
-        f"sparse {no_array}: its layout is torch.sparse_coo; return x.to_dense()",
         f"workers {BATCHES} fork ['libtorch_cpu']",
     ]
     assert errors == ""

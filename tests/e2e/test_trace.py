@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,7 +141,6 @@ def test_a_slow_item_is_found_by_its_index_and_leads_to_the_step_that_waited_for
     assert sorted(found.processes.values())[:2] == ["supervisor", found.processes[training.pid]]
     assert {"worker 0", "worker 1"} <= set(found.processes.values())
     assert len(found.flows) >= 16
-    assert max(value for _, value in found.counters["workers busy"]) == 2
     assert found.named("epoch 0")
 
 
@@ -200,17 +198,13 @@ def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], Training
     [
         (["999999999"], "Error: there is no process 999999999."),
         ([str(os.getppid())], "has no loader that has delivered a first batch|cannot be looked at"),
-        (["no"], "'no' is not a valid whole number."),
+        (["no"], "'no' is not a valid integer range."),
         (["0"], "0 is not in the range x>=1"),
-        (["--last", "no"], "'no' is not a positive number of seconds."),
-        (["--last", "-3"], "'-3' is not a positive number of seconds."),
+        (["--last", "no"], "'no' is not a valid float range."),
+        (["--last", "-3"], "-3.0 is not in the range 0<x<=86400."),
         (["-o", "none/trace.json"], "the directory 'none' does not exist."),
         (["-o", "trace.txt"], "'trace.txt' must end in .json or .json.gz, which viewers open."),
         (["-o", "."], "'.' is a directory: name a file, such as 'trace.json'."),
-        (["merge", "-o", "b.json"], "Missing argument 'FILE FILE...'"),
-        (["merge", "a.json", "-o", "b.json"], "Error: there is nothing to merge: name two traces or more."),
-        (["merge", "a.json", "b.json"], "Missing option '-o' / '--output'"),
-        (["merge", "a.json", "b.json", "-o", "c.json"], "Error: a.json cannot be read: No such file or directory."),
     ],
 )
 def test_each_mistake_is_answered_on_one_line(arguments: list[str], answer: str, tmp_path: Path) -> None:
@@ -221,9 +215,8 @@ def test_each_mistake_is_answered_on_one_line(arguments: list[str], answer: str,
     assert not list(tmp_path.iterdir())
 
 
-def test_the_help_of_both_commands() -> None:
+def test_the_help_of_the_command() -> None:
     assert "--last SECONDS" in trace("--help").stdout
-    assert "torch.profiler" in trace("merge", "--help").stdout
 
 
 # -- in code
@@ -305,8 +298,7 @@ def test_loaders_of_one_pool_have_steps_of_their_own(start: Callable[[str], Trai
 
 
 def test_threads_of_workers_have_tracks_of_their_own(tmp_path: Path) -> None:
-    options = lp.WorkerOptions(threads=4)
-    with lp.Loader(range(64), make, batch_size=8, workers=1, worker_options=options) as loader:
+    with lp.Loader(range(64), make, batch_size=8, workers=1, threads=4) as loader:
         for _ in loader:
             pass
         loader.trace(tmp_path / "trace.json")
@@ -344,7 +336,7 @@ def test_copies_setup_and_resizes_are_in_it(tmp_path: Path) -> None:
         ("trace.html", 1, lp.ArgumentError, "must end in .json or .json.gz"),
         ("", 1, lp.ArgumentError, "is a directory"),
         ("trace.json", 0, lp.ArgumentError, "seconds must be seconds from"),
-        ("trace.json", "1", lp.ArgumentTypeError, "seconds must be a number"),
+        ("trace.json", "1", lp.ArgumentError, "seconds must be a number"),
     ],
 )
 def test_wrong_arguments_name_themselves(
@@ -353,71 +345,3 @@ def test_wrong_arguments_name_themselves(
     with lp.Loader(range(8), make, batch_size=4, workers=0) as loader, pytest.raises(error, match=words):
         loader.trace(tmp_path / path, seconds)
     assert not list(tmp_path.iterdir())
-
-
-# -- beside the traces of others
-
-PROFILED = """
-import sys
-import time
-
-import numpy as np
-
-import loaderpool as lp
-{setup}
-
-
-def make(i):
-    time.sleep(0.002)
-    return np.full(4, i, np.float32)
-
-
-if __name__ == "__main__":
-    with lp.Loader(range(64), make, batch_size=4, workers=1) as loader:
-        {profile}:
-            for number, batch in enumerate(loader):
-                {mark}:
-                    time.sleep(0.003)
-        loader.trace("ours.json")
-    {end}
-"""
-TORCH = {
-    "setup": "from torch.profiler import ProfilerActivity, profile, record_function",
-    "profile": "with profile(activities=[ProfilerActivity.CPU]) as profiled",
-    "mark": 'with record_function(f"mark {number}")',
-    "end": 'profiled.export_chrome_trace("theirs.json")',
-}
-JAX = {
-    "setup": "import jax\njax.numpy.ones(1).block_until_ready()",
-    "profile": 'with jax.profiler.trace("profile")',
-    "mark": 'with jax.profiler.TraceAnnotation(f"mark {number}")',
-    "end": "",
-}
-_TOLERANCE_US = 1_000
-
-
-@pytest.mark.parametrize(
-    ("module", "words", "theirs"),
-    [("torch", TORCH, "theirs.json"), ("jax", JAX, "profile/plugins/profile/*/*.trace.json.gz")],
-)
-def test_the_training_of_another_profilers_trace_fits_into_ours(
-    module: str, words: dict[str, str], theirs: str, tmp_path: Path
-) -> None:
-    """Each mark lies within the step whose code it is around, to a millisecond."""
-    pytest.importorskip(module)
-    (tmp_path / "train.py").write_text(textwrap.dedent(PROFILED).format(**words))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    result = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    (path,) = tmp_path.glob(theirs)
-    said = trace("merge", path, "ours.json", "-o", "both.json", cwd=tmp_path).stdout
-    assert "Note" not in said
-    events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
-    slices = {each["name"].partition(" (")[0]: each for each in events if each["ph"] == "X"}
-    for number in range(16):
-        step, mark = slices[f"step: batch {number}"], slices[f"mark {number}"]
-        assert step["ts"] - _TOLERANCE_US < mark["ts"]
-        assert mark["ts"] + mark["dur"] < step["ts"] + step["dur"] + _TOLERANCE_US
-        assert mark["dur"] >= 3_000

@@ -125,7 +125,7 @@ def test_tensors_lie_in_the_arena(framework: Framework, on: Place) -> None:
         start, size = arena_of(loader)
         for batches, batch in enumerate(framework.view(loader)):
             assert start <= framework.address(batch[0]) < start + size, batches
-        assert loader.statistics().batches_copied == 0
+        assert loader.statistics().memory.batches_copied == 0
 
 
 @pytest.mark.parametrize(("fn", "batch_size"), [(odd, 1), (odd, 3), (wide, 4), (tiny, 1)])
@@ -145,7 +145,7 @@ def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
         tensorflow_runtime.let_go_of_arrays()
         for _ in loader:
             pass
-        assert loader.statistics().slots_lent <= 1
+        assert loader.statistics().memory.slots_lent <= 1
 
 
 def test_a_slot_comes_back_when_its_tensor_dies(framework: Framework, on: Place) -> None:
@@ -155,12 +155,12 @@ def test_a_slot_comes_back_when_its_tensor_dies(framework: Framework, on: Place)
         del y
         for _ in range(3):
             next(batches)
-        assert loader.statistics().slots_lent >= 1
+        assert loader.statistics().memory.slots_lent >= 1
         assert (framework.arrays((x,))[0][:, 0, 0, 0] == [0, 1, 2, 3]).all()
         del x, batches
         gc.collect()
         tensorflow_runtime.let_go_of_arrays()
-        assert loader.statistics().slots_lent == 0
+        assert loader.statistics().memory.slots_lent == 0
 
 
 @pytest.mark.corner
@@ -217,8 +217,22 @@ def test_text_is_given_or_refused_by_name(framework: Framework, on: Place) -> No
             found = [(x.numpy().tolist(), y.numpy().tolist()) for x, y in view]
             assert found[1] == ([[f"w{i}".encode(), "ü".encode()] for i in (3, 4, 5)], [3, 4, 5])
             return
+        if framework.name == "torch":
+            found = [(type(x), x.tolist(), y.tolist()) for x, y in view]
+            assert found[1] == (np.ndarray, [[f"w{i}", "ü"] for i in (3, 4, 5)], [3, 4, 5])
+            return
         with pytest.raises(lp.SpecMismatchError, match=rf"{framework.method}: component \[0\] is text \(str\)"):
             next(iter(view))
+
+
+@pytest.mark.slow
+def test_text_stays_an_array_on_a_device_of_torch_and_in_a_data_loader(on: Place) -> None:
+    torch = pytest.importorskip("torch")
+    with lp.Loader(range(6), words, batch_size=3, **on(1)) as loader:
+        for text, number in loader.as_torch(device="meta"):
+            assert isinstance(text, np.ndarray) and number.device.type == "meta"
+        in_a_loader = list(torch.utils.data.DataLoader(loader.as_torch(), batch_size=None))
+    assert [text.tolist() for text, _ in in_a_loader] == [[[f"w{i}", "ü"] for i in s] for s in ((0, 1, 2), (3, 4, 5))]
 
 
 @pytest.mark.corner
@@ -255,10 +269,10 @@ def test_small_dtypes_are_given_or_refused_by_name(framework: Framework, on: Pla
     [
         ({"prefetch": 2}, TypeError, r"prefetch"),
         ({"ahead": -1}, lp.ArgumentError, r"ahead must be at least 0"),
-        ({"ahead": 1.5}, lp.ArgumentTypeError, r"ahead must be a whole number"),
+        ({"ahead": 1.5}, lp.ArgumentError, r"ahead must be a whole number"),
         ({"device": "/GPU:7"}, (lp.ArgumentError, TypeError), r"device"),
         ({"device": "cuda:99"}, (lp.ArgumentError, TypeError), r"device"),
-        ({"sharding": "rows"}, (lp.ArgumentTypeError, TypeError), r"sharding"),
+        ({"sharding": "rows"}, (lp.ArgumentError, TypeError), r"sharding"),
     ],
 )
 def test_a_wrong_argument_is_named(

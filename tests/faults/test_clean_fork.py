@@ -108,7 +108,7 @@ def test_polars_is_not_forked_once_its_pool_has_begun(make: Make) -> None:
     """A fork would wait for ever in the pool's first operation."""
     began = 'began = pl.DataFrame({"a": [1, 2]}).filter(pl.col("a") > 1)'
     module = make(cf_polars_pool=both(POLARS, began))
-    with pytest.warns(lp.WorkersNotForkedWarning, match="importing 'cf_polars_pool' started"):
+    with pytest.warns(lp.LoaderpoolWarning, match="importing 'cf_polars_pool' started"):
         assert start_of(module, limits=lp.Limits(timeout_s=30)) == "exec"
 
 
@@ -148,7 +148,7 @@ def test_workers_that_are_not_forked_make_others_beside_a_slow_first_sample(make
     calls.mkdir()
     module = make(cf_early=both(THREAD, f"DIRECTORY = {str(calls)!r}", fn))
     with lp.Loader(range(40), module.fn, batch_size=4, workers=3) as loader:
-        with pytest.warns(lp.WorkersNotForkedWarning):
+        with pytest.warns(lp.LoaderpoolWarning):
             assert indices_in(loader) == list(range(40))
         assert loader.statistics().workers_start == "exec"
 
@@ -159,7 +159,7 @@ def test_a_module_that_starts_a_thread_on_import_is_named_and_not_forked(make: M
     with lp.Loader(range(40), module.fn, workers=0, **settings) as loader:
         expected = read(loader, passes=2)
     with lp.Loader(range(40), module.fn, workers=2, **settings) as loader:
-        with pytest.warns(lp.WorkersNotForkedWarning, match="importing 'cf_thread' started 1 thread,") as warned:
+        with pytest.warns(lp.LoaderpoolWarning, match="importing 'cf_thread' started 1 thread,") as warned:
             batches = read(loader)
         assert_same(batches + read(loader), expected)  # it warns once: a second one would be an error here
         statistics = loader.statistics()
@@ -180,7 +180,7 @@ def test_threads_that_the_module_needs_are_there(make: Make) -> None:
     """
     module = make(cf_pool=source)
     try:
-        with pytest.warns(lp.WorkersNotForkedWarning):
+        with pytest.warns(lp.LoaderpoolWarning):
             assert start_of(module) == "exec"
     finally:
         module.pool.shutdown()
@@ -190,7 +190,7 @@ def test_the_import_that_the_function_asks_for_is_named(make: Make) -> None:
     """And not one inside it: that is the user's to find in it."""
     outer = both("import cf_inner", THREAD, IDENTITY)
     module = make(cf_inner=THREAD, cf_outer=outer)
-    with pytest.warns(lp.WorkersNotForkedWarning, match="importing 'cf_outer' started 2 threads,"):
+    with pytest.warns(lp.LoaderpoolWarning, match="importing 'cf_outer' started 2 threads,"):
         assert start_of(module) == "exec"
 
 
@@ -199,7 +199,7 @@ def test_all_that_started_some_are_named(make: Make) -> None:
     functions = [module.fn for module in modules]
     loader = lp.Loader(range(8), lambda item: [fn(item) for fn in functions], batch_size=4, workers=1)
     message = r"'cf_0' .*; importing 'cf_1' .*'cf_2' .*; and 2 more"
-    with loader, pytest.warns(lp.WorkersNotForkedWarning, match=message):
+    with loader, pytest.warns(lp.LoaderpoolWarning, match=message):
         assert len(list(loader)) == 2
 
 
@@ -207,7 +207,7 @@ def test_a_module_that_a_function_of_the_script_uses_is_named(make: Make) -> Non
     """Such a module goes with the function as a module, not as the home of a name."""
     module = make(cf_thread=both(THREAD, IDENTITY))
     loader = lp.Loader(range(8), lambda item: module.fn(item), batch_size=4, workers=1)
-    with loader, pytest.warns(lp.WorkersNotForkedWarning, match="importing 'cf_thread' started 1 thread,"):
+    with loader, pytest.warns(lp.LoaderpoolWarning, match="importing 'cf_thread' started 1 thread,"):
         assert indices_in(loader) == list(range(8))
 
 
@@ -226,7 +226,7 @@ class StartsAThread:
 def test_a_thread_that_unpickling_started_is_noticed() -> None:
     captured = StartsAThread()
     loader = lp.Loader(range(4), lambda item: item if captured else 0, batch_size=4, workers=1)
-    warned = pytest.warns(lp.WorkersNotForkedWarning, match="loading function and source started 1 thread,")
+    warned = pytest.warns(lp.LoaderpoolWarning, match="loading function and source started 1 thread,")
     with loader, warned:
         assert indices_in(loader) == list(range(4))
 
@@ -250,7 +250,7 @@ def test_a_warning_that_is_made_an_error_breaks_nothing(make: Make) -> None:
     with lp.Loader(range(8), module.fn, batch_size=4, workers=1) as loader:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest.raises(lp.WorkersNotForkedWarning):
+            with pytest.raises(lp.LoaderpoolWarning):
                 list(loader)
         assert indices_in(loader) == list(range(8))
 
@@ -262,7 +262,7 @@ def test_the_same_pool_stays_as_it_is_when_a_clean_loader_comes(make: Make) -> N
             assert indices_in(first) == list(range(8))
             assert first.statistics().workers_start == "fork"
             with lp.Loader(range(8), make(cf_thread=both(THREAD, IDENTITY)).fn, batch_size=4, workers=pool) as second:
-                with pytest.warns(lp.WorkersNotForkedWarning, match="'cf_thread'"):
+                with pytest.warns(lp.LoaderpoolWarning, match="'cf_thread'"):
                     assert indices_in(second) == list(range(8))
                 assert indices_in(first) == list(range(8))
         with lp.Loader(range(12), clean.fn, batch_size=4, workers=pool) as third:
@@ -270,7 +270,7 @@ def test_the_same_pool_stays_as_it_is_when_a_clean_loader_comes(make: Make) -> N
             assert third.statistics().workers_start == "exec"
 
 
-@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
 def test_the_number_of_such_workers_can_change(make: Make) -> None:
     module = make(cf_thread=both(THREAD, IDENTITY))
     with lp.Loader(range(400), module.fn, batch_size=4, workers=1) as loader:
@@ -282,7 +282,7 @@ def test_the_number_of_such_workers_can_change(make: Make) -> None:
         assert seen == list(range(400))
 
 
-@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
 def test_such_workers_begin_where_the_supervisor_did(make: Make, tmp_path: Path) -> None:
     """What a module changes on import it changes once, although it was imported in the supervisor before."""
     source = """
@@ -310,7 +310,7 @@ def test_such_workers_begin_where_the_supervisor_did(make: Make, tmp_path: Path)
     assert batch["argv"].tolist() == [sys.argv[-1]]
 
 
-@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
 def test_what_hooks_change_reaches_such_workers(make: Make) -> None:
     source = """
         import numpy as np
@@ -336,7 +336,7 @@ def test_what_hooks_change_reaches_such_workers(make: Make) -> None:
 # ---- deaths, hangs, errors
 
 
-@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSEGV", "exit"])
 def test_the_death_of_such_a_worker_changes_no_bit(make: Make, tmp_path: Path, way: str) -> None:
     source = f"""
@@ -361,7 +361,7 @@ def test_the_death_of_such_a_worker_changes_no_bit(make: Make, tmp_path: Path, w
     assert (tmp_path / "died").exists()
 
 
-@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
 def test_a_sample_that_kills_such_workers_is_named_with_its_stack(make: Make) -> None:
     source = """
         import ctypes
@@ -374,7 +374,7 @@ def test_a_sample_that_kills_such_workers_is_named_with_its_stack(make: Make) ->
     assert (raised.value.index, raised.value.signal_name) == (5, "SIGSEGV")
 
 
-@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
 def test_a_sample_that_hangs_such_a_worker_is_shown(make: Make) -> None:
     source = """
         def fn(item):
@@ -392,7 +392,7 @@ def test_a_sample_that_hangs_such_a_worker_is_shown(make: Make) -> None:
         list(loader)
 
 
-@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
 def test_an_import_that_fails_in_the_worker_only_is_an_error_at_once(make: Make) -> None:
     source = """
         if os.environ.get("LOADERPOOL_ROLE") == "worker":
@@ -448,7 +448,7 @@ def test_such_workers_end_with_the_trainer(tmp_path: Path, end: str) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::loaderpool.WorkersNotForkedWarning")
+@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
 def test_such_workers_end_with_the_supervisor_and_another_has_its_own(make: Make) -> None:
     module = make(cf_slow=both(THREAD, "def fn(item):\n    time.sleep(0.005)\n    return item"))
     with lp.Loader(range(200), module.fn, batch_size=4, workers=2) as loader:
@@ -480,7 +480,7 @@ def test_a_module_that_runs_an_operation_on_import_is_named(make: Make, tf: Any)
         expected = read(loader)
     with lp.Loader(range(8), module.fn, batch_size=4, workers=1) as loader:
         message = "importing 'cf_operation' started the runtime of TensorFlow"
-        with pytest.warns(lp.WorkersNotForkedWarning, match=message) as warned:
+        with pytest.warns(lp.LoaderpoolWarning, match=message) as warned:
             assert_same(read(loader), expected)
         assert loader.statistics().workers_start == "exec"
     assert "no operation" in str(warned[0].message)
@@ -522,7 +522,7 @@ HANDLES = {
 
 @pytest.fixture
 def stores(tmp_path: Path) -> str:
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'loaderpool[hdf5]'")
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'loaderpool[files]'")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = range(8)
     return str(tmp_path)
@@ -531,7 +531,7 @@ def stores(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
-        ("h5py", r"cf_handle\.STORE holds the open HDF5 file \S+x\.h5\."),
+        ("h5py", r"the HDF5 file \S+x\.h5 is open\."),
         ("h5py, in a list", r"the HDF5 file \S+x\.h5 is open\."),
         ("sqlite3", r"cf_handle\.BASE holds a connection to the SQLite database \S+x\.db\."),
     ],
@@ -573,7 +573,7 @@ def test_what_is_opened_in_setup_or_in_memory_is_not(make: Make, stores: str) ->
 def test_workers_that_are_not_forked_may_open_on_import(make: Make, stores: str) -> None:
     module: Any = make(cf_threads=both(THREAD, HANDLES["h5py"].format(folder=stores)))
     try:
-        with pytest.warns(lp.WorkersNotForkedWarning):
+        with pytest.warns(lp.LoaderpoolWarning):
             assert start_of(module) == "exec"
     finally:
         module.STORE.file.close()

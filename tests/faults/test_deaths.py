@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import PoolBrokenError, SupervisorLostError, WorkerLostError
+from loaderpool.errors import PoolBrokenError, WorkerLostError
+from tests.support.batches import kill_supervisor, kill_worker, told_when
 from tests.support.child import run_child
-from tests.support.processes import is_alive, parents, wait_gone
+from tests.support.processes import is_alive, wait_gone
 
 ITEMS, BATCH = 96, 4
 
@@ -165,12 +166,9 @@ def test_workers_killed_from_outside_change_no_bit() -> None:
         for at, batch in enumerate(loader):
             parts.append(batch)
             if at in (2, 9):
-                os.kill(loader.statistics().workers[at % 3].pid, signal.SIGKILL)
+                kill_worker(loader)
         assert seen(iter(parts)) == expected
-        deadline_s = time.monotonic() + 5  # the others may have made all the rest before the second death is known
-        while loader.statistics().restarts < 2 and time.monotonic() < deadline_s:
-            time.sleep(0.005)
-        assert loader.statistics().restarts == 2
+        told_when(loader, lambda told: told.restarts == 2)
 
 
 def test_workers_that_close_all_descriptors_are_an_error_and_no_hang() -> None:
@@ -184,30 +182,7 @@ def test_workers_that_close_all_descriptors_are_an_error_and_no_hang() -> None:
         list(loader)
 
 
-def test_a_file_opened_over_a_closed_pipe_is_not_written_to(tmp_path: Path) -> None:
-    def fn(item: int) -> int:
-        if item == 5:
-            os.closerange(3, 256)
-            for name in range(16):  # these take the numbers of the pipes
-                os.open(tmp_path / str(name), os.O_CREAT | os.O_RDWR)
-        return item
-
-    loader = lp.Loader(range(16), fn, batch_size=BATCH, workers=1)
-    with loader, pytest.raises(WorkerLostError):
-        list(loader)
-    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b""}
-
-
 # ---- the supervisor ----
-
-
-def slow(item: int) -> int:
-    time.sleep(0.005)
-    return item
-
-
-def supervisor_of(loader: lp.Loader) -> int:
-    return parents()[loader.statistics().workers[0].pid]
 
 
 def test_a_killed_supervisor_takes_along_what_the_function_started(tmp_path: Path) -> None:
@@ -224,7 +199,7 @@ def test_a_killed_supervisor_takes_along_what_the_function_started(tmp_path: Pat
         next(batches)
         grandchildren = [int(path.name) for path in tmp_path.iterdir()]
         assert grandchildren
-        os.kill(supervisor_of(loader), signal.SIGKILL)
+        kill_supervisor(loader)
         assert len(list(batches)) == 31
         assert wait_gone(grandchildren, 5.0) == []
 
@@ -240,24 +215,6 @@ def test_closing_takes_along_what_the_function_started() -> None:
         grandchildren = np.concatenate(list(loader)).tolist()
         assert all(map(is_alive, grandchildren))
     assert wait_gone(grandchildren, 5.0) == []
-
-
-def test_a_module_that_ends_the_supervisor_while_it_is_imported_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "deadly_module.py").write_text(
-        "import os, loaderpool.system.role\n"
-        "if not loaderpool.system.role.is_trainer():\n"
-        "    os._exit(7)\n"
-        "def fn(item):\n"
-        "    return item\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import deadly_module  # type: ignore[import-not-found]
-
-    loader = lp.Loader(range(8), deadly_module.fn, workers=2)
-    with loader, pytest.raises(SupervisorLostError, match="exit code 7"):
-        next(iter(loader))
 
 
 # ---- the trainer: run_child fails where a process of it lives on ----
@@ -344,8 +301,8 @@ def test_when_the_trainer_dies_busy_workers_and_their_children_end_too(function:
 
 def test_when_the_trainer_dies_a_supervisor_in_a_long_import_ends(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(
-        "import time, loaderpool.system.role\n"
-        "if not loaderpool.system.role.is_trainer():\n"
+        "import time, loaderpool.system.process\n"
+        "if not loaderpool.system.process.is_trainer():\n"
         "    time.sleep(600)\n"
         "def fn(item):\n"
         "    return item\n"

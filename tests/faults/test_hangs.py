@@ -59,8 +59,8 @@ def test_a_sample_that_is_merely_slow_is_left_alone() -> None:
         time.sleep(0.2)
         return index
 
-    with lp.Loader(range(4), slow, batch_size=4, workers=1, limits=lp.Limits(timeout_s=0.6)) as loader:
-        assert next(iter(loader)).tolist() == [0, 1, 2, 3]  # 0.8 s for the batch, each sample below the limit
+    with lp.Loader(range(8), slow, batch_size=8, workers=1, limits=lp.Limits(timeout_s=1.2)) as loader:
+        assert next(iter(loader)).tolist() == list(range(8))  # 1.6 s for the batch, each sample below the limit
         assert loader.statistics().restarts == 0
 
 

@@ -10,6 +10,7 @@ LOOK = """
 import multiprocessing, os, sys, warnings
 import numpy as np
 import loaderpool as lp
+from tests.support.notes import bytes_copied
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
 sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(1))  # else it waits for the forks first
@@ -54,7 +55,7 @@ with lp.Loader(range(4000), fn, batch_size=8, workers=2, pad={pad}, limits=lp.Li
     batch = next(batches)
     parts = [batch, batch[2:5]] if isinstance(batch, np.ndarray) else list(batch.values())
     expected = [part.tobytes() for part in parts]
-    assert loader.statistics().slots_lent
+    assert loader.statistics().memory.slots_lent
     finish = in_child(look, parts, expected)
     kept = next(batches)
     before = kept.copy() if isinstance(kept, np.ndarray) else None
@@ -100,7 +101,7 @@ ARRAYS = {
 with lp.Loader(range(64), lambda item: np.zeros(1000), batch_size=8, workers=1) as loader:
     batches = iter(loader)
     batch = next(batches)
-    assert loader.statistics().slots_lent == 1
+    assert loader.statistics().memory.slots_lent == 1
     write(batch)
     child_of_child = lambda wait, batch: (in_child(look, batch)(), wait())
     batch[...] = 7
@@ -119,7 +120,7 @@ with lp.Loader(range(64), lambda item: np.zeros(1 + item * 9000), batch_size=8, 
     batches = iter(loader)
     next(batches)
     batch = next(batches)
-    assert loader.statistics().batches_oversize
+    assert loader.statistics().memory.batches_oversize
     write(batch)
 """,
     "shared": """
@@ -133,7 +134,7 @@ with lp.Loader(batch, batch_size=8, workers=1) as loader:
 batch = np.full(3 << 20, 7.0)
 with lp.Loader(range(8), lambda item: batch[item], workers=1) as loader:
     assert next(iter(loader)).tolist() == [7.0] * 8
-    assert loader.statistics().data_bytes_copied == 0
+    assert bytes_copied(loader.statistics()) == 0
     write(batch)
 """,
 }

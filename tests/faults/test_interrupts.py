@@ -22,20 +22,31 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.cache.setting import Cache
-from loaderpool.cache.shared import SharedCache, plan_in_memory
-from loaderpool.system import ctrl_c, undoing
-from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, checkpoint
-from loaderpool.system.undoing import Undoing, undo_orphans
+from loaderpool.cache.setting import CachePlan
+from loaderpool.cache.shared import SharedCache
+from loaderpool.system import ctrl_c, interrupts
+from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint, undo_orphans
 from loaderpool.trainer.engine import local_engine
-from loaderpool.trainer.session.open_sessions import live_sessions
-from loaderpool.trainer.session.session import Session
+from loaderpool.trainer.session.session import Session, live_sessions
 from loaderpool.transport.messages import Control
 from tests.support.child import run_child
+from tests.support.handler_storm import (
+    ITEMS,
+    WANTED,
+    Countdown,
+    as_float,
+    dropped,
+    generated,
+    indexed,
+    left_early,
+    local,
+    resized,
+    resumed,
+    rows,
+    streamed,
+)
 from tests.support.interrupts import CountBytecodes, interrupted_at
 
-ITEMS = 24
-WANTED = list(range(ITEMS))
 # Of the places in each kind of work so many are tried, evenly spread, others in each run; and so many signals are real.
 # With LOADERPOOL_INTERRUPTS=10000 it takes the better part of an hour.
 PLACES = int(os.environ.get("LOADERPOOL_INTERRUPTS", "60"))
@@ -58,13 +69,6 @@ def _apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-class Countdown:
-    """A stream that a process of its own reads."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(ITEMS))
-
-
 class KeptHere(Countdown):
     """A stream that a thread of this process reads."""
 
@@ -72,66 +76,13 @@ class KeptHere(Countdown):
         self.lock = threading.Lock()
 
 
-def as_float(item: int) -> Any:
-    return np.float32(item)
-
-
-def indexed() -> lp.Loader:
-    return lp.Loader(range(ITEMS), as_float, batch_size=4, workers=2)
-
-
-def streamed() -> lp.Loader:
-    return lp.Loader(Countdown(), as_float, batch_size=4, workers=2)
-
-
 def streamed_here() -> lp.Loader:
     return lp.Loader(KeptHere(), as_float, batch_size=4, workers=2)
-
-
-def generated() -> lp.Loader:
-    return lp.Loader.from_generator(Countdown, workers=1, batch_size=4)
-
-
-def local() -> lp.Loader:
-    return lp.Loader(range(ITEMS), as_float, batch_size=4, workers=0)
-
-
-def rows(batches: Any) -> list[float]:
-    return [float(row) for batch in batches for row in batch]
 
 
 def whole_pass(loader: lp.Loader) -> None:
     for _ in loader:
         pass
-
-
-def left_early(loader: lp.Loader) -> None:
-    batches = iter(loader)
-    next(batches)
-    next(batches)
-    batches.close()
-
-
-def dropped(loader: lp.Loader) -> None:
-    batches = iter(loader)
-    next(batches)
-    next(batches)
-    del batches
-
-
-def resumed(loader: lp.Loader) -> None:
-    batches = iter(loader)
-    next(batches)
-    state = batches.state_dict()
-    batches.close()
-    loader.load_state_dict(state)
-    for _ in loader:
-        pass
-
-
-def resized(loader: lp.Loader) -> None:
-    loader.resize(1)
-    loader.resize(2)
 
 
 def places(count: int) -> range:
@@ -230,7 +181,7 @@ def test_an_interrupt_anywhere_in_a_loaders_making_leaves_no_process(make: Calla
 
     before = len(list(live_sessions()))
     count = bytecodes_of(made_and_used)
-    for at in itertools.islice(places(count), 0, None, 6):  # a loader takes longer than a pass
+    for at in itertools.islice(places(count), 0, None, 12):  # a loader takes longer than a pass
         _, _, where = interrupted_at(at, made_and_used)
         gc.collect()
         assert len(list(live_sessions())) == before, where
@@ -241,7 +192,7 @@ def shared() -> None:
 
 
 def cached() -> None:
-    SharedCache.create(plan_in_memory(Cache("memory", 1 << 20), 10)).close()
+    SharedCache.create(CachePlan("memory", 1 << 20, 10, b"12345678")).close()
 
 
 def mappings() -> int:
@@ -425,7 +376,7 @@ def test_an_undoing_that_a_ctrl_c_kept_from_running_is_made_good(
     owner = Owner()
     lost = Undoing(owner, lambda: done.append("lost"))
     with monkeypatch.context() as now:
-        now.setattr(undoing, "_undo_orphans", interrupted)
+        now.setattr(interrupts, "undo_orphans", interrupted)
         del owner
         with pytest.raises(KeyboardInterrupt):  # it was not lost either, but is sent again in a moment
             time.sleep(10)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import sys
 import time
@@ -33,12 +34,12 @@ pytestmark = pytest.mark.may_leak("one pool serves all cells; it is looked at af
 #   again     the same bits; another supervisor went on
 #   sample    SampleError with the index, after all batches before it; the next pass is whole
 #   setup     SetupError that shows what was raised; the loaders beside it go on
-#   import    SupervisorLostError that tells of the import; the loaders beside it go on
+#   import    PoolBrokenError that tells of the import; the loaders beside it go on
 #   ship      UnpicklableError in the line that makes the loader
 #   raises    what was raised, in the consumer's line; the next pass is whole
 #   memory    MemoryLimitError; nothing is left
-#   read      SourceReadError that shows what was raised, after all batches before it; the next pass is whole
-#   lost      SourceLostError, after all batches before it; the next pass is whole, with another reader
+#   read      SourceError that shows what was raised, after all batches before it; the next pass is whole
+#   lost      SourceError, after all batches before it; the next pass is whole, with another reader
 #   gone      the trainer ended in that way, and within seconds supervisor, workers and memory were gone
 #   waits     while the trainer is stopped all wait; after SIGCONT the same bits
 TABLE = """
@@ -168,12 +169,10 @@ def test_every_cell_is_an_outcome_or_says_why_there_is_none() -> None:
     }  # fmt: skip
 
 
-def test_the_places_are_those_that_the_module_tells_of() -> None:
+def test_the_places_are_those_of_the_code() -> None:
     used = {SCENES.get(row[0], Scene()).place or row[0] for row in ROWS}
-    assert {place for place in used if not place.startswith("user.")} == {
-        word.strip("`,") for line in (fault_points.__doc__ or "").splitlines() if line.startswith("| `")
-        for word in line.split("|")[1].split()
-    }  # fmt: skip
+    code = "".join(path.read_text(encoding="utf-8") for path in Path(lp.__file__).parent.rglob("*.py"))
+    assert {place for place in used if not place.startswith("user.")} == set(re.findall(r'\breach\("([^"]+)"\)', code))
 
 
 # ---- the pool of all cells ----
@@ -318,17 +317,17 @@ class Cell:
                 died = 2 if self.scene.also.startswith("supervisor.") else 1
                 wait_until(lambda: loader.statistics().supervisor_restarts == supervisors + died)
             elif self.how == "oversize":
-                assert loader.statistics().batches_oversize
+                assert loader.statistics().memory.batches_oversize
 
     def ends_with_an_error(self, outcome: str) -> None:
         types: dict[str, Any] = {
             "sample": lp.SampleError,
             "setup": lp.SetupError,
-            "import": lp.SupervisorLostError,
+            "import": lp.PoolBrokenError,
             "ship": lp.UnpicklableError,
             "memory": lp.MemoryLimitError,
-            "read": lp.SourceReadError,
-            "lost": lp.SourceLostError,
+            "read": lp.SourceError,
+            "lost": lp.SourceError,
             "raises": {"sys.exit": SystemExit, "no_memory": MemoryError}.get(self.how, RuntimeError),
         }
         got: list[Any] = []

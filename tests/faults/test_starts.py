@@ -168,3 +168,22 @@ def _is_inheritable(descriptor: int) -> bool:
         return os.get_inheritable(descriptor)
     except OSError:  # listdir's own, which is closed
         return False
+
+
+MOST_MODULES = {"main process": 115, "worker": 79}  # lowered with each that is not needed until a first batch
+
+
+def test_few_modules_of_ours_are_imported_until_a_first_batch() -> None:
+    counts = run_child("""
+        import sys
+        import loaderpool as lp
+
+        def count(item=0):
+            return sum(name.partition(".")[0] == "loaderpool" for name in sys.modules)
+
+        with lp.Loader(range(8), count, batch_size=4, workers=2) as loader:
+            in_worker = int(next(iter(loader)).max())
+        print(count(), in_worker)
+    """).check()
+    main, worker = map(int, counts.stdout.split())
+    assert main <= MOST_MODULES["main process"] and worker <= MOST_MODULES["worker"], (main, worker)

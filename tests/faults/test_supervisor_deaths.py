@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import ClosedError, SupervisorLostError
+from loaderpool.errors import ClosedError, PoolBrokenError
+from tests.support.batches import kill_supervisor, supervisor_of, told_when
 from tests.support.processes import wait_gone
 
 ITEMS, BATCH = 240, 4
@@ -36,20 +37,6 @@ def of_varied_length(item: int, rng: np.random.Generator) -> Any:
 def slow_batch(item: int, rng: np.random.Generator) -> Any:
     time.sleep(0.07)
     return tiny(item, rng)
-
-
-def supervisor_of(loader: lp.Loader) -> int:
-    """The supervisor that the trainer deals with now; dead or alive, but not reaped, so nobody else has its pid."""
-    pid: int = loader._core.engine.session._supervisor.pid  # type: ignore[union-attr]
-    return pid
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.005)
-    raise AssertionError("not in five seconds")
 
 
 def bits(batch: Any) -> tuple[bytes, bytes]:
@@ -80,12 +67,10 @@ def test_a_killed_supervisor_changes_no_bit(shape: str, deterministic: bool) -> 
                 got.append(bits(batch))
                 held.append((batch, batch["item"].copy()))
                 if number in ((1, 3) if shape == "row ranges" else (3, 7)):
-                    pid = supervisor_of(loader)
-                    killed.add(pid)
-                    os.kill(pid, signal.SIGKILL)
+                    killed.add(kill_supervisor(loader))
             assert (got == expected[epoch]) if deterministic else (sorted(got) == sorted(expected[epoch]))
             assert all((batch["item"] == copy).all() for batch, copy in held), "somebody wrote into a lent slot"
-        wait_until(lambda: loader.statistics().supervisor_restarts == len(killed) >= 1)
+        told_when(loader, lambda told: told.supervisor_restarts == len(killed) >= 1)
 
 
 def test_a_pass_that_was_left_in_the_midst_of_a_batch_is_no_end() -> None:
@@ -100,9 +85,9 @@ def test_a_pass_that_was_left_in_the_midst_of_a_batch_is_no_end() -> None:
         del batches
         batches = iter(loader)
         assert next(batches).tolist() == list(range(64))
-        os.kill(supervisor_of(loader), signal.SIGKILL)
+        kill_supervisor(loader)
         assert next(batches).tolist() == list(range(64, 128))
-        assert loader.statistics().supervisor_restarts == 1
+        told_when(loader, lambda told: told.supervisor_restarts == 1)
 
 
 def test_several_passes_and_loaders_go_on() -> None:
@@ -117,7 +102,7 @@ def test_several_passes_and_loaders_go_on() -> None:
             assert a["item"][0, 0, 0] == number * BATCH
             seen.append(bits(c))
             if number == 20:
-                os.kill(supervisor_of(one), signal.SIGKILL)
+                kill_supervisor(one)
         assert seen == expected
         assert number == ITEMS // BATCH - 1
 
@@ -126,7 +111,7 @@ def test_while_nobody_waits_and_between_passes() -> None:
     with lp.Loader(range(ITEMS), tiny, batch_size=BATCH, workers=2) as loader:
         expected = [bits(batch) for batch in loader]
         for _ in range(3):
-            os.kill(supervisor_of(loader), signal.SIGKILL)
+            kill_supervisor(loader)
             time.sleep(0.05)
             loader.epoch = 0
             assert [bits(batch) for batch in loader] == expected
@@ -136,7 +121,7 @@ def test_a_loader_made_on_a_pool_whose_supervisor_died() -> None:
     with lp.Pool(1) as pool:
         first = lp.Loader(range(8), batch_size=BATCH, workers=pool)
         assert len(list(first)) == 2
-        os.kill(supervisor_of(first), signal.SIGKILL)
+        kill_supervisor(first)
         second = lp.Loader(range(8, 16), batch_size=BATCH, workers=pool)
         assert [row for batch in second for row in batch.tolist()] == list(range(8, 16))
         first.epoch = 0
@@ -165,9 +150,9 @@ def test_what_hooks_changed_is_known_to_the_next_one() -> None:
             for number, batch in enumerate(loader):
                 rows.append(batch.tolist())
                 if number == 2 and epoch in (1, 2):
-                    os.kill(supervisor_of(loader), signal.SIGKILL)
+                    kill_supervisor(loader)
             assert rows == [[epoch, 10 * epoch, index] for index in range(6)]
-        assert loader.statistics().supervisor_restarts == 2
+        told_when(loader, lambda told: told.supervisor_restarts == 2)
 
 
 def test_a_worker_that_is_stopped_for_a_moment_is_left_alone() -> None:
@@ -189,7 +174,7 @@ def test_a_storm_of_its_deaths_ends(tmp_path: Path) -> None:
         return np.full((100, 100), item, np.float32)
 
     loader = lp.Loader(range(96), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts=2))
-    with loader, pytest.raises(SupervisorLostError, match="SIGKILL") as raised:
+    with loader, pytest.raises(PoolBrokenError, match="SIGKILL") as raised:
         list(loader)
     assert loader.last_error is raised.value
 
@@ -199,8 +184,8 @@ def test_its_workers_are_gone_before_another_one_begins() -> None:
         batches = iter(loader)
         first = next(batches)
         before = [worker.pid for worker in loader.statistics().workers]
-        os.kill(supervisor_of(loader), signal.SIGKILL)
-        wait_until(lambda: loader.statistics().supervisor_restarts == 1)
+        kill_supervisor(loader)
+        told_when(loader, lambda told: told.supervisor_restarts == 1)
         assert wait_gone(before, 0.0) == []
         next(batches)
         assert first["item"][:, 0, 0].tolist() == [0, 1, 2, 3]

@@ -17,7 +17,6 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import WorkerLostError
-from loaderpool.tools.watching.worker_stacks import ask_stacks
 from loaderpool.transport.reports import describe_timeout
 from tests.support.processes import wait_gone
 
@@ -61,9 +60,9 @@ SETTINGS: list[dict[str, Any]] = [
     {
         "batch_size": 2,
         "workers": 1,
-        "worker_options": lp.WorkerOptions(threads=8),
+        "threads": 8,
     },  # threads are at several tickets at once
-    {"batch_size": 32, "workers": 2, "worker_options": lp.WorkerOptions(threads=4)},
+    {"batch_size": 32, "workers": 2, "threads": 4},
 ]
 
 
@@ -139,8 +138,8 @@ def test_samples_that_hang_are_left_out(settings: dict[str, Any]) -> None:
 
 def one_worker(items: int, fn: Callable[[int], int], threads: int) -> lp.Loader:
     """A loader whose one worker makes batches of 4, and whose samples may take a second."""
-    options, limits = lp.WorkerOptions(threads=threads), lp.Limits(timeout_s=1.0)
-    return lp.Loader(range(items), fn, batch_size=4, workers=1, worker_options=options, limits=limits)
+    limits = lp.Limits(timeout_s=1.0)
+    return lp.Loader(range(items), fn, batch_size=4, workers=1, threads=threads, limits=limits)
 
 
 def test_time_that_a_sample_ran_beside_earlier_ones_counts() -> None:
@@ -170,23 +169,9 @@ def test_a_worker_ends_though_its_threads_do_not() -> None:
             time.sleep(600)
         return index, os.getpid()
 
-    with lp.Loader(range(64), fn, batch_size=4, workers=1, worker_options=lp.WorkerOptions(threads=8)) as loader:
+    with lp.Loader(range(64), fn, batch_size=4, workers=1, threads=8) as loader:
         worker = int(next(iter(loader))[1][0])
     assert not wait_gone([worker], timeout_s=60)
-
-
-def test_a_worker_is_killed_from_outside_in_mid_ticket() -> None:
-    def fn(index: int, rng: np.random.Generator) -> Any:
-        time.sleep(0.002)
-        return index, rng.random(), os.getpid()
-
-    with lp.Loader(range(ITEMS), fn, batch_size=8, workers=2, worker_options=lp.WorkerOptions(threads=4)) as loader:
-        made: list[tuple[int, float]] = []
-        for number, (indices, noise, pids) in enumerate(loader):
-            made += zip(indices.tolist(), noise.tolist(), strict=True)
-            if number == 3:
-                os.kill(int(pids[0]), signal.SIGKILL)
-    assert made == expected()
 
 
 def test_a_child_forked_on_a_thread_ends_where_it_comes_back(tmp_path: Path) -> None:
@@ -201,7 +186,7 @@ def test_a_child_forked_on_a_thread_ends_where_it_comes_back(tmp_path: Path) -> 
             subprocess.run([sys.executable, "-c", ""], check=True)
         return index
 
-    with lp.Loader(range(24), fn, batch_size=4, workers=1, worker_options=lp.WorkerOptions(threads=4)) as loader:
+    with lp.Loader(range(24), fn, batch_size=4, workers=1, threads=4) as loader:
         assert [row for batch in loader for row in batch.tolist()] == list(range(24))
         assert loader.statistics().restarts == 0
 
@@ -220,55 +205,3 @@ def test_the_stacks_are_those_of_threads_in_the_users_code() -> None:
         "Thread 0x1 (most recent call first):", '  File "/u/read.py", line 7 in fetch', "",
         "Current thread 0x3 (most recent call first):", '  File "/u/read.py", line 9 in parse',
     ]  # fmt: skip
-
-
-def calls_deeply(index: int) -> int:
-    def call(depth: int) -> int:
-        return call(depth - 1) if depth else index
-
-    return sum(call((index * 31 + depth) % 300) for depth in range(200))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_workers_whose_threads_run_may_be_asked_for_stacks_at_any_time() -> None:
-    """faulthandler may crash where it reads the stack of another thread, whose calls return meanwhile."""
-    settings: dict[str, Any] = {"batch_size": 20, "worker_options": lp.WorkerOptions(threads=4)}
-    found: list[str] = []
-    with lp.Loader(range(2400), calls_deeply, workers=2, **settings) as loader:
-        for batch in loader:
-            pids = [worker.pid for worker in loader.statistics().workers]
-            found += ask_stacks(pids).values()
-            assert batch.tolist()[0] // 200 % 20 == 0
-        # Seldom it crashes over a thread's own stack, too, where the signal comes while a call begins.
-        assert loader.statistics().restarts <= 1
-    assert any(text.count("calls_deeply") > 1 for text in found)
-
-
-HANDLES = """
-import os, signal, sys, time
-import loaderpool as lp
-from loaderpool.tools.watching.worker_stacks import ask_stacks
-
-
-def setup():
-    signal.signal(signal.SIGUSR1, lambda *_: os._exit(1))
-
-
-def stay(index):
-    time.sleep(0.01)
-    return index
-
-
-with lp.Loader(range(400), stay, setup=setup, workers=1) as loader:
-    for batch in loader:
-        assert ask_stacks([worker.pid for worker in loader.statistics().workers])
-    assert loader.statistics().restarts == 0
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_a_handler_of_the_users_is_not_called_where_stacks_are_asked_for(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(HANDLES)
-    ran = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr

@@ -18,6 +18,7 @@ from loaderpool.errors import ArgumentError, WorkerLostError
 from loaderpool.memory.board import Field
 from loaderpool.trainer.session.remote_errors import lost_error
 from loaderpool.transport.reports import LostReport, Verdict
+from tests.support.batches import kill_worker
 
 ITEMS, BATCH = 96, 4
 
@@ -184,7 +185,7 @@ def test_kills_of_workers_that_wait_are_no_failure_to_start() -> None:
         batches = iter(loader)
         items = next(batches).tolist()
         for restarts in range(1, 13):
-            os.kill(loader.statistics().workers[0].pid, signal.SIGKILL)
+            kill_worker(loader)
             wait_until(lambda restarts=restarts: loader.statistics().restarts == restarts)
             wait_until(lambda: has_begun(loader))
             time.sleep(0.1)  # what it had to do, it has done
@@ -227,7 +228,7 @@ def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(
         next(batches)
         time.sleep(0.5)  # all is made that may be
         flag.touch()
-        os.kill(loader.statistics().workers[0].pid, signal.SIGKILL)
+        kill_worker(loader)
         with pytest.raises(WorkerLostError, match="exited with status 3 before it had begun any sample"):
             time.sleep(2.0)  # a ticket that came in time would be blamed
             list(loader)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.plan.order import Plan
-from loaderpool.plan.order_ahead import OrderAhead
+from loaderpool.worker.work import OrderAhead
 
 plans = st.fixed_dictionaries(
     {

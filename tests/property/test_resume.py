@@ -262,7 +262,7 @@ def test_an_epoch_has_each_item_once_over_all_its_shards(on: Place, lines: lp.Te
             batches = [batch.tolist() for batch in loader]
             assert len(batches) == len(loader)
             lengths.add(len(batches))
-            repeated.add(loader.statistics().repeated_rows)
+            repeated.add(loader._core.tracker.plan.repeated_rows)
             seen += [item for batch in batches for item in batch]
     assert len(lengths) == len(repeated) == 1, "all shards have as many batches"
     wanted = Counter(named(source[index]) for index in range(size))

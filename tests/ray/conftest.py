@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import POLL_S, command_of, descendants
 from tests.support.ray_cluster import RayCluster
 
 
@@ -26,3 +28,13 @@ def cluster() -> Iterator[RayCluster]:
     """A head and three nodes of one CPU each; tests that remove one add another."""
     with RayCluster(nodes=3) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _hosts_of_earlier_tests_are_gone(request: pytest.FixtureRequest) -> None:
+    """A cluster ends the hosts of a closed pool a moment later; a test that looks for hosts finds its own alone."""
+    if "cluster" in request.fixturenames:
+        pid, until_s = request.getfixturevalue("cluster").pid, time.monotonic() + 20
+        while left := [each for each in descendants(pid) if "ray::HostActor" in command_of(each)]:
+            assert time.monotonic() < until_s, left
+            time.sleep(POLL_S)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import read
+from tests.support.batches import read, told_when
+from tests.support.processes import found
 from tests.support.ray_cluster import RayCluster
 
 # Ten seconds is what is meant: that is met within four on a machine with nothing beside, and these share theirs.
@@ -45,27 +50,27 @@ def test_an_exception_is_the_users_own_with_index_traceback_and_node(cluster: Ra
     assert got == list(range(40))
 
 
-def as_if(tmp_path: Path, **versions: str) -> dict[str, dict[str, str]]:
-    """An environment in which processes take modules for having these versions."""
+def as_if(tmp_path: Path, **versions: str) -> dict[str, Any]:
+    """An actor's options, with an environment in which processes take modules for having these versions."""
     lines = [f"import {name}; {name}.__version__ = {version!r}" for name, version in versions.items()]
     (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
-    return {"env_vars": {"PYTHONPATH": f"{tmp_path}:{Path(lp.__file__).parents[1]}"}}
+    return {"runtime_env": {"env_vars": {"PYTHONPATH": f"{tmp_path}:{Path(lp.__file__).parents[1]}"}}}
 
 
 def test_another_loaderpool_is_an_error_and_another_numpy_a_warning(cluster: RayCluster, tmp_path: Path) -> None:
-    with lp.RayPool(cluster.address, hosts=1, runtime_env=as_if(tmp_path, loaderpool="9.9.9")) as pool:
+    with lp.RayPool(cluster.address, 1, actor_options=as_if(tmp_path, loaderpool="9.9.9")) as pool:
         loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
         with loader, soon(), pytest.raises(lp.ClusterError, match=r"node .* has loaderpool 9\.9\.9, the trainer has "):
             next(iter(loader))
-    pool = lp.RayPool(cluster.address, runtime_env=as_if(tmp_path, numpy="2.99.0"))
+    pool = lp.RayPool(cluster.address, actor_options=as_if(tmp_path, numpy="2.99.0"))
     with pool, lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader:
-        with pytest.warns(lp.ClusterWarning, match=r"node .* has NumPy 2\.99\.0, the trainer has ") as caught:
+        with pytest.warns(lp.LoaderpoolWarning, match=r"node .* has NumPy 2\.99\.0, the trainer has ") as caught:
             list(loader)
         assert len(caught) == 1 and caught[0].filename == __file__
 
 
 def test_an_environment_that_cannot_be_is_an_error_at_once(cluster: RayCluster, tmp_path: Path) -> None:
-    pool = lp.RayPool(cluster.address, runtime_env={"working_dir": str(tmp_path / "none")})
+    pool = lp.RayPool(cluster.address, actor_options={"runtime_env": {"working_dir": str(tmp_path / "none")}})
     loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
     with (
         pool,
@@ -76,31 +81,92 @@ def test_an_environment_that_cannot_be_is_an_error_at_once(cluster: RayCluster, 
         next(iter(loader))
 
 
-def test_a_resource_that_no_node_has_is_an_error_at_once(cluster: RayCluster) -> None:
-    said = (
-        r"no node of the cluster can have a host: each needs 2 CPUs, 1\.0 GiB of memory and 1 of 'loader', and of the "
-        r"nodes (?=.* has 0 of 0 CPUs free, .* GiB of memory).* has \d of 1 CPUs free, .* GiB of memory"
-    )
-    pool = lp.RayPool(cluster.address, hosts=2, workers_per_host=2, resources={"loader": 1}, memory_per_host="1GiB")
-    loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
-    with pool, loader, soon(), pytest.raises(lp.ClusterError, match=said):
-        next(iter(loader))
+def test_what_listens_and_says_nothing_is_told_after_ten_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        pool = lp.RayPool(f"127.0.0.1:{silent.getsockname()[1]}")
+        loader, began_s = lp.Loader(range(8), abs, batch_size=4, workers=pool), time.monotonic()
+        with pool, loader, pytest.raises(lp.ClusterError, match="what listens there has said nothing for 10 s"):
+            next(iter(loader))
+        assert time.monotonic() - began_s < 20
+
+
+def tells(item: int) -> int:
+    if item % 50 == 0:
+        print(f"item {item} is made")
+    time.sleep(0.002)
+    return item
+
+
+def test_a_lost_host_is_told_in_our_words_alone(cluster: RayCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ray would add a paragraph for each process, and twenty lines of a log for each node."""
+    out = ""
+
+    def wait_for(text: str, times: int) -> None:
+        nonlocal out
+        until_s = time.monotonic() + 60
+        while out.count(text) < times and time.monotonic() < until_s:
+            list(loader)
+            out += "".join(capfd.readouterr())
+        assert out.count(text) == times, out
+
+    node = cluster.add()
+    pool = lp.RayPool(cluster.address, hosts=4)
+    with pool, lp.Loader(range(300), tells, batch_size=4, workers=pool) as loader:
+        told_when(loader, lambda told: [host.state for host in told.hosts] == ["running"] * 4)
+        os.kill(found(cluster.hosts), signal.SIGKILL)
+        wait_for("loaderpool: a host was lost, on ", 1)
+        cluster.remove(node)
+        wait_for("loaderpool: a host was lost, on ", 2)
+        until_s = time.monotonic() + 20  # Ray calls a node dead after 15 s
+        while time.monotonic() < until_s:
+            list(loader)
+        out += "".join(capfd.readouterr())
+    assert " is made" in out, "what the function prints comes from the nodes as ever"
+    told = [line for line in out.splitlines() if "is made" not in line]
+    assert [line.startswith("loaderpool: a host was lost, on ") for line in told] == [True, True], told
+    assert max(map(len, told)) < 300, told
+
+
+def test_a_node_that_sees_no_files_is_an_error_under_skip(cluster: RayCluster, tmp_path: Path) -> None:
+    """It would leave out what other nodes make."""
+    files = [tmp_path / f"{number}.txt" for number in range(60)]
+    for number, file in enumerate(files):
+        file.write_text(str(number))
+
+    def load(number: int) -> int:
+        place = tmp_path / "blind"  # the node of the host that comes here second
+        for each in (tmp_path / "sees", place):
+            with suppress(FileExistsError):
+                each.symlink_to(os.environ["RAY_RAYLET_PID"])
+            if os.readlink(each) == os.environ["RAY_RAYLET_PID"]:
+                break
+        folder = "/nowhere" if each == place and os.readlink(place) == os.environ["RAY_RAYLET_PID"] else tmp_path
+        time.sleep(0.01)
+        return int(Path(f"{folder}/{number}.txt").read_text())
+
+    pool, got = lp.RayPool(cluster.address, hosts=3), []
+    loader = lp.Loader(range(60), load, batch_size=4, workers=pool, on_error="skip")
+    said = r"node .* does not see /nowhere/\d+\.txt, and node .* does: "
+    with pool, loader, soon(), pytest.raises(lp.SourceError, match=said):
+        for _ in range(20):  # until all three hosts are there
+            got = [number for batch in loader for number in batch.tolist()]
+            assert got == list(range(60))
 
 
 def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster) -> None:
     said = (
-        r"there has been no host for 1 s: each needs 1 CPU, and of the nodes .* has 0 of 1 CPUs free, .* Ask for less "
-        r"\(workers_per_host=, resources=, memory_per_host=\), or end what has the rest"
+        r"there has been no host for 1 s: each needs 1 CPU, and in the cluster are free 0 of 3 CPU\. Ask for less "
+        r"\(workers_per_host=, actor_options=\), or end what has the rest"
     )
     waiting = lp.RayPool(cluster.address)
     waiting._settings["no_host_s"] = 1.0
     with lp.RayPool(cluster.address) as pool, lp.Loader(range(80), abs, batch_size=4, workers=pool) as loader:
         read(loader)
-        assert pool.workers == 3
+        told_when(loader, lambda _: pool.workers == 3)
         with waiting, lp.Loader(range(80), abs, batch_size=4, workers=waiting) as other:
             with warnings.catch_warnings(), soon():
-                warnings.simplefilter("error", lp.ClusterWarning)
-                with pytest.raises(lp.ClusterWarning, match=said):
+                warnings.simplefilter("error", lp.LoaderpoolWarning)
+                with pytest.raises(lp.LoaderpoolWarning, match=said):
                     next(iter(other))
             assert [host.state for host in other.statistics().hosts] == ["starting"] * 3
             pool.close()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.processes import count_fds, descendants, wait_gone
-from tests.support.ray_cluster import STORE_BYTES, RayCluster, Stores
+from tests.support.processes import command_of, count_fds, descendants, wait_gone
+from tests.support.ray_cluster import STORE_BYTES, RayCluster, Stores, impatient_pool
 
 BATCH_BYTES = 2 << 20
 _COMMAND = {"dispatcher": "loaderpool-dispatcher", "host": "ray::HostActor"}
@@ -25,14 +25,7 @@ _COMMAND = {"dispatcher": "loaderpool-dispatcher", "host": "ray::HostActor"}
 def processes(cluster: RayCluster, of: str) -> list[int]:
     """Of the dispatcher, or of the hosts."""
     root = os.getpid() if of == "dispatcher" else cluster.pid
-    return [pid for pid in descendants(root) if _COMMAND[of] in _command(pid)]
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
+    return [pid for pid in descendants(root) if _COMMAND[of] in command_of(pid)]
 
 
 def large(item: int) -> Any:
@@ -50,8 +43,9 @@ def own_bytes(pid: int) -> int:
 def arena_bytes(host: int) -> int:
     """The pages of a host's arena."""
     for file in Path(f"/proc/{host}/fd").iterdir():
-        if "loaderpool-arena" in os.readlink(file):
-            return file.stat().st_blocks * 512
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if "loaderpool-arena" in os.readlink(file):
+                return file.stat().st_blocks * 512
     raise AssertionError("it has no arena")
 
 
@@ -117,7 +111,7 @@ def test_a_host_that_stops_while_it_is_sent_an_array_is_replaced(cluster: RayClu
             time.sleep(0.005)
 
     with (
-        lp.RayPool(cluster.address, host_timeout_s=3) as pool,
+        impatient_pool(cluster.address, 3) as pool,
         lp.Loader(range(600), lambda item: table[item], batch_size=4, workers=pool) as loader,
     ):
         thread = threading.Thread(target=stop, daemon=True)

@@ -27,7 +27,7 @@ def test_a_host_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.Mon
         with (
             pool,
             loader,
-            pytest.raises(lp.HostLostError, match=r"2 hosts .*; the last on node .*: Ray's memory mon") as e,
+            pytest.raises(lp.WorkerLostError, match=r"2 hosts .*; the last on node .*: memory ran out") as e,
         ):
             for _ in loader:
                 pass

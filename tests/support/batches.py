@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +15,11 @@ import pytest
 import loaderpool as lp
 from loaderpool.element.ragged import RaggedArray
 from tests.support import leaks
-from tests.support.processes import status_of_fork
+from tests.support.processes import found, is_alive, status_of_fork
 
 __all__ = [
-    "Place", "assert_same", "copied", "indices_in", "let_go_in_a_fork", "read", "read_while", "shared_pools",
-    "told_when",
+    "Place", "assert_same", "copied", "indices_in", "kill_supervisor", "kill_worker", "let_go_in_a_fork", "read",
+    "read_while", "shared_pools", "supervisor_of", "told_when",
 ]  # fmt: skip
 
 # Arguments of a Loader that say where it runs: a pool's workers, or (0) this process.
@@ -104,7 +106,7 @@ def let_go_in_a_fork(loader: lp.Loader, held: list[Iterator[Any]]) -> None:
     """Fork a child that is refused a batch and lets go of all it inherited: the iterators held, and the loader."""
 
     def let_go() -> None:
-        with pytest.raises(lp.ForeignProcessError):
+        with pytest.raises(lp.ClosedError):
             next(held[0])
         held.clear()
         loader.close()
@@ -116,6 +118,26 @@ def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.S
     """Statistics once they are so: hosts tell of themselves with their next answer, and Ray of a death in its time."""
     until_s = time.monotonic() + 20
     while not is_so(told := loader.statistics()):
-        assert time.monotonic() < until_s, told.hosts
+        assert time.monotonic() < until_s, told
         time.sleep(0.01)
     return told
+
+
+def kill_worker(loader: lp.Loader) -> int:
+    """End a worker, and return its pid; where all have just ended, another one is waited for."""
+    pid = found(lambda: [worker.pid for worker in loader.statistics().workers if worker.pid and is_alive(worker.pid)])
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def supervisor_of(loader: lp.Loader) -> int:
+    """The supervisor that the trainer deals with now; dead or alive, but not reaped, so that its pid is its own."""
+    pid: int = loader._core.engine.session._supervisor.pid  # type: ignore[union-attr]
+    return pid
+
+
+def kill_supervisor(loader: lp.Loader) -> int:
+    """End the supervisor, and return its pid."""
+    pid = supervisor_of(loader)
+    os.kill(pid, signal.SIGKILL)
+    return pid

@@ -20,7 +20,6 @@ class Loaded(NamedTuple):
         tracks: names by pid and tid.
         slices: of each track, by their beginnings.
         flows: by id, the slices that each leads through.
-        counters: by name, values by time.
     """
 
     head: dict[str, Any]
@@ -28,7 +27,6 @@ class Loaded(NamedTuple):
     tracks: dict[tuple[int, int], str]
     slices: dict[tuple[int, int], list[Event]]
     flows: dict[int, list[Event]]
-    counters: dict[str, list[tuple[float, float]]]
 
     def named(self, begin: str) -> list[Event]:
         """Return slices whose name begins so, by their beginnings."""
@@ -52,7 +50,6 @@ def load(text: str) -> Loaded:
     processes: dict[int, str] = {}
     tracks: dict[tuple[int, int], str] = {}
     slices: dict[tuple[int, int], list[Event]] = collections.defaultdict(list)
-    counters: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
     arrows: dict[int, list[Event]] = collections.defaultdict(list)
     for event in events:
         kind = event["ph"]
@@ -71,10 +68,6 @@ def load(text: str) -> Loaded:
         if kind == "X":
             assert event["dur"] >= 0
             slices[event["pid"], event["tid"]].append(event)
-        elif kind == "C":
-            ((_, value),) = event["args"].items()
-            assert isinstance(value, (int, float)) and value >= 0
-            counters[event["name"]].append((event["ts"], value))
         elif kind in "stf":
             arrows[event["id"]].append(event)
         else:
@@ -83,10 +76,8 @@ def load(text: str) -> Loaded:
         assert track in tracks and track[0] in processes
         found.sort(key=lambda each: (each["ts"], -each["dur"]))
         _check_nesting(found)
-    for values in counters.values():
-        assert [at for at, _ in values] == sorted(at for at, _ in values)
     flows = {number: _follow(ends, slices) for number, ends in arrows.items()}
-    return Loaded(head, processes, tracks, dict(slices), flows, dict(counters))
+    return Loaded(head, processes, tracks, dict(slices), flows)
 
 
 def _check_nesting(slices: list[Event]) -> None:

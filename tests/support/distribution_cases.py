@@ -100,12 +100,11 @@ def alone_devices_train_as_one() -> None:
         whole = cases.inputs(plain, 2)
         expected = cases.mixed(whole[:8] + whole[9:17])
     with keras.distribution.DataParallel().scope():
-        for is_built in (True, False):
-            with cases.loader(drop_remainder=True, shard="auto") as made:
-                assert made.config.shard == lp.Shard(1, 0)
-                trained = cases.model(is_built)
-                trained.fit(made.for_keras(), epochs=2, verbose=0)
-                assert cases.seen(trained) == (16, expected)
+        with cases.loader(drop_remainder=True, shard="auto") as made:
+            assert made.config.shard == lp.Shard(1, 0)
+            trained = cases.model(is_built=False)
+            trained.fit(made.for_keras(), epochs=2, verbose=0)
+            assert cases.seen(trained) == (16, expected)
         refused("write drop_remainder=True", items=70)
         refused("batch_size must be a multiple of 4", batch_size=6)
         refused("data shard 0 of 1, and the loader has shard=Shard(2, 0)", shard=lp.Shard(2, 0))
@@ -129,7 +128,7 @@ def alone_devices_look_at_the_slots_and_give_them_back() -> None:
             gc.collect()
             for _ in made:
                 pass
-            assert made.statistics().slots_lent <= 1
+            assert made.statistics().memory.slots_lent <= 1
 
 
 @case
@@ -138,7 +137,7 @@ def alone_without_a_distribution_it_is_all_of_the_epoch() -> None:
         assert made.config.shard == lp.Shard(1, 0)
     for name in ("Auto", "all"):
         with pytest.raises(
-            lp.ArgumentTypeError, match=r"shard must be a loaderpool.Shard\(num_shards, index\) or \"auto\", got"
+            lp.ArgumentError, match=r"shard must be a loaderpool.Shard\(num_shards, index\) or \"auto\", got"
         ):
             lp.Loader(range(8), workers=0, shard=name)  # type: ignore[arg-type]
 
@@ -224,11 +223,10 @@ def in_two_what_would_make_them_wait_or_differ_is_refused_in_both() -> None:
     told = r"component \[0\] is of varied shape \(None, None\)"
     with lp.Loader(range(64), sized, pad=True, **settings) as made, pytest.raises(lp.SpecMismatchError, match=told):
         next(made.for_keras().get_jax_iterator())
-    for deterministic in (True, False):
-        with cases.loader(76, shard="auto", drop_remainder=True, deterministic=deterministic) as made:
-            trained = cases.model()
-            trained.fit(made.for_keras(), verbose=0)
-            assert cases.seen(trained)[0] == 4
+    with cases.loader(76, shard="auto", drop_remainder=True, deterministic=False) as made:
+        trained = cases.model()
+        trained.fit(made.for_keras(), verbose=0)
+        assert cases.seen(trained)[0] == 4
 
 
 @case

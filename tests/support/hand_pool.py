@@ -102,6 +102,7 @@ class HandSession:
         self.workers = RunningWorkers(self.arena.board)
         self.warnings = PendingWarnings()
         self.long_work: LongWork | None = None
+        self.on_idle: Callable[[], None] | None = None
         self.work: Callable[[HandSession, int, Words], None] = lambda session, worker, words: None
         self.choice = random.Random(0)
         self.slow_one = False  # the first worker moves only where nobody else can

@@ -16,10 +16,9 @@ from typing import Any
 
 from loaderpool.ray.dispatcher import Dispatcher
 from loaderpool.ray.host import Host
-from loaderpool.ray.host_messages import Message
-from loaderpool.ray.hosts import News
-from loaderpool.supervisor.host_room import GROUP_BYTES
-from loaderpool.supervisor.program import begin
+from loaderpool.ray.host_messages import Message, News
+from loaderpool.supervisor.main_loop import begin
+from loaderpool.supervisor.scheduler import GROUP_BYTES
 from loaderpool.trainer.session.launch import Program
 from loaderpool.trainer.session.running_workers import HostPlace
 
@@ -37,7 +36,6 @@ def local_hosts(
     warns: str = "",
     lost_calls: float = 0.0,
     lost: str = "",
-    fallback_workers: int = 0,
     staged_after_s: float = 0.0,
 ) -> Program:
     """A program with so many hosts of so many workers; their supervisors' pids are appended to a file.
@@ -54,7 +52,6 @@ def local_hosts(
         staged_after_s: a payload is under way for so long.
         lost_calls: this part of the calls of a host, or their answers, are lost on their way, and made again.
         lost: why no dispatcher behind the first one has a cluster.
-        fallback_workers: how many local ones go on then.
     """
     settings = {
         "hosts": hosts,
@@ -67,10 +64,9 @@ def local_hosts(
         "warns": warns,
         "lost_calls": lost_calls,
         "lost": lost,
-        "hands_over": fallback_workers,
         "staged_after_s": staged_after_s,
     }
-    return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings, fallback_workers)
+    return Program("tests.support.local_hosts", "loaderpool-dispatcher", settings)
 
 
 class LocalHosts:
@@ -158,7 +154,7 @@ def main(start: dict[str, Any]) -> None:
     """Run in a process of its own, with the settings of its start."""
     if not begin("dispatcher", start):
         return
-    dispatcher = Dispatcher(start, start["timeout_s"], start["hands_over"])
+    dispatcher = Dispatcher(start, start["timeout_s"])
     hosts = LocalHosts(start, dispatcher.tell)
     signal.signal(signal.SIGUSR1, hosts.lose_one)
     dispatcher.run(hosts)

@@ -1,17 +1,14 @@
-"""Looks of a loader that are made up, a board and call times, as trainer and workers would write them."""
+"""Looks of a loader that are made up."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from loaderpool.memory.board import BOARD_BYTES, Board, Field
-from loaderpool.memory.call_times import CALL_TIMES_OF_WORKER_BYTES, CallClock, CallTimes
-from loaderpool.settings.groups import MAX_WORKERS
+from loaderpool.memory.call_times import CallTimes
 from loaderpool.trainer.explain.looks import AboutLoader, Look, MachineCounts, StepCounts, WorkCounts, WorkerCounts
 
 S = 1_000_000_000
 ABOUT = AboutLoader(1, True, "sample", True, True, False, 4.0, 4.0)
-LOADER = 3
 
 
 def look(
@@ -59,29 +56,3 @@ def look(
 def looks(count: int, *, last_ns: int = 100 * S, **more: Any) -> list[Look]:
     """So many, each two seconds after the one before, the last one at this time."""
     return [look(number, end_ns=last_ns - (count - 1 - number) * 2 * S, **more) for number in range(count)]
-
-
-class HandMadeBoard:
-    """A board and call times that are written by hand."""
-
-    def __init__(self) -> None:
-        self._board = bytearray(BOARD_BYTES)
-        self.numbers = memoryview(self._board).cast("Q")
-        self._call_times = bytearray(MAX_WORKERS * CALL_TIMES_OF_WORKER_BYTES)
-
-    def set(self, cell: int, **fields: int) -> None:
-        """Write fields of a worker's cell, by their names in small letters."""
-        for name, value in fields.items():
-            self.numbers[Board.base(cell) + Field[name.upper()]] = value
-
-    def clock(self, cell: int) -> CallClock:
-        """Return what notes the calls of the worker that has the cell."""
-        return CallClock(memoryview(self._call_times).cast("Q"), cell, LOADER)
-
-    @property
-    def board(self) -> bytes:
-        return bytes(self._board)
-
-    @property
-    def call_times(self) -> bytes:
-        return bytes(self._call_times)

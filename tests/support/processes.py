@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 __all__ = [
-    "count_fds", "descendants", "describe", "end_all", "in_session", "is_alive", "marked", "parents", "read_pss",
-    "status_of_fork", "wait_gone",
+    "command_of", "count_fds", "descendants", "describe", "end_all", "found", "in_session", "is_alive", "marked",
+    "parents", "read_pss", "status_of_fork", "wait_gone",
 ]  # fmt: skip
 
 _PROC = Path("/proc")
@@ -93,6 +93,15 @@ def wait_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
     return remaining
 
 
+def found(look: Callable[[], Iterable[int]], timeout_s: float = 20.0) -> int:
+    """The first process that a look finds; one that is just starting, or being replaced, is waited for."""
+    deadline_s = time.monotonic() + timeout_s
+    while (pid := next(iter(look()), None)) is None:
+        assert time.monotonic() < deadline_s, "no such process"
+        time.sleep(POLL_S)
+    return pid
+
+
 def end_all(pids: Iterable[int]) -> None:
     """Kill the processes, stopped ones too; those that are gone already are no error."""
     for pid in pids:
@@ -119,16 +128,20 @@ def count_fds(pid: int) -> int:
     return len(os.listdir(_PROC / str(pid) / "fd")) - (1 if pid == os.getpid() else 0)
 
 
+def command_of(pid: int) -> str:
+    """The command with its arguments, "" where the process has ended."""
+    try:
+        return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def describe(pid: int) -> str:
     """One line for a message: pid, parent, state, and the command with its arguments."""
     fields = _stat(pid)
     if not fields:
         return f"process {pid} (gone by now)"
-    try:
-        command = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        command = ""
-    return f"process {pid}, parent {fields[1]}, state {fields[0]}: {command[:200] or '(no command line)'}"
+    return f"process {pid}, parent {fields[1]}, state {fields[0]}: {command_of(pid)[:200] or '(no command line)'}"
 
 
 def _stat(pid: int) -> list[str]:

@@ -21,12 +21,21 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.processes import descendants, end_all
+import loaderpool as lp
+from tests.support.processes import command_of, descendants, end_all, parents
 
-__all__ = ["STORE_BYTES", "RayCluster", "Stores"]
+__all__ = ["STORE_BYTES", "RayCluster", "Stores", "impatient_pool"]
 
 STORE_BYTES = 200 << 20
 _ROOT = Path(__file__).resolve().parents[2]
+
+
+def impatient_pool(address: str, host_timeout_s: float, **arguments: Any) -> lp.RayPool:
+    """A pool that gives a host up sooner than others."""
+    pool = lp.RayPool(address, **arguments)
+    pool._settings["host_timeout_s"] = host_timeout_s
+    return pool
+
 
 # Ray's agents outlive a raylet that is killed. Some of them write over their environment, so their session tells.
 _SERVE = """
@@ -153,6 +162,13 @@ class RayCluster:
         """Pids of a node's own processes, by what they are: "raylet", "gcs_server"."""
         found: dict[str, list[int]] = self._ask("pids", node)
         return found
+
+    def hosts(self) -> list[int]:
+        """Pids of loaderpool's hosts on all nodes: the processes that have supervisors as children."""
+        found = parents()
+        supervisors = [pid for pid in descendants(self.pid) if "loaderpool-supervisor" in command_of(pid)]
+        # Not of workers, which have its command.
+        return sorted({found[pid] for pid in supervisors if pid in found} - {*supervisors})
 
     def stores(self) -> Stores:
         """What all nodes' stores hold together."""

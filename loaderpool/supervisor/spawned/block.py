@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from multiprocess.shared_memory import SharedMemory
@@ -16,17 +17,10 @@ _SHARE = 4 if os.name == "nt" else 1
 
 
 class Block:
-    """A block that this process has made, and its arena.
+    """A block that this process has made, its arena, and the name by which others `attach`.
 
     Ownership: of the name, until `unlink`; where this process is killed, `multiprocess`'s resource tracker unlinks it.
-
-    Attributes:
-        arena: lies in it.
-        name: by which other processes `attach`.
-
-    Raises:
-        MemoryLimitError: there is no room for a block of any use.
-        OSError: the machine has no such memory for another reason (no descriptors, say).
+    Raises MemoryLimitError where there is no room for a block of any use.
     """
 
     def __init__(self) -> None:
@@ -40,11 +34,10 @@ class Block:
                 if nbytes < _LEAST_BYTES:
                     raise MemoryLimitError(f"no room for the arena, a block of shared memory: {error}") from error
         self.name = self._made.name
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.unlink)
             self.arena = _arena(self._made, nbytes)
-        except BaseException:
-            self._made.unlink()
-            raise
+            undo.pop_all()
 
     def unlink(self) -> None:
         """Give up the name: what maps the block keeps it, and nothing else can."""
@@ -52,11 +45,7 @@ class Block:
 
 
 def attach(name: str, nbytes: int) -> Arena:
-    """Return the arena of a block that another process has made. Runs in: a worker.
-
-    Raises:
-        FileNotFoundError: it is gone.
-    """
+    """Return the arena of a block that another process has made. Runs in: a worker."""
     return _arena(SharedMemory(name=name), nbytes)
 
 

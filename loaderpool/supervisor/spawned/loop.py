@@ -5,7 +5,7 @@
           │                          └── reports ──┐                      ▼
           └────────────── notices ───── a thread for each connection ◀── worker
 
-The one queue ends with what is to be done; nothing here is shared with other processes but the arena and connections.
+Nothing here is shared with other processes but the arena and connections.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from loaderpool.supervisor import instructions as s
 from loaderpool.supervisor.base import BaseSupervisor
 from loaderpool.supervisor.spawned.block import Block
-from loaderpool.supervisor.spawned.processes import SpawnedWorkers, WorkerDeath, WorkerReport
+from loaderpool.supervisor.spawned.processes import News, SpawnedWorkers
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import clock
 from loaderpool.transport.messages import Words, decode_all
-from loaderpool.transport.notices import Attachment
-from loaderpool.transport.payload.changes import SourceChanges
 from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.placement import keep_latest
+from loaderpool.transport.pipes import Attachment
 
 # Workers whose connection something else holds are looked for this often.
 _LOOK_MS = 500
@@ -43,22 +43,18 @@ class SpawnedSupervisor(BaseSupervisor):
         tell: gives the trainer a notice. Runs in: any of our threads.
     """
 
-    _no_descriptors = "this process has no file descriptors left (each worker takes five)"
+    _no_descriptors = "this process has no file descriptors left (each worker takes three)"
 
     def __init__(self, block: Block, start: Mapping[str, Any], tell: Callable[[Words, Attachment], None]) -> None:
         max_restarts: tuple[int, float] | None = start["max_restarts"]
         state = SupervisorState(start["workers"], max_restarts, start["first_ticket"])
         super().__init__(state, block.arena, max_restarts)
-        self.events: queue.SimpleQueue[bytes | WorkerReport | WorkerDeath] = (
-            queue.SimpleQueue()
-        )  # bytes are the trainer's messages
+        self.events: queue.SimpleQueue[bytes | News] = queue.SimpleQueue()  # bytes are the trainer's messages
         self._to_trainer = tell
         self._payloads = Payloads(block.arena)
-        self._changes: SourceChanges = SourceChanges()
         self._looked_ns = clock.monotonic_ns()
         common = {**start["for_workers"], "block": block.name, "block_bytes": block.arena.nbytes}
         self._workers: SpawnedWorkers = SpawnedWorkers(block.arena, common, self.events, tell)
-        self._workers.changes = lambda: iter(self._changes)
 
     def run(self) -> None:
         """Serve until the trainer says close."""
@@ -76,7 +72,7 @@ class SpawnedSupervisor(BaseSupervisor):
         """Kill them, where this thread does not."""
         self._workers.end_all()
 
-    def _arrived(self) -> list[bytes | WorkerReport | WorkerDeath]:
+    def _arrived(self) -> list[bytes | News]:
         """Return what there is. Blocks until there is something, or the clock has to be looked at."""
         pauses = [pause for pause in self._pauses_ms() if pause is not None]
         found = []
@@ -87,21 +83,23 @@ class SpawnedSupervisor(BaseSupervisor):
         now_ns = clock.monotonic_ns()
         if now_ns > self._looked_ns + _LOOK_MS * 1_000_000:
             self._looked_ns = now_ns
-            self._workers.look()
+            for worker in self._workers:
+                worker.cut_if_dead()
         return found
 
-    def _take_in(self, events: list[bytes | WorkerReport | WorkerDeath]) -> None:
+    def _take_in(self, events: list[bytes | News]) -> None:
         instructions: list[s.Instruction] = []
         for event in events:
-            if isinstance(event, WorkerDeath):
+            number, message = event if isinstance(event, tuple) else (None, event)
+            if not message:
                 self._carry_out(instructions)
                 instructions = []
-                worker = self._workers.by_number.get(event.worker)
+                worker = self._workers.by_number.get(number or 0)
                 if worker is not None and not self._is_over:
                     self._worker_gone(worker)
                 continue
-            for words in [event.words] if isinstance(event, WorkerReport) else decode_all(event):
-                on_words = self._state.on_report if isinstance(event, WorkerReport) else self._state.on_control
+            on_words = self._state.on_control if number is None else self._state.on_report
+            for words in decode_all(message):
                 instructions += on_words(words)
                 if instructions and not isinstance(instructions[-1], (s.ToWorker, s.ToTrainer)):
                     self._carry_out(instructions)
@@ -124,12 +122,12 @@ class SpawnedSupervisor(BaseSupervisor):
             self._workers.places[load.loader] = load.offset, load.nbytes
         else:
             change = self._payloads.read_change(load.loader, load.offset, load.nbytes)
-            self._changes.keep(change)
+            keep_latest(self._workers.changes.setdefault(load.loader, []), change)
         return self._state.on_loaded(load.loader)
 
     def _unload(self, loader: int) -> None:
         self._workers.places.pop(loader, None)
-        self._changes.forget(loader)
+        self._workers.changes.pop(loader, None)
 
     def _read_reports(self) -> None:
         """They came before the word that their worker is gone."""

@@ -11,11 +11,11 @@ import collections
 import math
 from typing import NamedTuple
 
-from loaderpool.system.readable import counted, readable_s
+from loaderpool.errors import counted, readable_s
 from loaderpool.trainer.autotune.windows import Window
 from loaderpool.trainer.explain.case import Case
-from loaderpool.trainer.explain.observed import Observed
-from loaderpool.trainer.explain.thresholds import FEEDS, SPARE
+from loaderpool.trainer.explain.demand import cpus_of_others
+from loaderpool.trainer.explain.observed import FEEDS, SPARE, Observed
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 
 # Of the time: less waiting is noise, and a worker more would show in nothing.
@@ -34,6 +34,9 @@ _USELESS = 0.5
 # A window that differs by more in what a batch or the consumer's step takes is one of another training.
 _CHANGED = 0.25
 _VAIN_FOR_S = 1800.0  # what was tried in vain, in a training that stays as it is
+_OVERRULED_AFTER_S = 45.0  # a ceiling, where workers compute all the time and CPUs are free
+# CPUs that other processes have given back: fewer are noise.
+_FREED = 0.25
 # Changes within a minute: a jump and its corrections. More would be going to and fro.
 _CHANGES, _WITHIN_S = 5, 60.0
 # After a try in vain the next one waits, each time for twice as long.
@@ -68,6 +71,7 @@ class _Try(NamedTuple):
     step_s: float
     wait_share: float
     kind: _Kind
+    others: float  # CPUs
 
     @property
     def is_more(self) -> bool:
@@ -92,6 +96,12 @@ class _Bound(NamedTuple):
     workers: int
     until_s: float
     kind: _Kind
+    others: float = 0.0  # CPUs that other processes used, where CPUs were full; it holds for as long as they do
+
+    def holds(self, seen: Observed, now_s: float) -> bool:
+        """Whether training and machine are still as they were."""
+        is_freed = self.others - cpus_of_others(seen) > _FREED
+        return now_s < self.until_s and self.kind.is_like(_kind(seen)) and not is_freed
 
 
 class Autotuner:
@@ -127,7 +137,8 @@ class Autotuner:
         proposal = useless or self._propose(window, now_s)
         if proposal is None or not self._may_change(now_s):
             return None
-        self._try = _Try(seen.workers, proposal.workers, seen.step_s, Case.of(seen).steady_wait_share, _kind(seen))
+        wait_share = Case.of(seen).steady_wait_share
+        self._try = _Try(seen.workers, proposal.workers, seen.step_s, wait_share, _kind(seen), _others(seen))
         self._changes.append(now_s)
         return proposal
 
@@ -140,11 +151,12 @@ class Autotuner:
     def _keep(self, tried: _Try, seen: Observed, now_s: float) -> None:
         self._enough, self._in_vain = None, 0
         if not tried.is_more and tried.wait_share > _WAITS:  # the others were of no use
-            self._ceiling = _Bound(tried.workers, now_s + _VAIN_FOR_S, _kind(seen))
+            self._ceiling = _Bound(tried.workers, now_s + _VAIN_FOR_S, _kind(seen), max(tried.others, _others(seen)))
 
     def _go_back(self, tried: _Try, seen: Observed, now_s: float) -> Proposal:
         self._try = self._enough = None
-        bound = _Bound(tried.before if tried.is_more else tried.workers + 1, now_s + _VAIN_FOR_S, tried.kind)
+        workers = tried.before if tried.is_more else tried.workers + 1
+        bound = _Bound(workers, now_s + _VAIN_FOR_S, tried.kind, max(tried.others, _others(seen)))
         if tried.is_more:
             self._ceiling = bound
         else:
@@ -170,7 +182,7 @@ class Autotuner:
         wait_share = Case.of(seen).steady_wait_share
         self._forget_bounds(window, now_s)
         if wait_share > _WAITS and (window.is_whole or wait_share > _WAITS_MUCH):
-            return self._when_waiting(window)
+            return self._when_waiting(window, now_s)
         if not window.is_whole:
             return None
         is_fed = wait_share < _FED or (wait_share <= _WAITS and Case.of(seen).has_full_cpus)  # more would not help
@@ -179,11 +191,14 @@ class Autotuner:
             return None
         return self._fewer(seen, max(self._enough, enough_before), "data were always ready")
 
-    def _when_waiting(self, window: Window) -> Proposal | None:
+    def _when_waiting(self, window: Window, now_s: float) -> Proposal | None:
         seen = window.observed
         finding, case = find_verdict(seen, waits_above=_WAITS), Case.of(seen)
         enough = case.demand.least_workers()
         if finding.verdict in _MORE_HELP or (finding.verdict is Verdict.CPUS_FULL and enough > seen.workers):
+            found_s = now_s if self._ceiling is None else self._ceiling.until_s - _VAIN_FOR_S
+            if finding.verdict is Verdict.TOO_FEW_WORKERS and now_s - found_s >= _OVERRULED_AFTER_S:
+                self._ceiling = None  # pauses between tries in vain get longer
             return self._more(case)
         if finding.verdict is Verdict.CPUS_FULL and window.is_whole:
             return self._fewer(seen, enough, "CPUs are full")
@@ -215,9 +230,8 @@ class Autotuner:
 
     def _forget_bounds(self, window: Window, now_s: float) -> None:
         """What was in vain may not be so any more."""
-        kind = _kind(window.observed)
         bounds = [bound for bound in (self._floor, self._ceiling) if bound is not None]
-        if all(now_s < bound.until_s and bound.kind.is_like(kind) for bound in bounds):
+        if all(bound.holds(window.observed, now_s) for bound in bounds):
             return
         self._floor = self._ceiling = None
         self._in_vain, self._paused_until_s = 0, 0.0
@@ -225,3 +239,8 @@ class Autotuner:
 
 def _kind(seen: Observed) -> _Kind:
     return _Kind(Case.of(seen).demand.making_s, (seen.seconds - seen.wait_s) / seen.steps)
+
+
+def _others(seen: Observed) -> float:
+    """How many CPUs other processes use, where they are full."""
+    return cpus_of_others(seen) if Case.of(seen).has_full_cpus else 0.0

@@ -7,12 +7,12 @@ import logging
 import threading
 import weakref
 
+from loaderpool.errors import counted
 from loaderpool.system import capacity, clock
-from loaderpool.system.readable import counted
 from loaderpool.trainer.autotune.autotuner import Autotuner
 from loaderpool.trainer.autotune.windows import Windows
-from loaderpool.trainer.explain.decision import Autotuned, Decision
 from loaderpool.trainer.explain.looks import AboutLoader, Look
+from loaderpool.trainer.explain.observed import Autotuned, Decision
 
 _KEPT = 64
 # A loader that gave no batch for so long, as one for validation may, has no say any more.
@@ -88,7 +88,11 @@ class PoolWorkers:
         if tuned is None:
             loaders = self._loaders
             tuned = _Tuned(about, self._least, self._most)
-            loaders[weakref.ref(loader, lambda key: loaders.pop(key, None))] = tuned
+
+            def forget_dead(key: weakref.ref[object]) -> None:
+                loaders.pop(key, None)
+
+            loaders[weakref.ref(loader, forget_dead)] = tuned
         tuned.seen_s = now_s
         window = tuned.windows.add(look, workers)
         proposal = None if window is None else tuned.autotuner.judge(window, now_s)

@@ -6,11 +6,8 @@ import dataclasses
 from typing import NamedTuple
 
 from loaderpool.trainer.explain.looks import AboutLoader, Look, observed_in
-from loaderpool.trainer.explain.observed import Observed
-from loaderpool.trainer.explain.thresholds import LEAST_STEPS
+from loaderpool.trainer.explain.observed import FIRST_STEPS, LEAST_STEPS, Observed
 
-# The first steps compile, and what they find ready was made while they did.
-_FIRST_STEPS = 3
 # Less is told by noise; and what is decided shall hold for longer than it took.
 _LEAST_S = 6.0
 
@@ -32,7 +29,8 @@ class Windows:
     def __init__(self, about: AboutLoader) -> None:
         self._about = about
         self._begun: Look | None = None
-        self._least_steps = _FIRST_STEPS  # that the loader has when a window may begin
+        # That the loader has when a window may begin: the first ones compile, and what they find was made meanwhile.
+        self._least_steps = FIRST_STEPS + 1
         self._workers = 0  # of the latest look
 
     def add(self, look: Look, workers: int) -> Window | None:

@@ -64,7 +64,7 @@ class BatchLayout:
         told = self.form.places, send((self.form, probing.is_spec_given))
         self.extent, self._nbytes = put_object(session.arena, told)
         try:
-            self.ring = Ring(session, owner, number, ring_plan, plan.lanes > 0, config.limits.pin)
+            self.ring = Ring(session, owner, number, ring_plan, plan.lanes > 0)
         except BaseException:
             session.arena.give_back(self.extent)
             raise
@@ -78,7 +78,7 @@ class BatchLayout:
             self._number,
             self.extent.offset,
             self._nbytes,
-            join32(form.max_chunk, self._config.worker_options.threads << 1 | form.can_split),
+            join32(form.max_chunk, self._config.threads << 1 | form.can_split),
             join32(plan.most_rows, plan.last_rows),
             plan.full_batches,
             self._probing.batch_ns(form),

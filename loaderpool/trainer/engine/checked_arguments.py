@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from loaderpool.config import LoaderConfig
+from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec
-from loaderpool.memory.batch_form import UnitKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.sources.stream import StreamSource
 
@@ -26,5 +25,5 @@ class CheckedArguments:
     stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
     has_epoch_begin: bool = False  # a hook of the user's runs before an epoch's first sample is made
+    has_hooks: bool = False  # hooks of the user's run between epochs; what they change is sent
     needs_lengths: bool = False  # the plan is not the one yet: `Buckets.by` must first tell the items' lengths
-    paths: tuple[str, ...] = ()  # files that must be there wherever batches are made, where that is not this machine

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.lane_places import LanePlaces
+from loaderpool.plan.generator_positions import LanePlaces
 
 if TYPE_CHECKING:
-    from loaderpool.cache.counters import CacheCounts
     from loaderpool.element.spec import ElementSpec
+    from loaderpool.memory.batch_form import BatchForm
     from loaderpool.memory.recorder import Origin
     from loaderpool.trainer.engine.engine_statistics import EngineStatistics
+    from loaderpool.transport.payload.captured_state import CapturedState
     from loaderpool.transport.reports import Failure, RowFailure
 
 
@@ -188,7 +188,13 @@ class Subscription(Protocol):
 
 
 class Engine(Protocol):
-    """Makes one loader's batches: a pool's workers, or this process."""
+    """Makes one loader's batches: a pool's workers, or this process.
+
+    Attributes:
+        captured: what was pickled, to be compared; None: nothing was.
+    """
+
+    captured: CapturedState | None
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
@@ -225,8 +231,8 @@ class Engine(Protocol):
     def statistics(self) -> EngineStatistics:
         """What it knows for `Loader.statistics()`, but for its cache."""
 
-    def cache_counts(self) -> CacheCounts:
-        """What its processes have counted of the loader's cache; zeros where it has none. Takes microseconds."""
+    def cache_counts(self) -> Sequence[int]:
+        """What its processes have counted of the loader's cache: for each `Count` a number; zeros where it has none."""
 
     def close(self) -> None:
         """End; runs end with it."""

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from loaderpool.memory.board import Board, Field, HostField
-from loaderpool.system import cpu_time
+from loaderpool.system import capacity
 
 if TYPE_CHECKING:
     from loaderpool.trainer.engine.ring import Ring
@@ -21,106 +21,97 @@ _STATES: tuple[Literal["starting"], Literal["running"], Literal["leaving"]] = ("
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatistics:
-    """One worker's counts since it (or the worker whose place it took) started; of a `RayPool` a whole host's."""
+    """A worker's counts since it started; in a `RayPool` those of a host."""
 
-    index: int  # number of the worker, from 0
-    pid: int | None  # its process; None: it is a host, which may be on another machine
-    batches: int  # full batches' worth of tickets finished, a part of a batch counted once it ends the batch
-    samples: int  # samples finished
-    busy_s: float  # seconds spent on tickets
-    wait_s: float  # seconds spent waiting for a ticket: for a slot, or for work; of a host summed over its workers
-    cpu_s: float  # CPU seconds of the process so far; 0.0 of a host
-    host: str = ""  # the address of the host's node; empty for a process of this machine
+    index: int  # never used again: a replacement has the next one
+    pid: int | None  # None: a host
+    batches: int  # finished
+    samples: int
+    busy_s: float  # at work
+    wait_s: float  # for memory or work
+    cpu_s: float  # 0.0 of a host
+    host: str = ""  # its node's address
 
 
 @dataclasses.dataclass(frozen=True)
 class HostStatistics:
-    """One host's counts since it started; a `RayPool` has one on each node that helps."""
+    """Counts of a `RayPool`'s host, which is its actor on a node."""
 
-    node: str  # the node's id, as Ray names it; empty while none is chosen
-    address: str  # of the node; empty while none is chosen
-    workers: int  # worker processes that it has; 0 while it starts
-    state: Literal["starting", "running", "leaving"]  # starting: also where it waits for CPUs; leaving: is not replaced
-    batches: int  # batches that it has answered with
-    bytes: int  # bytes of those batches
-    busy_s: float  # seconds that its workers spent on batches, summed
-    wait_s: float  # seconds that its workers waited for work, summed: for a slot here, or for what is under way
-    restarts: int  # workers of it that died and were replaced, and supervisors of these
-    round_trip_s: float  # seconds that a call takes on its way there and back, lately; 0.0 before one has returned
+    node: str  # Ray's id
+    address: str
+    workers: int  # 0 while it starts
+    state: Literal["starting", "running", "leaving"]
+    batches: int  # that it made
+    busy_s: float  # sum of its workers
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryStatistics:
+    """The slots in shared memory that batches are written to."""
+
+    slots: int = 0  # 0 before the first batch
+    slot_bytes: int = 0  # size of one
+    slots_lent: int = 0  # that the training's arrays use now
+    batches_lent: int = 0  # given without a copy
+    batches_copied: int = 0  # as too few slots were free
+    batches_oversize: int = 0  # larger than a slot
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineStatistics:
     """An engine's share of `Statistics`, which says what each is; as they stand here, one that has nothing of it."""
 
-    slots: int = 0
-    slot_bytes: int = 0
-    slots_lent: int = 0
-    bytes_pinned: int = 0
-    not_pinned_because: str | None = None
-    batches_lent: int = 0
-    batches_copied: int = 0
-    batches_oversize: int = 0
+    memory: MemoryStatistics = MemoryStatistics()
     restarts: int = 0
     supervisor_restarts: int = 0
-    items_packed: int = 0
-    captured_packed: tuple[str, ...] = ()
-    captured_not_packed: tuple[str, ...] = ()
-    data_bytes_shared: int = 0
-    data_bytes_copied: int = 0
-    data_copied_because: tuple[str, ...] = ()
-    stream_read_by: Literal["process", "thread"] | None = None
-    stream_on_thread_because: str = ""
     workers_start: Literal["fork", "exec", "spawn"] | None = None
     workers: tuple[WorkerStatistics, ...] = ()
     hosts: tuple[HostStatistics, ...] = ()
     hosts_lost: int = 0
-    batches_redone: int = 0
-    hosts_wait_because: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None) -> EngineStatistics:
     """What is known of a loader in a pool once function and source have travelled."""
     placements = [placement] if feeds is None else [placement, feeds.placement]
-    return EngineStatistics(
-        items_packed=shipment.packed_items,
-        captured_packed=tuple(str(each) for each in shipment.captured if not each.left_because),
-        captured_not_packed=tuple(str(each) for each in shipment.captured if each.left_because),
-        data_bytes_shared=sum(each.shared_bytes for each in placements),
-        data_bytes_copied=sum(each.copied_bytes for each in placements),
-        data_copied_because=tuple(reason for each in placements for reason in each.copied_because),
-        stream_read_by=None if feeds is None else feeds.read_by,
-        stream_on_thread_because="" if feeds is None else feeds.why_on_thread,
-    )
+    shared = sum(each.shared_bytes for each in placements)
+    notes = [f"{shared:,} bytes of arrays of function and source stand in memory once"] if shared else []
+    notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
+    if shipment.packed_items:
+        notes.append(f"{shipment.packed_items:,} items of the source are read from bytes, and not as objects")
+    if feeds is not None and feeds.read_by == "process":
+        notes.append("the stream is read by a process of its own")
+    elif feeds is not None:
+        notes.append(f"the stream is read on a thread of this process: {feeds.why_on_thread}")
+    return EngineStatistics(notes=tuple(notes))
 
 
 def with_counts(
     known: EngineStatistics, session: EngineSession, ring: Ring | None, counts: DeliveryCounts
 ) -> EngineStatistics:
     """The same with the counts of this moment; `ring` is None before the first batch."""
-    if ring is not None:
-        known = dataclasses.replace(
-            known,
-            slots=ring.count,
-            slot_bytes=ring.slot_bytes,
-            slots_lent=len(ring.lender.lent),
-            bytes_pinned=ring.pinning.pinned_bytes(list(ring.extents.values())),
-            not_pinned_because=ring.pinning.why_not,
-            hosts_wait_because=ring.hosts_wait_because,
-        )
     workers, hosts = _workers(session)  # first: it takes in the latest news
-    return dataclasses.replace(
-        known,
-        batches_lent=counts.lent,
-        batches_copied=counts.copied,
-        batches_oversize=counts.oversize,
-        restarts=session.workers.restarts + sum(host.restarts for host in hosts),
+    notes = list(known.notes)
+    if ring is not None and ring.hosts_wait_because:
+        notes.append(ring.hosts_wait_because)
+    if session.workers.batches_redone:
+        notes.append(f"{session.workers.batches_redone:,} batches of hosts that are gone were made by others")
+    return EngineStatistics(
+        memory=MemoryStatistics(
+            slots=0 if ring is None else ring.count,
+            slot_bytes=0 if ring is None else ring.slot_bytes,
+            slots_lent=0 if ring is None else len(ring.lender.lent),
+            batches_lent=counts.lent,
+            batches_copied=counts.copied,
+            batches_oversize=counts.oversize,
+        ),
+        restarts=session.workers.restarts,
         supervisor_restarts=session.supervisor_restarts,
         workers_start="spawn" if not session.hands_over_files else "exec" if session.warnings.obstacles else "fork",
         workers=workers,
         hosts=hosts,
         hosts_lost=session.workers.hosts_lost,
-        batches_redone=session.workers.batches_redone,
+        notes=tuple(notes),
     )
 
 
@@ -138,7 +129,7 @@ def _workers(session: EngineSession) -> tuple[tuple[WorkerStatistics, ...], tupl
             samples=board.read(worker.cell, Field.SAMPLES),
             busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
             wait_s=board.read(worker.cell, Field.WAIT_NS) / 1e9,
-            cpu_s=cpu_time.process_cpu_s(worker.pid) if worker.pid else 0.0,
+            cpu_s=capacity.process_cpu_s(worker.pid) if worker.pid else 0.0,
             host="" if worker.place is None else worker.place.address,
         )
         for worker in found
@@ -156,9 +147,5 @@ def _host(board: Board, host: WorkerProcess) -> HostStatistics:
         workers=workers,
         state=_STATES[board.read(host.cell, HostField.STATE)],
         batches=board.read(host.cell, Field.BATCHES),
-        bytes=board.read(host.cell, HostField.BYTES),
         busy_s=board.read(host.cell, Field.BUSY_NS) / 1e9,
-        wait_s=board.read(host.cell, Field.WAIT_NS) / 1e9,
-        restarts=board.read(host.cell, HostField.RESTARTS),
-        round_trip_s=board.read(host.cell, HostField.ROUND_TRIP_NS) / 1e9,
     )

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from loaderpool.config import LoaderConfig
+from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.padding import fill_value, padding_of
 from loaderpool.element.spec import ArraySpec, ElementSpec
-from loaderpool.errors import SpecMismatchError
-from loaderpool.memory.batch_form import BatchForm, UnitKind, batch_form
+from loaderpool.errors import SpecMismatchError, shortened
+from loaderpool.memory.batch_form import BatchForm, batch_form
 from loaderpool.plan.base import BasePlan
 from loaderpool.worker.jobs import Probe
 
@@ -158,7 +158,8 @@ def _as_function_returns(
         in_given_order: list[ArraySpec] = given.structure.flatten(seen.pack())
     except SpecMismatchError:
         raise SpecMismatchError(
-            f"element_spec has the structure {given.structure}, but the function returns {seen.structure}"
+            f"element_spec has the structure {shortened(str(given.structure))}, but the function returns "
+            f"{shortened(str(seen.structure))}"
         ) from None
     components = []
     for component, path, actual in zip(given.components, given.paths, in_given_order, strict=True):

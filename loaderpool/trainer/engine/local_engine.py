@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderpool.cache.counters import CacheCounts
-from loaderpool.cache.shared import SharedCache
+from loaderpool.cache.setting import NO_COUNTS
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
 from loaderpool.memory.batch_form import BatchForm
@@ -18,7 +17,7 @@ from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import is_empty
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.lane_places import LanePlaces
+from loaderpool.plan.generator_positions import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed
@@ -27,6 +26,7 @@ from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
 from loaderpool.trainer.engine.engine_statistics import EngineStatistics
 from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
+from loaderpool.trainer.engine.lane_buffer import RUNNING_GENERATORS
 from loaderpool.trainer.engine.local_subscription import (
     GeneratorSubscription,
     IndexedSubscription,
@@ -35,15 +35,18 @@ from loaderpool.trainer.engine.local_subscription import (
     StreamReading,
     StreamSubscription,
 )
+from loaderpool.trainer.engine.probing import SECOND, SecondLook
 from loaderpool.trainer.engine.ring import with_chunk
-from loaderpool.trainer.engine.second_look import SECOND, SecondLook
-from loaderpool.trainer.engine.way_to_place import RUNNING_GENERATORS
 from loaderpool.trainer.session.remote_errors import sample_error
 from loaderpool.worker.global_rng import GlobalsGuard, SavedGlobals
 from loaderpool.worker.items import StreamedItems
 from loaderpool.worker.jobs import Job, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
+
+if TYPE_CHECKING:
+    from loaderpool.cache.shared import SharedCache
+    from loaderpool.transport.payload.captured_state import CapturedState
 
 _LOCK_TIMEOUT_S = 1.0
 # Of a smaller batch TensorFlow makes a copy in less time than it takes to find memory that needs none.
@@ -66,6 +69,7 @@ class LocalEngine:
 
     def __init__(self, checked: CheckedArguments, first_epoch: int, cache: SharedCache | None = None) -> None:
         self.cache = cache
+        self.captured: CapturedState | None = None  # it works with the objects themselves
         self._stream = checked.stream
         self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
         self.config, self.plan = checked.config, checked.plan
@@ -189,11 +193,10 @@ class LocalEngine:
         self.work.forget_probe()
 
     def statistics(self) -> EngineStatistics:
-        is_wanted = self.config.limits.pin is not False
-        return EngineStatistics(not_pinned_because="workers=0 has no slots" if is_wanted else None)
+        return EngineStatistics()
 
-    def cache_counts(self) -> CacheCounts:
-        return CacheCounts() if self.cache is None else self.cache.counts()
+    def cache_counts(self) -> Sequence[int]:
+        return NO_COUNTS if self.cache is None else self.cache.counts()
 
     def _end_way(self) -> None:
         """The place from which a pass goes on is reached, or will not be."""

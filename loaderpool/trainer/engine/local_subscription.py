@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.lane_places import LanePlaces
+from loaderpool.plan.generator_positions import LanePlaces
 from loaderpool.plan.order import Plan
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.trainer.engine.delivery import Delivery
 from loaderpool.trainer.session.remote_errors import source_error
-from loaderpool.transport.bundles import OURS
-from loaderpool.transport.reports import describe_failure
+from loaderpool.transport.reports import OURS, describe_failure
 
 
 class LaneEnded(Exception):
@@ -113,7 +113,7 @@ class StreamReading:
             try:
                 self._seen = list(itertools.islice(self._batches, 1))
             except Exception as error:
-                if type(error) in OURS:
+                if type(error) in OURS or is_of_a_handler(error):
                     raise
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
                 position = self._plan.start_after(self.epoch, self._taken)
@@ -126,7 +126,7 @@ class StreamReading:
         """The next batch; None: the stream is at its end.
 
         Raises:
-            SourceReadError: reading the stream raised.
+            SourceError: reading the stream raised.
         """
         batch = self.peek()
         self._seen = []

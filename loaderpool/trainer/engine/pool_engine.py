@@ -2,40 +2,156 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaderpool.cache.counters import CacheCounts
-from loaderpool.cache.shared import SharedCache
+from loaderpool.cache.setting import NO_COUNTS
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import MemoryLimitError, SourceError, closed_error
 from loaderpool.memory.batch_form import BatchForm
+from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.lane_places import LanePlaces
+from loaderpool.plan.generator_positions import LanePlaces
 from loaderpool.sources.stream import nothing_there
 from loaderpool.supervisor.scheduler import tickets_per_worker
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
+from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
-from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.engine.engine_statistics import EngineStatistics, shipped, with_counts
-from loaderpool.trainer.engine.load_message import LoadMessage
 from loaderpool.trainer.engine.probing import Probing
-from loaderpool.trainer.engine.run_context import DeliveryCounts, LiveRun, RunContext
-from loaderpool.trainer.engine.source_updates import SourceUpdates
+from loaderpool.trainer.engine.run_context import DeliveryCounts, EngineFailure, LiveRun, RunContext
 from loaderpool.trainer.engine.subscription import PoolSubscription
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.warnings import warn_of_data
-from loaderpool.trainer.stream.feed import Ahead, Feed
-from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside
-from loaderpool.transport.messages import Control, Notice, Words
-from loaderpool.transport.notices import Attachment, read_attachment
-from loaderpool.transport.payload.placement import AboutShipment, place, put_shipment
+from loaderpool.transport.messages import Control, Notice, Words, join32
+from loaderpool.transport.payload.captured_state import CapturedState
+from loaderpool.transport.payload.placement import AboutShipment, Placement, keep_latest, place, put_shipment
+from loaderpool.transport.payload.ship import Shipment, named_parts, ship
+from loaderpool.transport.pipes import Attachment, read_attachment
+
+if TYPE_CHECKING:
+    from loaderpool.cache.shared import SharedCache
+    from loaderpool.trainer.stream.feed import Ahead, Feed
+    from loaderpool.trainer.stream.feeds import StreamFeeds
+
+
+class _Update(NamedTuple):
+    names: frozenset[str]  # of the attributes that it changes
+    extents: list[Extent]
+    offset: int
+    nbytes: int
+
+
+class SourceUpdates:
+    """One loader's changes of attributes, each kept until later ones have changed the same.
+
+    The caller holds the session's lock.
+
+    Args:
+        session: whose arena and pipe.
+        loader: the loader's number.
+        without: `Shipment.without` of the payload, so that the changes find the classes that it brought.
+    """
+
+    def __init__(self, session: EngineSession, loader: int, without: frozenset[str]) -> None:
+        self._session, self._loader, self._without = session, loader, without
+        self._read: list[_Update] = []  # by the supervisor that runs now
+        self._unread: collections.deque[_Update] = collections.deque()
+
+    def send(self, changes: dict[str, Any]) -> None:
+        """Send changes: `set` has new values by attribute, `deleted` names attributes that are gone."""
+        names = frozenset(changes["set"]) | frozenset(changes["deleted"])
+        self.send_shipped(names, ship(changes, without=self._without))
+
+    def send_shipped(self, names: frozenset[str], shipment: Shipment) -> None:
+        """Send changes of the attributes with these names as they are to travel."""
+        extents, offset, nbytes = put_shipment(self._session.arena, shipment, about=AboutShipment(tuple(names)))
+        self._unread.append(_Update(names, extents, offset, nbytes))
+        self._session.send(Control.UPDATE, self._loader, offset, nbytes)
+
+    def was_read(self) -> None:
+        """The supervisor has taken in the oldest that it had not; those that it makes needless are given back."""
+        if self._unread:
+            update = self._unread.popleft()
+            for needless in keep_latest(self._read, update):
+                self._give_back(needless)
+
+    def repeat(self) -> None:
+        """Another supervisor has the loader as it was made: send again what was changed since."""
+        self._take_back()
+        for update in self._unread:
+            self._session.send(Control.UPDATE, self._loader, update.offset, update.nbytes)
+
+    def give_back_all(self) -> None:
+        """The loader is unloaded."""
+        self._take_back()
+        while self._unread:
+            self._give_back(self._unread.popleft())
+
+    def _take_back(self) -> None:
+        self._unread.extendleft(reversed(self._read))
+        self._read = []
+
+    def _give_back(self, update: _Update) -> None:
+        for extent in update.extents:
+            self._session.arena.give_back(extent)
+
+
+class LoadMessage:
+    """Has a supervisor load a loader; one that takes another's place is told the same again.
+
+    Args:
+        session: of the supervisor.
+        number: the loader's.
+        checked: what it was made with.
+        epoch: the one whose first sample is made, if that is asked for.
+        shipment: where its payload lies in the arena: offset and bytes.
+        placement: where the arrays of the payload lie.
+        cache: the loader's; None: it has none.
+    """
+
+    def __init__(
+        self,
+        session: EngineSession,
+        number: int,
+        checked: CheckedArguments,
+        epoch: int,
+        shipment: tuple[int, int],
+        placement: Placement,
+        cache: SharedCache | None,
+    ) -> None:
+        self._session, self._number, self._epoch = session, number, epoch
+        self._config, self._is_by_sample = checked.config, checked.unit == "sample"
+        self._shipment, self._placement, self._cache = shipment, placement, cache
+
+    def send(self, probes: bool) -> None:
+        """Send it; `probes`: the first samples shall be made, too. The session's lock is held.
+
+        Raises:
+            struct.error: a number that no message can hold.
+        """
+        files = self._placement.descriptors  # in the order in which `Payloads.load` takes them
+        if self._cache is not None and self._cache.descriptor >= 0:
+            files.append(self._cache.descriptor)
+        self._session.send_files(self._number, files)
+        self._session.send(Control.LOAD, *self._words(probes))
+
+    def _words(self, probes: bool) -> tuple[int, ...]:
+        limits, action = self._config.limits, self._config.on_error.action
+        timeout_ns = int((limits.timeout_s or 0) * 1e9)
+        may_exclude = action == "skip" or (action == "replace" and self._is_by_sample)
+        kind = join32(int(may_exclude), int(self._is_by_sample))
+        probed = self._epoch + 1 if probes else 0
+        return self._number, *self._shipment, probed, limits.restarts_per_item, timeout_ns, kind
+
 
 # Who holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
 _LOCK_TIMEOUT_S = 1.0
+_LOADING = "loaderpool: loading the function in a clean process, with the modules that it imports"
 
 # What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
 # the next are read. More: they may take most of it beside the batches.
@@ -67,7 +183,7 @@ class PoolEngine:
         config, plan, stream = checked.config, checked.plan, checked.stream
         self.session, self.config, self.plan = session, config, plan
         calls_of_batch = plan.most_rows if checked.unit == "sample" else 1
-        self._tickets_per_worker = tickets_per_worker(config.worker_options.threads, calls_of_batch)
+        self._tickets_per_worker = tickets_per_worker(config.threads, calls_of_batch)
         self.cache = cache
         self._first_epoch = first_epoch
         self.failure = EngineFailure()
@@ -75,14 +191,19 @@ class PoolEngine:
         self.runs: dict[int, LiveRun] = {}  # until the supervisor forgets them
         self.counts = DeliveryCounts()
         self._is_loaded = False
+        self._loading: LongWork | None = None  # told of while a consumer waits for it
         self.is_closed = self._was_loaded = self._has_ended_supervisor = False
         self.feeds: StreamFeeds | None = None
-        if cache is not None and not session.hands_over_files:
+        if cache is not None:
             cache.count_in(session.arena, session.lock)
-        cache_plan, reads_apart = None if cache is None else cache.plan, session.hands_over_files
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
-            for_workers = {**checked.payload, "cache": cache_plan}
-            shipment, for_reader = ship_beside(for_workers, stream, config, plan, reads_apart)
+            for_workers = {**checked.payload, "cache": None}  # a process that reads it makes its own
+            if stream is None:
+                shipment = ship(for_workers)
+            else:
+                from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside  # which few loaders need
+
+                shipment, for_reader = ship_beside(for_workers, stream, config, plan, session.hands_over_files)
         warn_of_data(shipment)
         session.catch_up()  # if the supervisor has died since the last look, another one shall load this
         with session.lock:
@@ -90,7 +211,7 @@ class PoolEngine:
             self._probing = Probing(session, self.number, checked, first_epoch)
             self._updates = SourceUpdates(session, self.number, shipment.without)
             self._placement = place(shipment, session.hands_over_files)
-            about = AboutShipment(checked.paths, cache_plan)
+            about = AboutShipment(cache=None if cache is None else cache.plan)
             self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement, about)
             at = offset, nbytes
             self._load = LoadMessage(session, self.number, checked, first_epoch, at, self._placement, cache)
@@ -106,6 +227,8 @@ class PoolEngine:
                 raise
             session.routing.by_loader[self.number] = self
             self._shipped = shipped(shipment, self._placement, self.feeds)
+        # After the message: the supervisor loads the payload meanwhile.
+        self.captured: CapturedState | None = CapturedState(_compared(checked, self.feeds), shipment.without)
         if self.feeds is not None:
             try:
                 self.feeds.begin(first_epoch, plan)
@@ -124,7 +247,8 @@ class PoolEngine:
                 with self.session.lock:
                     self.check_open()
                     self._probing.want_first()
-                self.session.wait_for(lambda: self._probing.has_first or self.failure.is_there or self.is_closed)
+                with self._telling_of_the_load():
+                    self.session.wait_for(lambda: self._probing.has_first or self.failure.is_there or self.is_closed)
                 with self.session.lock:
                     self.check_open()
                     self.failure.check()
@@ -134,6 +258,21 @@ class PoolEngine:
         assert self.layout is not None
         return self.layout.form
 
+    @contextlib.contextmanager
+    def _telling_of_the_load(self) -> Iterator[None]:
+        """Say after a second, in a line, that the supervisor still loads the function with what it imports."""
+        session = self.session
+        if self._was_loaded or session.long_work is not None:
+            yield
+            return
+        with LongWork(_LOADING, measure=str, first_s=1.0) as self._loading:
+            session.long_work = self._loading
+            try:
+                yield
+            finally:
+                if session.long_work is self._loading:
+                    session.long_work = None
+
     def _lay_out(self) -> None:
         layout = BatchLayout(
             self.session, self, self.number, self.config, self.plan, self._probing, self._tickets_per_worker
@@ -141,7 +280,6 @@ class PoolEngine:
         self._extents.append(layout.extent)
         self.layout = layout
         layout.send()
-        layout.ring.pin()  # while workers make the first batch
 
     def spec(self) -> ElementSpec:
         with InterruptsHeld():
@@ -170,8 +308,9 @@ class PoolEngine:
         session = self.session
         with session.lock:
             session.run_todo()
+            if not session.is_closed:
+                self.failure.check()  # what a supervisor said at its end tells more than that it has ended
             session.check_usable()
-            self.failure.check()
             self.check_open()
             assert self.layout is not None
             quota = self.layout.quotas.make_way()
@@ -192,8 +331,8 @@ class PoolEngine:
     def statistics(self) -> EngineStatistics:
         return with_counts(self._shipped, self.session, None if self.layout is None else self.layout.ring, self.counts)
 
-    def cache_counts(self) -> CacheCounts:
-        return CacheCounts() if self.cache is None else self.cache.counts()
+    def cache_counts(self) -> Sequence[int]:
+        return NO_COUNTS if self.cache is None else self.cache.counts()
 
     def close(self) -> None:
         """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
@@ -213,6 +352,8 @@ class PoolEngine:
 
     def _feed_ahead(self) -> Ahead:
         """How far a stream may be read ahead. The session's lock is held."""
+        from loaderpool.trainer.stream.feed import Ahead
+
         if self.layout is None:
             least = self._tickets_per_worker * self.session.workers_wanted + 1
             return Ahead(least, least, _FEED_BYTES)
@@ -357,6 +498,8 @@ class PoolEngine:
         else:
             self._probing.on_loaded()
         self._is_loaded = self._was_loaded = True
+        if self._loading is not None:
+            self._loading.end()
 
     def _forget_runs(self) -> None:
         for run in self.runs.values():
@@ -379,3 +522,14 @@ class PoolEngine:
         self._updates.give_back_all()
         if self.layout is not None:
             self.layout.ring.give_back_all()
+
+
+def _compared(checked: CheckedArguments, feeds: StreamFeeds | None) -> dict[str, Any]:
+    """What the workers, and a stream's reader, have as it was pickled, and are not told of."""
+    parts = dict(named_parts(checked.payload))
+    if feeds is not None and feeds.read_by == "process":
+        assert checked.stream is not None
+        parts["source"] = checked.stream.items
+    if checked.has_hooks:  # what changes in it is sent
+        parts.pop("source", None)
+    return parts

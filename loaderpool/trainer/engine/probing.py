@@ -9,15 +9,58 @@ A probe that fails is told as SPEC_FAILED or LOST; the first one may be tried ag
 
 from __future__ import annotations
 
-from loaderpool.element.spec import ElementSpec
+from loaderpool.config import UnitKind
+from loaderpool.element.spec import ElementSpec, widened
 from loaderpool.memory.batch_form import BatchForm
+from loaderpool.plan.base import BasePlan
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
-from loaderpool.trainer.engine.form_choice import choose_form, stated_probe
+from loaderpool.trainer.engine.form_choice import choose_form, spec_of_whole_batches, stated_probe
 from loaderpool.trainer.engine.ring import with_chunk
-from loaderpool.trainer.engine.second_look import SECOND, SecondLook
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.transport.messages import Control
 from loaderpool.worker.jobs import Probe
+
+SECOND = 1
+"""The batch that is looked at."""
+
+
+class SecondLook:
+    """What was found; none is wanted of samples, beside an `element_spec`, or of what has no index.
+
+    Args:
+        given: the user's element_spec.
+        plan: the loader's plan.
+        unit: what one call of the function makes.
+
+    Attributes:
+        is_over: there is nothing more to come: it was found, or could not be made, which its turn will tell.
+    """
+
+    def __init__(self, given: ElementSpec | None, plan: BasePlan, unit: UnitKind) -> None:
+        self._is_asked = False
+        has_no_index = plan.is_open and not plan.is_endless
+        self.is_over = unit == "sample" or given is not None or has_no_index or plan.batches_per_epoch <= SECOND
+        self._seen: ElementSpec | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the batch is being made."""
+        return self._is_asked and not self.is_over
+
+    def ask(self) -> bool:
+        """Note that the spec of all batches is wanted; returns whether that is new, and the batch is to be made."""
+        is_new, self._is_asked = not self._is_asked, True
+        return is_new and not self.is_over
+
+    def end(self, probe: Probe | None) -> None:
+        """This is what the second batch is like; None: it cannot be made."""
+        self.is_over = True
+        self._seen = None if probe is None else probe.spec
+
+    def widen(self, spec: ElementSpec) -> ElementSpec:
+        """The spec of the first batch, None for the axes in which the second differs."""
+        return spec if self._seen is None else spec_of_whole_batches(widened(spec, spec_of_whole_batches(self._seen)))
+
 
 _MOST_NS = 2**62  # what a word of a message holds
 
@@ -121,7 +164,7 @@ class Probing:
         """How long a batch of this form takes a worker, in nanoseconds, as far as the first probe tells."""
         assert self._first is not None
         calls_of_batch = self._plan.most_rows if self._unit == "sample" else 1
-        calls_at_once = min(self._config.worker_options.threads, calls_of_batch)
+        calls_at_once = min(self._config.threads, calls_of_batch)
         return min(self._first.elapsed_ns * form.batch_rows // max(1, self._first.rows) // calls_at_once, _MOST_NS)
 
     def widen(self, form: BatchForm) -> ElementSpec:

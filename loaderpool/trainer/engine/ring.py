@@ -10,21 +10,44 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Container
-from typing import Literal
+from typing import Any
 
-from loaderpool.errors import MemoryLimitError
+import numpy as np
+
+from loaderpool.errors import MemoryLimitError, counted
+from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.memory.batch_form import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import FixedLayout
-from loaderpool.supervisor.host_room import travelling
-from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER
+from loaderpool.supervisor.scheduler import TICKETS_PER_WORKER, travelling
 from loaderpool.system import capacity
-from loaderpool.trainer.engine.host_slots import why_hosts_wait
-from loaderpool.trainer.engine.slot_pinning import SlotPinning
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.lease import Lender
 from loaderpool.trainer.session.routing import Listener
 from loaderpool.transport.messages import Control, decode_all
+
+
+def why_hosts_wait(limit_bytes: int, slot_bytes: int, hosts: int, workers: int, tickets: int, beside: int) -> str:
+    """Return why hosts have to wait for slots, and with which budget they need not; "": they need not as it is.
+
+    Args:
+        limit_bytes: the budget, `Limits.memory`.
+        slot_bytes: of one slot.
+        hosts: how many there are.
+        workers: of all of them.
+        tickets: how many slots they may have in use at once.
+        beside: slots that the consumer needs beside these.
+    """
+    slots = limit_bytes // slot_bytes
+    if not hosts or slots >= tickets:
+        return ""
+    least = (tickets + beside) * slot_bytes
+    return (
+        f"Limits(memory={limit_bytes:,}) has room for {slots} slots of {slot_bytes:,} bytes, and "
+        f"{counted(hosts, 'host')} with {workers} workers may have {tickets} in use at once. Limits(memory={least}) "
+        f"({least / 2**20:,.0f} MiB) would do; or have fewer workers, or lower batch_size"
+    )
+
 
 _DEFAULT_LIMIT_BYTES = 2 << 30
 _SHARE_OF_FREE = 4
@@ -70,16 +93,20 @@ def plan_ring(
         hosts: that have the workers, on other machines; 0: they are processes of this one.
 
     Raises:
-        MemoryLimitError: two slots of one batch do not fit; the message names the least that works.
+        MemoryLimitError: two slots of one batch do not fit; the message names what works.
     """
-    limit = memory_limit
-    if limit is None:
-        limit = min(_DEFAULT_LIMIT_BYTES, capacity.available_memory_bytes() // _SHARE_OF_FREE)
+    free = capacity.available_memory_bytes()
+    limit = memory_limit if memory_limit is not None else min(_DEFAULT_LIMIT_BYTES, free // _SHARE_OF_FREE)
     wanted = tickets_per_worker * workers + travelling(hosts, form.slot_bytes) + _CONSUMER_SLOTS
     form = with_chunk(form, max(1, min(form.max_chunk, form.max_chunk * limit // max(1, form.slot_bytes * wanted))))
     slot_bytes = _page_rounded(form.slot_bytes)
-    if limit // slot_bytes < _LEAST_SLOTS:
-        least = slot_bytes * _LEAST_SLOTS
+    least = slot_bytes * _LEAST_SLOTS
+    room = max(0, free - HEADROOM_BYTES)
+    if least > room and form.max_chunk == 1:
+        rows = 0 if form.unit == "element" else form.batch_rows
+        dtype = _largest_dtype(form)
+        raise MemoryLimitError(capacity.batch_advice(least, rows, form.unit == "sample", dtype, limit, room))
+    if limit < least:
         setting = f"Limits(memory={memory_limit:,})" if memory_limit is not None else f"the default of {limit:,} bytes"
         raise MemoryLimitError(
             f"{setting} is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
@@ -88,6 +115,12 @@ def plan_ring(
     tickets = workers * tickets_per_worker + travelling(hosts, slot_bytes)
     counts = _slot_counts(slot_bytes, form.max_chunk, workers, tickets, limit)
     return form, RingPlan(form.max_chunk, slot_bytes, *counts, tickets_per_worker, limit)
+
+
+def _largest_dtype(form: BatchForm) -> np.dtype[Any]:
+    """Return the dtype of the component that has the most bytes; of varying ones, of the largest items."""
+    sizes = form.fixed.row_bytes if form.fixed is not None else [item.dtype.itemsize for item in form.spec.components]
+    return form.spec.components[max(range(len(sizes)), key=sizes.__getitem__)].dtype
 
 
 def _slot_counts(slot_bytes: int, max_chunk: int, workers: int, tickets: int, limit_bytes: int) -> tuple[int, int]:
@@ -116,10 +149,6 @@ class Ring:
         loader: the loader's number.
         plan: sizes and counts; where the machine has less, fewer slots are made, but no fewer than two.
         is_for_lanes: they are for batches of generators.
-        pin: whether they are pinned (`Limits.pin`).
-
-    Attributes:
-        pinning: which of them are pinned; `pin` is called when `pinning.look_at` has come.
 
     Raises:
         MemoryLimitError: the machine has no room for two.
@@ -132,7 +161,6 @@ class Ring:
         loader: int,
         plan: RingPlan,
         is_for_lanes: bool = False,
-        pin: bool | Literal["auto"] = False,
     ) -> None:
         self._session, self._is_for_lanes = session, is_for_lanes
         self._owner = weakref.ref(owner)  # which has us
@@ -140,7 +168,6 @@ class Ring:
         self._workers = session.workers_wanted  # that it was planned for
         self.plan = plan
         self.lender = Lender(session.arena, session.pipe)
-        self.pinning = SlotPinning(session.arena, pin)
         self.extents: dict[int, Extent] = {}
         self._retiring: set[int] = set()
         self._wanted = plan.first_slots  # slots that there shall be as soon as retiring ones leave room for them
@@ -196,11 +223,6 @@ class Ring:
         # The least of both, at least one; `min` and `max` cost 6 us behind a wait that left no cache warm.
         kept = busy + 1 if busy < half else half
         return kept if kept > 1 else 1
-
-    def pin(self) -> None:
-        """Pin the slots that stay and are not pinned yet, if it is wanted and can be."""
-        staying = [extent for slot, extent in self.extents.items() if slot not in self._retiring]
-        self.pinning.cover(staying, self._session.deliveries)
 
     @property
     def slot_bytes(self) -> int:
@@ -380,7 +402,6 @@ class Ring:
         assert owner is not None  # it calls us
         self._session.routing.by_slot[number] = owner
         self._session.send(Control.SLOT_ADD, self._loader, number, extent.offset, extent.nbytes)
-        self.pinning.note_new()
 
 
 def with_chunk(form: BatchForm, max_chunk: int) -> BatchForm:

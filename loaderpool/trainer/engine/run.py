@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pickle
+from typing import TYPE_CHECKING
 
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.extents import Extent
@@ -17,11 +18,13 @@ from loaderpool.system import clock
 from loaderpool.trainer.engine.reorder_buffer import Arrived, ReorderBuffer
 from loaderpool.trainer.engine.run_context import RunContext
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error
-from loaderpool.trainer.stream.feed import Feed
 from loaderpool.transport.messages import Control, Notice, Status, Words, join32, split32
-from loaderpool.transport.notices import Attachment, read_attachment
 from loaderpool.transport.pickling import put_object
+from loaderpool.transport.pipes import Attachment, read_attachment
 from loaderpool.transport.reports import Failure, LostReport, Verdict
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.stream.feed import Feed
 
 # Keys of completions kept to recognise a second one of the same work; more than can ever be outstanding at once.
 _SEEN_KEYS = 8192

@@ -3,13 +3,88 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
+from loaderpool import errors
+from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.trainer.engine.batch_layout import BatchLayout
-from loaderpool.trainer.engine.engine_failure import EngineFailure
 from loaderpool.trainer.session.engine_session import EngineSession
-from loaderpool.trainer.stream.feed import Feed
-from loaderpool.transport.payload.load_time import NOT_TOLD, LoadTime
+from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
+from loaderpool.transport.messages import NOT_TOLD, LoadTime, Notice, Words
+from loaderpool.transport.pipes import Attachment, read_attachment
+from loaderpool.transport.reports import Failure
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.stream.feed import Feed
+
+
+class EngineFailure:
+    """The error that all of a loader's passes end with; none at first. What changes it holds the session's lock.
+
+    Attributes:
+        is_there: the whole loader has failed.
+    """
+
+    def __init__(self) -> None:
+        self.is_there = False
+        # Makes a new error for each that meets it: a kept exception would keep, through its traceback, every frame
+        # that it passed, and so the loader itself.
+        self._make_error: Callable[[], LoaderpoolError] | None = None
+        self._may_pass = self._was_told = False
+
+    def note(self, make_error: Callable[[], LoaderpoolError], *, may_pass: bool = False) -> None:
+        """The loader fails with this error; `may_pass`: what led to it is tried again once a consumer was told."""
+        self._make_error, self._may_pass, self._was_told = make_error, may_pass, False
+        self.is_there = True
+
+    def note_told(self, words: Words, attachment: Attachment) -> None:
+        """The supervisor says that the first sample or the start failed, or that a process was lost."""
+        report = read_attachment(attachment)
+        is_of_one = words[1] != 0  # else all loaders end
+        if words[0] == Notice.SPEC_FAILED:
+            self.note(functools.partial(sample_error, report), may_pass=is_of_one)
+        elif words[0] == Notice.LOST:
+            self.note(functools.partial(lost_error, report), may_pass=is_of_one)
+        elif words[0] == Notice.BROKEN:
+            name, text = report
+            self.note(functools.partial(getattr(errors, name), text))
+        else:
+            self._note_start_failed(report[0], report[1], is_of_one)
+
+    def _note_start_failed(self, why: Failure, advice: str, is_of_one: bool) -> None:
+        where = f" on node {why.node}" if why.node else ""
+        if is_of_one:
+            place = f"the supervisor{where}"
+            what = f"{place} could not load function and source"
+            self.note(functools.partial(setup_error, why, what, advice, place))
+        else:
+            what = f"no worker could be started{where}"
+            self.note(functools.partial(setup_error, why, what, advice, has_traceback=False))
+
+    def note_load_died(self, how: str) -> None:
+        """The supervisor died while it loaded function and source."""
+        text = (
+            f"the supervisor process died ({how}) while it imported the modules that function and source need; it is "
+            "not tried again, for the import would end the next one, too. Import what ends its process in setup= or in "
+            "the function instead; if the machine ran out of memory, capture less"
+        )
+        self.note(functools.partial(PoolBrokenError, text))
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self._make_error is not None:
+            self._was_told = True
+            raise self._make_error()
+
+    def pass_over(self) -> bool:
+        """Forget an error that may pass and that a consumer was told of; whether there was one."""
+        if not (self._may_pass and self._was_told):
+            return False
+        self._make_error, self._may_pass, self._was_told = None, False, False
+        self.is_there = False
+        return True
 
 
 class LiveRun(Protocol):

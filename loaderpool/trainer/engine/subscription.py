@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,17 +11,18 @@ import numpy.typing as npt
 from loaderpool.memory.layout import is_empty
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.lane_places import LanePlaces
+from loaderpool.plan.generator_positions import LanePlaces
 from loaderpool.system import clock, fault_points
 from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
-from loaderpool.trainer.engine.lane_buffer import LaneBuffer
+from loaderpool.trainer.engine.lane_buffer import LaneBuffer, WayToPlace
 from loaderpool.trainer.engine.reorder_buffer import Arrived, OrderedBuffer, ReorderBuffer, UnorderedBuffer
 from loaderpool.trainer.engine.ring import Ring
 from loaderpool.trainer.engine.run import Run
 from loaderpool.trainer.engine.run_context import RunContext
-from loaderpool.trainer.engine.way_to_place import WayToPlace
-from loaderpool.trainer.stream.feed import Feed
 from loaderpool.transport.messages import Control
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.stream.feed import Feed
 
 _NO_LIMIT = 1 << 62
 
@@ -82,8 +83,6 @@ class PoolSubscription:
         waited_ns = 0
         while True:
             if not self._run.buffer.is_ready():
-                if self._layout.ring.lender.is_held:  # what is waited for may want such a slot
-                    self._let_slots_go()
                 started = clock.monotonic_ns()
                 session.wait_for(self._has_news)
                 waited_ns += clock.monotonic_ns() - started
@@ -114,10 +113,6 @@ class PoolSubscription:
                 if self.is_over:
                     raise StopIteration
             # What was ready was given back by `restart`, on another thread, before we had the lock: wait again.
-
-    def _let_slots_go(self) -> None:
-        with self._session.lock:
-            self._layout.ring.lender.let_go()
 
     def _end_way(self) -> None:
         way, self._way = self._way, None
@@ -278,8 +273,6 @@ class PoolSubscription:
         context, run, ring = self._context, self._run, self._layout.ring
         if not ring.fits_workers:
             self._layout.quotas.fit_to_workers()
-        if self._session.deliveries >= ring.pinning.look_at:
-            ring.pin()
         form, slot = self._layout.form, arrived.slot
         assert slot is not None
         way, copied_us = DeliveryKind.LENT, 0

@@ -13,21 +13,63 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
-from loaderpool.system.interrupts import InterruptsAllowed
-from loaderpool.system.undoing import Undoing
-from loaderpool.trainer.engine.delivery import Engine, Subscription
+from loaderpool.system.interrupts import InterruptsAllowed, Undoing
 from loaderpool.trainer.epochs.counters import Counters
-from loaderpool.trainer.epochs.last_error import LastError
 from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
 
 if TYPE_CHECKING:
-    from loaderpool.trainer.epochs.pause_test import PauseTest
+    from loaderpool.trainer.engine.delivery import Engine, Subscription
+
+
+class LastError:
+    """The latest error that was noted: itself for as long as it is kept elsewhere, else a copy without its frames."""
+
+    def __init__(self) -> None:
+        self._error: weakref.ref[BaseException] | None = None
+        self._copy: BaseException | None = None
+
+    def note(self, error: BaseException) -> None:
+        """Remember an error."""
+        self._copy = _without_frames(error)
+        try:
+            self._error = weakref.ref(error)
+        except TypeError:  # of a class of C's own
+            self._error = None
+
+    def get(self) -> BaseException | None:
+        """Return the error, or None before there was one."""
+        error = self._error() if self._error is not None else None
+        return self._copy if error is None else error
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """A copy of the same class, arguments, text, attributes and cause; a plain error of that text where that fails."""
+    try:
+        copy = _copied(error)
+        if str(copy) != str(error):
+            raise ValueError("it does not say the same")
+        if error.__cause__ is not None and error.__cause__.__cause__ is None:
+            copy.__cause__ = _copied(error.__cause__)
+    except Exception:
+        return LoaderpoolError("".join(traceback.format_exception_only(type(error), error)).strip())
+    return copy
+
+
+def _copied(error: BaseException) -> BaseException:
+    from loaderpool.transport.reports import original_of, rebuild  # which `import loaderpool` shall not wait for
+
+    copy = rebuild(type(error), original_of(error))
+    vars(copy).update(vars(error))
+    return copy
+
 
 # Of an epoch this part, one batch at least, is the most that is made ahead while no other pass is known of. Smaller:
 # many workers idle while a first epoch's last batches are made. Larger: more calls in vain where it is the only pass.
@@ -39,10 +81,6 @@ class EpochHooks(Protocol):
 
     def anew(self) -> EpochHooks:
         """Return the same hooks for another loader, which is told of changes from now on."""
-
-    @property
-    def changes_data(self) -> bool:
-        """Whether any hook is overridden, so that nothing may be made ahead over an epoch's edge."""
 
     @property
     def has_epoch_begin(self) -> bool:
@@ -61,6 +99,9 @@ class EpochHooks(Protocol):
 class EpochTracker:
     """Keeps what passes of one loader share. The lock guards epoch numbers and the parked subscription, never a wait.
 
+    Attributes:
+        refusal: of all loaders: makes the error that any pass begins with now; None: passes may begin.
+
     Args:
         engine: gives the engine, started now if it was not.
         config: the loader's settings.
@@ -68,11 +109,13 @@ class EpochTracker:
         hooks: hooks between epochs, or None.
     """
 
+    refusal: ClassVar[Callable[[], Exception] | None] = None
+
     def __init__(
         self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
     ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
-        self.has_hooks = hooks is not None and hooks.changes_data  # something of the user's runs between epochs
+        self.has_hooks = hooks is not None  # something of the user's runs between epochs
         self.epoch = 0  # of the next pass
         self.counters = Counters(makes_here=config.workers == 0)
         self._last_error = LastError()
@@ -83,16 +126,17 @@ class EpochTracker:
         self.latest = IterationLog()  # of the latest iterator that has begun
         self.latest_is_dataset = False
         self.iterations = 0  # that have begun
+        self.is_users = True  # False: of a loader that finds the lengths for another one
         self.times_placed = 0  # by `resume_at`, so that what was begun before can tell
+        self.at_begin: Callable[[], None] | None = None  # called when a pass begins; may warn
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
-        self.pause_test: PauseTest | None = None  # the latest one
         self.looks_ahead = True  # over an epoch's edge; False: no other epoch will be wanted
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         # Of iterators that have begun and are not at their end, by their pass's id; a WeakSet costs microseconds in
         # each epoch's gap.
         self.live: dict[int, Undoing] = {}
         self.live_datasets: dict[int, IterationLog] = {}  # iterations of datasets, by their log's id
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may begin a pass
         # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
         # the hook of the epoch before: its batches must not be made of what that hook is about to change.
         self._hook_turn = threading.RLock()
@@ -155,7 +199,11 @@ class EpochTracker:
         Args:
             is_followed: whether another pass will come after this one; None: unknown.
         """
+        if EpochTracker.refusal is not None and self.is_users:
+            raise EpochTracker.refusal()
         self._was_followed |= self._was_whole
+        if self.at_begin is not None:
+            self.at_begin()
         if self.has_hooks:
             subscription, log = self._open_behind_hooks(is_followed)
         else:
@@ -228,6 +276,12 @@ class EpochTracker:
         """Have the subscription make all of a pass that is under way, and then the next epoch's first batches."""
         if log.plan is self.plan and not log.plan.is_open:
             self._want(subscription, log.epoch, self._ahead(log.is_followed))
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether another pass may come after the latest one: nothing has said that none will."""
+        passes = self.latest.passes
+        return self.looks_ahead and not (passes and passes[-1].is_followed is False)
 
     @property
     def _reads_ahead(self) -> bool:

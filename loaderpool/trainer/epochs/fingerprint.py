@@ -12,8 +12,8 @@ import numpy as np
 
 from loaderpool.config import LoaderConfig
 from loaderpool.plan.base import BasePlan
-from loaderpool.sources.interleave import Interleave
-from loaderpool.sources.replicated import ReplicatedSource
+from loaderpool.sources.generators import ReplicatedSource
+from loaderpool.sources.stream import Interleave
 
 if TYPE_CHECKING:
     import hashlib
@@ -87,8 +87,8 @@ def describe_source(source: Any) -> str:
     if isinstance(source, ReplicatedSource):
         return f"generators of {_describe_function(source.make_generator)}"
     if isinstance(source, Interleave):
-        files, *settings = source.description
-        return f"{kind} of {_describe_function(source.open_fn)} {_mark(files)} {settings}"
+        settings = [source.cycle_length, source.block_length]
+        return f"{kind} of {_describe_function(source.open_fn)} {_mark(source.files)} {settings}"
     items: list[Any] = []
     if isinstance(source, np.ndarray):
         kind += f" {source.dtype} {source.shape}"

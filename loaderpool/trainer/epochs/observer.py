@@ -4,32 +4,110 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import mmap
 import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from loaderpool.cache.setting import NO_COUNTS, Count
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError
-from loaderpool.memory.call_times import CallTimes
+from loaderpool.memory.board import Field
+from loaderpool.memory.call_times import CallTimes, read_call_times
 from loaderpool.memory.recorder import DELIVERIES, DeliveryRecorder, no_records, read_ring
 from loaderpool.plan.base import BasePlan
-from loaderpool.system import capacity, clock, cpu_time, machine
+from loaderpool.plan.generator_positions import generated_item
+from loaderpool.system import capacity, clock, machine
 from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.engine.pool_engine import PoolEngine
-from loaderpool.trainer.engine.work_counts import count_calls, count_work
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-from loaderpool.trainer.explain.decision import Autotuned
-from loaderpool.trainer.explain.looks import AboutLoader, Look, MachineCounts, observed_in
-from loaderpool.trainer.explain.observed import Observed
-from loaderpool.trainer.explain.page import PAGE_BYTES, LooksPage
-from loaderpool.trainer.tracing.recording import LoaderRecords, Recording, read_clocks, read_pool
+from loaderpool.trainer.explain.looks import AboutLoader, Look, MachineCounts, WorkCounts, WorkerCounts, observed_in
+from loaderpool.trainer.explain.observed import FIRST_STEPS, Autotuned, Observed
+from loaderpool.trainer.explain.page import RING_NAME, Page, page_of_process, told_of
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.engine.delivery import Engine
+    from loaderpool.trainer.tracing.recording import Recording
+
+
+def count_calls(engine: Engine | None) -> CallTimes | None:
+    """Return how long calls took so far, also of workers that are gone; None: nothing counts them, or not any more."""
+    if not isinstance(engine, PoolEngine) or engine.session.is_closed:
+        return None
+    session = engine.session
+    return read_call_times(session.arena.call_times, list(session.workers.cells), engine.number)
+
+
+def count_work(engine: Engine | None) -> WorkCounts:
+    """Return the numbers of this moment. Takes some 25 us for each worker: files of the kernel's are read."""
+    if not isinstance(engine, PoolEngine) or engine.session.is_closed:
+        return WorkCounts()
+    session, layout = engine.session, engine.layout
+    board, found = session.arena.board, list(session.workers.values())
+    workers = {
+        worker.number: WorkerCounts(
+            worker.pid,
+            1 if worker.place is None else worker.place.workers,
+            board.read(worker.cell, Field.BUSY_NS),
+            board.read(worker.cell, Field.WAIT_NS),
+            capacity.process_cpu_s(worker.pid) if worker.pid else 0.0,
+            capacity.queued_s(worker.pid) if worker.pid else 0.0,
+            board.read(worker.cell, Field.SAMPLES),
+            capacity.disk_read_bytes(worker.pid) if worker.pid else 0,
+        )
+        for worker in found
+    }
+    calls = count_calls(engine) or CallTimes()
+    if layout is None:
+        return WorkCounts(workers, calls)
+    ring = layout.ring
+    return WorkCounts(
+        workers,
+        calls,
+        slots=ring.plan.most_slots,
+        slots_lent=len(ring.lender.lent),
+        slots_wanted=ring.slots_wanted,
+        slot_bytes=ring.slot_bytes,
+        copied=engine.counts.copied,
+        copied_ns=engine.counts.copied_ns,
+        slots_ready=sum(run.slots_ready for run in list(engine.runs.values())),
+        load_time=engine.counts.load_time,
+    )
+
+
+def workers_at_work(engine: Engine | None, now_ns: int) -> dict[int, dict[str, Any]]:
+    """Return what each worker is at now, by its number, for JSON; hosts' workers are told of on their machines."""
+    if not isinstance(engine, PoolEngine) or engine.session.is_closed:
+        return {}
+    board = engine.session.arena.board
+    found: dict[int, dict[str, Any]] = {}
+    for worker in list(engine.session.workers.values()):
+        if not worker.pid:
+            continue
+        # INDEX first: what began after that is younger than it says, never older (`Progress.note` stores it last).
+        index = board.read(worker.cell, Field.INDEX)
+        if board.read(worker.cell, Field.IN_SETUP):
+            found[worker.number] = {"state": "setup"}
+        elif index:
+            items = max(1, board.read(worker.cell, Field.BLOCK))
+            seconds = max(0, now_ns - board.read(worker.cell, Field.STARTED_NS)) / 1e9
+            generator, item = generated_item(index - 1) or (None, index - 1)
+            found[worker.number] = {
+                "state": "item", "index": item, "generator": generator, "items": items, "item_s": seconds
+            }  # fmt: skip
+        else:
+            has_begun = board.read(worker.cell, Field.TICKET) or board.read(worker.cell, Field.STARTED_NS)
+            found[worker.number] = {"state": "idle" if has_begun else "starting"}
+    return found
+
 
 _LOOKS = 64  # that are kept
 # A look is of now, and counts are of the latest hand-over: after it the consumer may do anything, for hours.
 _FRESH_NS = 1_000_000_000
+_numbers = itertools.count(1)  # of loaders of this process
 
 
 class Observer:
@@ -64,22 +142,26 @@ class Observer:
         quota = capacity.cgroup_cpu_quota()
         is_by_index = calls_of == "sample" and not plan.is_open
         self.about = AboutLoader(
-            threads=config.worker_options.threads,
+            threads=config.threads,
             can_have_threads=not plan.lanes,
             calls_of=calls_of,
-            can_have_cache=is_by_index and config.worker_options.threads == 1 and not has_cache,
+            can_have_cache=is_by_index and config.threads == 1 and not has_cache,
             deterministic=config.deterministic,
             is_stream=plan.is_open and not plan.lanes,
             cpus=min(float(capacity.usable_cpu_count()), quota or float("inf")),
             machine_cpus=float(os.cpu_count() or 1),
             lanes=plan.lanes,
+            items=0 if plan.is_open else plan.rows_per_epoch,
         )
         self._looks: collections.deque[Look] = collections.deque(maxlen=_LOOKS)
+        self._first_looks: list[Look] = []  # of the steps that may compile
         self._taken, self._is_closed = 0, False
         self._cpu_s, self._made = 0.0, 0  # CPU time of workers from look to look, and samples that they made in it
         self._consumer = ""  # the thread that takes batches
-        self._page: LooksPage | None = None
-        self._records: tuple[mmap.mmap, int] | None = None  # where its deliveries are recorded
+        self._has_cache = has_cache
+        self._page: Page | None = None
+        self._records: mmap.mmap | None = None  # where its deliveries are recorded
+        self._number = next(_numbers)
 
     def look(self, now_ns: int) -> Look:
         """Look at all that is counted, and return it. Runs in: the thread that takes batches."""
@@ -90,20 +172,38 @@ class Observer:
         self._keep(look)
         self._taken += 1
         if self._page is not None:
-            self._page.write(look)
+            self._page.write({self: self.told(list(self._looks))})
         return look
 
     def _publish(self) -> None:
         """Have a page for who looks from outside, where there can be one."""
-        engine, where = self._engine, {}
-        if isinstance(engine, PoolEngine):
-            where = {"loader": engine.number, "arena": machine.file_identity(engine.session.arena.descriptor)}
-        with contextlib.suppress(OSError, AttributeError):  # no descriptors are left; or this is no Linux
-            self._page = self._counters.times.live = LooksPage(self.about, {"pid": os.getpid(), **where})
+        name = f"{RING_NAME}-{self._number}"
         with contextlib.suppress(OSError):
-            page = self._page
-            self._records = (mmap.mmap(-1, DELIVERIES.ring_bytes), 0) if page is None else (page.map, PAGE_BYTES)
-            self._counters.times.recorder = DeliveryRecorder(*self._records)
+            try:
+                self._records = machine.map_readable_file(name, DELIVERIES.ring_bytes)
+            except AttributeError:  # no Linux
+                self._records = mmap.mmap(-1, DELIVERIES.ring_bytes)
+            self._counters.times.recorder = DeliveryRecorder(self._records, 0)
+        self._page = page_of_process()
+        if isinstance(self._engine, PoolEngine):
+            self._engine.session.on_idle = _refresh_page
+
+    def told(self, looks: list[Look]) -> dict[str, Any]:
+        """Return what the page tells of it, as these looks have it. Runs in: any thread."""
+        engine, now_ns, asked_ns = self._engine, looks[-1].now_ns, self._counters.times.asked_ns
+        in_pool: dict[str, Any] = {"loader": None, "arena": None}
+        if isinstance(engine, PoolEngine):
+            in_pool = {"loader": engine.number, "arena": machine.file_identity(engine.session.arena.descriptor)}
+        counts = engine.cache_counts() if self._has_cache and engine is not None else NO_COUNTS
+        cached = {"hits": counts[Count.HITS], "misses": counts[Count.MISSES], "bytes": counts[Count.BYTES]}
+        return {
+            "number": self._number,
+            **in_pool,
+            "looked_s": now_ns / 1e9,
+            "asked_s": (now_ns - asked_ns) / 1e9 if asked_ns else None,
+            **told_of(looks, self.about, workers_at_work(engine, now_ns)),
+            "cache": cached if self._has_cache and engine is not None else None,
+        }
 
     def close(self) -> None:
         """Take the page down. What was seen is kept: of what comes now there is no engine to tell."""
@@ -111,7 +211,9 @@ class Observer:
             if self._taken and self._is_taking:
                 self._keep(self.now())
         self._is_closed = True
-        self._page = self._counters.times.live = self._counters.times.recorder = self._records = None
+        page, self._page, self._counters.times.recorder, self._records = self._page, None, None, None
+        if page is not None:
+            page.remove(self)
 
     def _keep(self, look: Look) -> None:
         before = self._looks[-1].work.workers if self._looks else {}
@@ -121,6 +223,8 @@ class Observer:
                 self._cpu_s += new.cpu_s
                 self._made += new.samples
         self._looks.append(look)
+        if look.steps.steps <= FIRST_STEPS:
+            self._first_looks.append(look)
 
     @property
     def cpu_s_per_sample(self) -> float | None:
@@ -151,6 +255,8 @@ class Observer:
         Raises:
             ClosedError: the loader was closed.
         """
+        from loaderpool.trainer.tracing.recording import LoaderRecords, Recording, read_clocks, read_pool
+
         records, engine = self._records, self._engine
         if self._is_closed:
             raise ClosedError("this Loader is closed, and what it has recorded is gone: call trace() before")
@@ -161,8 +267,7 @@ class Observer:
             pools = [read_pool(lambda at, nbytes: arena_map[at : at + nbytes], session.arena.nbytes, has_hosts)]
         deliveries = no_records(DELIVERIES)
         if records is not None:
-            ring_map, at = records
-            deliveries = read_ring(lambda at, nbytes: ring_map[at : at + nbytes], at, DELIVERIES)
+            deliveries = read_ring(lambda at, nbytes: records[at : at + nbytes], 0, DELIVERIES)
         asked_ns = self._counters.times.asked_ns
         loader = LoaderRecords(number, 0 if pools else None, self.about.calls_of, has_hosts, deliveries, asked_ns)
         now_ns, wall_ns = read_clocks()
@@ -180,7 +285,8 @@ class Observer:
 
     def since(self, begun: Look) -> Observed:
         """Return what was measured since then. Runs in: any thread."""
-        return self._observed_in([begun, self.now()], float("inf"))
+        first = [look for look in list(self._first_looks) if look.now_ns > begun.now_ns]
+        return self._observed_in([begun, *first, self.now()], float("inf"))
 
     def _observed_in(self, looks: list[Look], seconds: float) -> Observed:
         return observed_in(looks, self.about, seconds)
@@ -195,11 +301,20 @@ class Observer:
             counters.nbytes,
             count_work(self._engine),
             MachineCounts(
-                cpu_time.machine_cpu_s(),
+                capacity.machine_cpu_s(),
                 clock.process_cpu_ns() / 1e9,
-                cpu_time.queued_s(self._consumer) if self._consumer else 0.0,
-                cpu_time.throttled_s(),
+                capacity.queued_s(self._consumer) if self._consumer else 0.0,
+                capacity.throttled_s(),
             ),
             self._tracker.latest_is_dataset,
             self.autotuned(),
+            capacity.available_memory_bytes() if self.about.can_have_cache and self._tracker.may_be_followed else 0,
         )
+
+
+def _refresh_page() -> None:
+    """Have the page tell of all loaders as they are now. Runs in: a thread that waits, and for which nothing comes."""
+    with contextlib.suppress(Exception):  # who only looks shall end no training
+        page = page_of_process(makes=False)
+        if page is not None and page.is_old:
+            page.write({each: each.told(each.looks()) for each in page.loaders if isinstance(each, Observer)})

@@ -15,9 +15,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from loaderpool.config import MAX_EPOCH
-from loaderpool.errors import ArgumentError, ArgumentTypeError, StateError
+from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.base import BasePlan
-from loaderpool.plan.lane_places import LanePlaces
+from loaderpool.plan.generator_positions import LanePlaces
 from loaderpool.sources.stream import StreamSource
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.fingerprint import Fingerprint
@@ -56,16 +56,16 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     """Return where the consumer of the latest iteration stands.
 
     Raises:
-        ArgumentError, ArgumentTypeError: `batches_taken` is no number from 0 on.
+        ArgumentError: `batches_taken` is no number from 0 on.
         StateError: it cannot be known.
     """
     if batches_taken is not None:
         try:
             count = operator.index(batches_taken)
         except TypeError:
-            raise ArgumentTypeError(f"batches_taken must be a whole number, got {batches_taken!r}") from None
+            raise ArgumentError(f"batches_taken must be a whole number, got {brief(batches_taken)}") from None
         if count < 0 or isinstance(batches_taken, bool):
-            raise ArgumentError(f"batches_taken must be a number from 0 on, got {batches_taken!r}")
+            raise ArgumentError(f"batches_taken must be a number from 0 on, got {brief(batches_taken)}")
         return tracker.latest.position(count) or tracker.next_log().position(0)
     live = [each for each in (undoing.owner() for undoing in list(tracker.live.values())) if each is not None]
     if len(live) > 1:
@@ -104,11 +104,11 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position
     """The position in a state, every part of which is checked against the plan: what is let through is a place in it.
 
     Raises:
-        ArgumentTypeError: it is no mapping.
+        ArgumentError: it is no mapping.
         StateError: it is no state of a loader, or one of another loader; says what differs.
     """
     if not isinstance(state, Mapping):
-        raise ArgumentTypeError(f"state must be a dict as state_dict() gives it, got a {type(state).__name__}")
+        raise ArgumentError(f"state must be a dict as state_dict() gives it, got a {type(state).__name__}")
     version = state.get("loaderpool_state")
     if type(version) is not int or version != _VERSION:
         raise StateError(

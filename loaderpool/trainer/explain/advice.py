@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from loaderpool.system.readable import counted, readable_s
+import math
+
+from loaderpool.errors import counted, readable_bytes, readable_s
 from loaderpool.trainer.explain import changes
 from loaderpool.trainer.explain.case import Case
 from loaderpool.trainer.explain.demand import cpus_of_others, cpus_used
+from loaderpool.trainer.explain.observed import CACHE_TAKES, CHEAP_CALL_S, FEEDS, GAINS
 
 Advice = tuple[str, str]
 NOTHING: Advice = ("", "")
@@ -29,18 +32,36 @@ def cheaper(case: Case) -> Advice:
 
 
 def batched(case: Case) -> Advice | None:
-    """Not where others have most of the CPUs: cheaper calls would give these to them."""
+    """Where calls cost as much as samples.
+
+    Not where others have most of the CPUs: cheaper calls would give these to them.
+    """
     if case.seen.calls_of != "sample" or cpus_of_others(case.seen) > cpus_used(case.seen):
+        return None
+    if case.call_s >= CHEAP_CALL_S:
         return None
     return changes.with_batch_fn(), "fewer calls, where one of NumPy's does what many of Python's do"
 
 
 def cached(case: Case) -> Advice | None:
-    """What the function gives is kept, where that may be."""
-    if not case.seen.can_have_cache:
+    """What the function gives is kept, where that may be, memory is enough, and another epoch may read it."""
+    seen = case.seen
+    if not seen.can_have_cache or not seen.items or not seen.bytes or not is_worth_it(case, case.demand.ready_s):
         return None
-    ready = readable_s(case.demand.ready_s)
-    return changes.with_cache(), f"fn is called once for each item; with data always ready a step is {ready}"
+    needed, room = seen.items * seen.bytes / max(1, seen.samples), CACHE_TAKES * seen.room_bytes
+    if needed > room:
+        return None
+    expect = (
+        f"from the second epoch on fn is not called: at best {readable_s(case.demand.ready_s)} a step, as with data "
+        f"always ready; {seen.items:,} items take {readable_bytes(needed)}, and half of the free memory is "
+        f"{readable_bytes(room)}"
+    )
+    return changes.with_cache(), expect
+
+
+def is_worth_it(case: Case, step_s: float) -> bool:
+    """Whether a step of that length is shorter by more than a little; one that is longer belies the window."""
+    return not step_s <= case.seen.step_s < GAINS * step_s
 
 
 def more_generators(case: Case) -> tuple[str, str, str]:
@@ -48,6 +69,21 @@ def more_generators(case: Case) -> tuple[str, str, str]:
     lanes = counted(case.seen.lanes, "generator")
     why = f"only {lanes} run{'s' * (case.seen.lanes == 1)} at once: more workers would have nothing to do"
     return why, changes.read_in_parts(), "as many generators at once as there are parts, up to cycle_length"
+
+
+def read_in_parts(case: Case) -> tuple[str, str, float | None]:
+    """Workers read, too: the change, what it brings, and how long a step is then."""
+    seen, demand = case.seen, case.demand
+    both_s = seen.step_s + demand.making_s
+    workers = max(seen.workers, min(math.ceil(FEEDS * both_s / demand.target_s), math.ceil(seen.cpus)))
+    step_s = case.shorter(max(demand.target_s, both_s / workers))
+    expect = (
+        f"{counted(workers, 'worker')} read beside one another, {readable_s(both_s)} of reading and making for a batch"
+    )
+    if step_s is not None:
+        expect += f"; at best {readable_s(step_s)} a step, with as many parts or more"
+    is_set = workers > seen.workers and not seen.most_workers
+    return changes.read_in_parts(workers if is_set else 0), expect, step_s
 
 
 def fewer(case: Case) -> Advice | None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from loaderpool.system.readable import counted, readable_s
+from loaderpool.errors import counted, readable_s
 from loaderpool.trainer.explain.demand import Demand, cpus_of_others, cpus_used, demand_of
-from loaderpool.trainer.explain.observed import Observed, Pace
-from loaderpool.trainer.explain.thresholds import (
+from loaderpool.trainer.explain.observed import (
+    BRINGS_LITTLE,
     COMPUTES_ABOVE,
     CONTESTED,
     FEWER_BY,
     FULL,
+    SLOW_CALLS_EXPLAIN,
     SPARE,
     TOLERANCE,
     WAITS_ABOVE,
+    Observed,
+    Pace,
 )
 
 
@@ -94,10 +97,26 @@ class Case:
         return 0 < self.seen.slots * FEWER_BY <= self.seen.slots_wanted
 
     @property
+    def has_slow_calls(self) -> bool:
+        """Whether a few calls explain the waiting, those left out that are slow as they had no CPU for a while."""
+        least_s = max(SLOW_CALLS_EXPLAIN * self.steady_wait_s, 1e-9)
+        return self.seen.slow_s - self.seen.queued_s >= least_s
+
+    @property
     def would_hide_slow_calls(self) -> bool:
         """Whether the slots that the memory limit takes would hold what is consumed during the slowest call."""
         more_s = (self.seen.slots_wanted - self.seen.slots) * self.demand.ready_s
         return self.lacks_slots and more_s * 1e9 >= max((call.ns for call in self.seen.calls.slowest), default=0)
+
+    @property
+    def call_s(self) -> float:
+        """How long a worker takes for a sample."""
+        return self.demand.making_s * max(1, self.seen.threads) * self.seen.steps / max(1, self.seen.samples)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of finished batches."""
+        return self.seen.bytes / self.seen.seconds
 
     def slower_paces(self) -> list[Pace]:
         """Return the paces of so few workers that they should have been slower by far, the fewest first."""
@@ -108,6 +127,17 @@ class Case:
         """Return the pace of the fewest workers that were no slower than these, though they should have been."""
         enough = (1 - TOLERANCE) * self.seen.samples_per_s
         return next((pace for pace in self.slower_paces() if pace.samples_per_s >= enough), None)
+
+    def fewer_about_as_fast(self) -> Pace | None:
+        """Return the pace of the fewest workers beside which these bring next to nothing."""
+        now = Pace(self.seen.workers, self.seen.samples_per_s)
+        return next((pace for pace in self.slower_paces() if _is_in_vain(pace, now)), None)
+
+    def more_as_slow(self) -> Pace | None:
+        """Return the pace of the fewest of so many more workers that they should have been faster, and were not."""
+        now = Pace(self.seen.workers, self.seen.samples_per_s)
+        more = [pace for pace in self.seen.paces if pace.workers >= FEWER_BY * now.workers and _is_in_vain(now, pace)]
+        return min(more, key=lambda pace: pace.workers, default=None)
 
     def enough_workers(self, step_s: float) -> int:
         """Return how many workers feed such a step with some to spare; no more than there are."""
@@ -127,8 +157,7 @@ class Case:
         """Say how busy they were, and with what."""
         seen = self.seen
         each = f"{counted(seen.workers, 'worker')} worked {self.busy_share:.0%} of the time"
-        made_s = self.demand.making_s * seen.threads * seen.steps / max(1, seen.samples)
-        text = f"{each}; a sample takes {readable_s(made_s)} of one"
+        text = f"{each}; a sample takes {readable_s(self.call_s)} of one"
         return f"{text}, {self.cpu_share:.0%} of that computing" if self.knows_cpu_time else text
 
     def what_cpus_did(self) -> str:
@@ -143,6 +172,10 @@ class Case:
             text += f"; the cgroup's limit held processes back for {readable_s(seen.throttled_s)}"
         return text
 
+    def shorter(self, step_s: float) -> float | None:
+        """Return it where that is shorter than steps are: one that is too long belies the window."""
+        return step_s if step_s < self.seen.step_s else None
+
     def at_best(self, step_s: float) -> str:
         """Say how long a step may be, where that is shorter than it is: one that is too long belies the window."""
         return f"; at best {readable_s(step_s)} a step" if step_s < self.seen.step_s else ""
@@ -156,3 +189,9 @@ class Case:
         if step_s <= (1 + WAITS_ABOVE) * demand.ready_s:
             return f"{text}, as with data always ready ({seen.step_s / step_s:.2g}x)"
         return f"{text} ({seen.step_s / step_s:.2g}x); with data always ready it would be {readable_s(demand.ready_s)}"
+
+
+def _is_in_vain(few: Pace, many: Pace) -> bool:
+    """Whether more workers brought next to nothing: noise, or a small part of what so many more should bring."""
+    least = 1 + max(TOLERANCE, BRINGS_LITTLE * (many.workers / few.workers - 1))
+    return many.samples_per_s <= least * few.samples_per_s

@@ -10,12 +10,12 @@ def with_workers(workers: int) -> str:
 
 def with_most_workers(workers: int) -> str:
     """Another bound of the number of worker processes."""
-    return f"lp.Loader(..., workers=lp.Auto(max={workers}))"
+    return f"lp.Loader(..., workers=(1, {workers}))"
 
 
 def with_threads(threads: int) -> str:
     """Other threads of each worker."""
-    return f"lp.Loader(..., worker_options=lp.WorkerOptions(threads={threads}))"
+    return f"lp.Loader(..., threads={threads})"
 
 
 def with_memory(nbytes: int) -> str:
@@ -36,7 +36,7 @@ def with_batch_fn() -> str:
 
 def with_cache() -> str:
     """What the function gives is kept for later epochs."""
-    return 'lp.Loader(..., cache="memory")  # if fn is not random, and what it gives fits into memory'
+    return 'lp.Loader(..., cache="memory")  # if fn is not random'
 
 
 def in_any_order() -> str:
@@ -44,9 +44,10 @@ def in_any_order() -> str:
     return "lp.Loader(..., deterministic=False)  # if batches may come in another order in each run"
 
 
-def read_in_parts() -> str:
-    """Workers read parts of what one reader reads now."""
-    return "lp.Loader.from_generator(read_part, shards=parts)  # read_part(part) yields the items of one part"
+def read_in_parts(workers: int = 0) -> str:
+    """Workers, so many of them where that is another number, read parts of what one reader reads now."""
+    number = f", workers={workers}" if workers else ""
+    return f"lp.Loader.from_generator(read_part, shards=parts{number})  # read_part(part) yields the items of one part"
 
 
 def without_tf_data() -> str:

@@ -10,8 +10,7 @@ import dataclasses
 import math
 
 from loaderpool.settings.groups import MAX_WORKERS
-from loaderpool.trainer.explain.observed import Observed
-from loaderpool.trainer.explain.thresholds import FEEDS, LEAST_READY_STEPS, MOST_THREADS
+from loaderpool.trainer.explain.observed import FEEDS, LEAST_READY_STEPS, MOST_THREADS, Observed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
+from loaderpool.errors import readable_s
 from loaderpool.memory.call_times import CallTimes, SlowCall
 from loaderpool.plan.generator_positions import generated_item, numbered
-from loaderpool.system.readable import readable_s
 from loaderpool.trainer.explain.observed import Observed
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 
@@ -19,13 +19,13 @@ _SHOWN_ITEMS = 3
 
 @dataclasses.dataclass(frozen=True)
 class SlowItem:
-    """An item of the source whose call was among those that took longest."""
+    """An item whose call was among the slowest."""
 
-    index: int  # in the source, or of what its generator yields
-    epoch: int  # in which the call was
-    seconds: float  # that it took
-    replay: str  # the command that makes it again; empty: the loader's place is not known, or a generator made it
-    generator: int | None = None  # which one made it; None: none, it is of a source
+    index: int  # in the source or its generator
+    epoch: int
+    seconds: float
+    replay: str  # the command that makes it again, or empty
+    generator: int | None = None  # that yielded it
 
     @property
     def name(self) -> str:
@@ -35,17 +35,17 @@ class SlowItem:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why training waits for data, and ONE change that would help; `print` it, or take `to_dict()`."""
+    """Why training waits for data; `print` it, or take `to_dict()`."""
 
-    verdict: Verdict  # one of a closed list; its `value` is the word for it
-    wait_share: float  # of the time, 0.0 to 1.0
-    wait_s: float  # in a step, on average
-    step_s: float  # on average
-    why: str  # the evidence, a sentence or two
-    change: str  # code that can be pasted; empty: there is nothing to change, or it cannot be told
-    expect: str  # what that would bring; empty: it cannot be told
-    expected_step_s: float | None  # how long a step would be; None: it cannot be told
-    slowest: tuple[SlowItem, ...]  # of all the time, the longest first
+    verdict: Verdict  # its `value` is a word
+    wait_share: float  # of the time
+    wait_s: float  # mean of a step
+    step_s: float  # mean
+    why: str  # the evidence
+    change: str  # code to paste, or empty
+    expect: str  # what that would bring
+    expected_step_s: float | None  # None: unknown
+    slowest: tuple[SlowItem, ...]  # longest first
 
     def __str__(self) -> str:
         return "\n".join([self.headline, *(f"{label}: {text}" for label, text in self._lines())])

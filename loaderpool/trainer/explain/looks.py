@@ -1,6 +1,6 @@
 """Looks at a running loader: all that is counted, at a moment. Two of them tell what was measured between.
 
-The trainer takes one every two seconds while batches are taken; they travel as JSON to who looks from outside.
+The trainer takes one every two seconds while batches are taken.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from loaderpool.memory.call_times import CallTimes, SlowCall
-from loaderpool.trainer.explain.decision import Autotuned, Decision
-from loaderpool.trainer.explain.observed import Observed, Pace
-from loaderpool.trainer.explain.thresholds import LEAST_STEPS
-from loaderpool.transport.payload.load_time import NOT_TOLD, LoadTime
-
-_SENT_DECISIONS = 8
+from loaderpool.memory.call_times import CallTimes
+from loaderpool.trainer.explain.observed import COMPILES, FIRST_STEPS, LEAST_STEPS, STARTS, Autotuned, Observed, Pace
+from loaderpool.transport.messages import NOT_TOLD, LoadTime
 
 
 class WorkerCounts(NamedTuple):
@@ -81,7 +77,6 @@ class StepCounts(NamedTuple):
     epochs: int = 0  # that have begun, the first one not among them
     epoch_starts_ns: int = 0  # waits for the first batches of these
     start_ns: int = 0  # the wait for the very first batch
-    left_out_ns: int = 0  # of no step, as a pause test waited; batches were made meanwhile
 
 
 class MachineCounts(NamedTuple):
@@ -105,6 +100,7 @@ class Look(NamedTuple):
     machine: MachineCounts
     by_tf_data: bool = False  # the consumer takes batches through `as_dataset`
     autotuned: Autotuned = Autotuned()
+    room_bytes: int = 0  # memory that is free for what later epochs may read again; 0: none comes, or it is not known
 
 
 class AboutLoader(NamedTuple):
@@ -119,39 +115,7 @@ class AboutLoader(NamedTuple):
     cpus: float  # that may be used
     machine_cpus: float  # that there are
     lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
-
-
-def look_to_json(look: Look) -> list[Any]:
-    """Return it as lists of numbers."""
-    workers = [[number, *worker] for number, worker in look.work.workers.items()]
-    calls, decisions = look.work.calls, look.autotuned.decisions[-_SENT_DECISIONS:]
-    autotuned = [look.autotuned.most, [dataclasses.astuple(each) for each in decisions]]
-    slowest = [(each.ns, each.index, each.epoch) for each in calls.slowest]
-    return [
-        *look[:2],
-        look.steps,
-        *look[3:5],
-        [workers, [*calls[:-1], slowest], *look.work[2:]],
-        look.machine,
-        look.by_tf_data,
-        autotuned,
-    ]
-
-
-def look_from_json(found: list[Any]) -> Look:
-    """Return what `look_to_json` was given.
-
-    Raises:
-        ValueError, TypeError, IndexError: it is something else.
-    """
-    number, now_ns, steps, samples, nbytes, (workers, calls, *ring, load_time), machine, by_tf_data, autotuned = found
-    done, sum_ns, slow_ns, buckets, slowest = calls
-    times = CallTimes(done, sum_ns, slow_ns, tuple(buckets), tuple(SlowCall(*each) for each in slowest))
-    work = WorkCounts({each[0]: WorkerCounts(*each[1:]) for each in workers}, times, *ring)
-    work = work._replace(load_time=LoadTime(*load_time))
-    decided = Autotuned(autotuned[0], tuple(Decision(*each) for each in autotuned[1]))
-    counts = StepCounts(*steps), samples, nbytes, work, MachineCounts(*machine)
-    return Look(number, now_ns, *counts, by_tf_data, decided)
+    items: int = 0  # of an epoch; 0: not known
 
 
 def observed_in(looks: Sequence[Look], about: AboutLoader, seconds: float) -> Observed:
@@ -162,10 +126,11 @@ def observed_in(looks: Sequence[Look], about: AboutLoader, seconds: float) -> Ob
         about: the loader.
         seconds: how far to go back from the latest look.
     """
+    looks, has_begun = _behind_compiling(looks), not looks[0].number
     last = looks[-1]
     earlier = [look for look in looks[:-1] if look.now_ns >= last.now_ns - seconds * 1e9] or list(looks[-2:-1])
     first = _first_of_one_number(earlier, last) or (earlier[0] if earlier else last)
-    observed = _between(first, last, about)
+    observed = _between(first, last, about, last.steps.start_ns if has_begun and first is looks[0] else 0)
     lent = max(look.work.slots_lent for look in looks if look.now_ns >= first.now_ns)
     return dataclasses.replace(observed, paces=_paces(looks), slots_lent=lent)
 
@@ -177,16 +142,33 @@ def _first_of_one_number(looks: Sequence[Look], last: Look) -> Look | None:
     return same[-1] if same and last.steps.steps - same[-1].steps.steps >= LEAST_STEPS else None
 
 
-def _between(first: Look, last: Look, about: AboutLoader) -> Observed:
+def _behind_compiling(looks: Sequence[Look]) -> Sequence[Look]:
+    """Leave out the first steps, each of which has a look, up to the last one that took the consumer far longer."""
+    behind = next((number for number, look in enumerate(looks) if look.steps.steps >= FIRST_STEPS), len(looks) - 1)
+    usual_s = _own_s(looks[behind], looks[-1])
+    compiling = [number for number in range(behind) if _own_s(looks[number], looks[number + 1]) > COMPILES * usual_s]
+    return looks[max(compiling) + 1 :] if compiling and usual_s else looks
+
+
+def _own_s(first: Look, last: Look) -> float:
+    """How long the consumer takes for a step, waiting left out; 0.0: there was none."""
+    before, now = first.steps, last.steps
+    own_ns = now.steps_ns - before.steps_ns - (now.wait_ns - before.wait_ns)
+    return own_ns / 1e9 / (now.steps - before.steps) if now.steps > before.steps else 0.0
+
+
+def _between(first: Look, last: Look, about: AboutLoader, start_ns: int) -> Observed:
     before, now, work = first.steps, last.steps, last.work
     workers = [worker.since(first.work.workers.get(number)) for number, worker in work.workers.items()]
     edges_ns = now.epoch_starts_ns - before.epoch_starts_ns
     wait_ns = now.wait_ns - before.wait_ns + edges_ns
-    # The first look is at the first batch. What came before is told where it is most of the waiting.
-    start_ns = now.start_ns if not first.number and now.start_ns > wait_ns else 0
+    # The first look is at the first batch. What came before is told where it is most of the waiting, and not yet past.
+    steps_ns = now.steps_ns - before.steps_ns
+    if start_ns <= wait_ns or start_ns < STARTS * (steps_ns + edges_ns + start_ns):
+        start_ns = 0
     calls = work.calls.since(first.work.calls)
     return Observed(
-        seconds=(now.steps_ns - before.steps_ns + edges_ns + start_ns) / 1e9,
+        seconds=(steps_ns + edges_ns + start_ns) / 1e9,
         steps=now.steps - before.steps,
         samples=last.samples - first.samples,
         bytes=last.nbytes - first.nbytes,
@@ -194,7 +176,6 @@ def _between(first: Look, last: Look, about: AboutLoader) -> Observed:
         ready_steps=now.ready_steps - before.ready_steps,
         ready_steps_s=(now.ready_steps_ns - before.ready_steps_ns) / 1e9,
         start_s=start_ns / 1e9,
-        left_out_s=(now.left_out_ns - before.left_out_ns) / 1e9,
         epochs=now.epochs - before.epochs,
         epoch_starts_s=edges_ns / 1e9,
         workers=work.worker_count,
@@ -208,6 +189,8 @@ def _between(first: Look, last: Look, about: AboutLoader) -> Observed:
         calls=calls,
         calls_of=about.calls_of,
         can_have_cache=about.can_have_cache,
+        items=about.items,
+        room_bytes=last.room_bytes,
         deterministic=about.deterministic,
         elapsed_s=(last.now_ns - first.now_ns + start_ns) / 1e9,
         cpus=about.cpus,
@@ -226,6 +209,7 @@ def _between(first: Look, last: Look, about: AboutLoader) -> Observed:
         lanes=about.lanes,
         by_tf_data=last.by_tf_data,
         most_workers=last.autotuned.most,
+        in_vain=last.autotuned.in_vain,
         load_time=work.load_time,
     )
 
@@ -235,16 +219,17 @@ def _paces(looks: Sequence[Look]) -> tuple[Pace, ...]:
     seconds: dict[int, float] = collections.defaultdict(float)
     cpu_s: dict[int, float] = collections.defaultdict(float)
     samples: dict[int, int] = collections.defaultdict(int)
+    steps: dict[int, int] = collections.defaultdict(int)
     for first, last in itertools.pairwise(looks):
         before, now = first.work.workers, last.work.workers
         workers = first.work.worker_count
         if before.keys() == now.keys():
-            left_out_ns = last.steps.left_out_ns - first.steps.left_out_ns
-            seconds[workers] += (last.steps.steps_ns - first.steps.steps_ns + left_out_ns) / 1e9
+            seconds[workers] += (last.steps.steps_ns - first.steps.steps_ns) / 1e9
             cpu_s[workers] += sum(worker.since(before[number]).cpu_s for number, worker in now.items())
             samples[workers] += last.samples - first.samples
+            steps[workers] += last.steps.steps - first.steps.steps
     return tuple(
         Pace(each, samples[each] / seconds[each], cpu_s[each] / max(1, samples[each]))
         for each in sorted(seconds)
-        if seconds[each] and each
+        if seconds[each] and each and steps[each] >= LEAST_STEPS
     )

@@ -3,9 +3,99 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from loaderpool.memory.call_times import CallTimes
-from loaderpool.transport.payload.load_time import NOT_TOLD, LoadTime
+from loaderpool.transport.messages import NOT_TOLD, LoadTime
+
+# Fewer steps are those of caches that fill and code that compiles. More, and a short training hears nothing.
+LEAST_STEPS = 20
+# So many steps each have a look of their own: code that compiles does so in these.
+FIRST_STEPS = 3
+# A first step that takes the consumer so many times as long as later ones compiles, or fills caches.
+COMPILES = 3
+# Of the time: a start that was a smaller part of it is over, and hides what goes on now.
+STARTS = 1 / 3
+# Of the time: with less waiting there is nothing to gain that the next run would not hide by its noise.
+WAITS_ABOVE = 0.05
+# Two rates this close are the same: each worker costs memory, and CPU time that the training wants too. Smaller, noise
+# decides; larger, throughput is given away.
+TOLERANCE = 0.05
+# A change that makes steps no more than so many times as fast is not worth a word: noise has more.
+GAINS = 1.05
+# What goes on is clear by then; with less, slow calls are not counted yet, and rings are still full from the beginning.
+CLEAR_S, CLEAR_CALLS = 10.0, 200
+# A call in less time costs about as much to make as its sample: many in one are cheaper.
+CHEAP_CALL_S = 20e-6
+# Of the free memory: what a cache may take, or the training's own growth would end it.
+CACHE_TAKES = 0.5
+# Above this share of CPU time the function computes: the rest is what other processes take, not waiting of its own.
+COMPUTES_ABOVE = 0.75
+# Below this share it hardly computes at all, so that the threads of a worker do not take turns.
+BLOCKS_BELOW = 0.25
+# Of CPUs, of workers' time: the part from which on they are full. Higher, and the moments between two tickets, or what
+# else a machine does, would pass for room; lower, and room would be taken for none.
+FULL = 0.85
+# Waiting for a CPU while some are used by others: below this it is the ordinary turn-taking of a few processes.
+CONTESTED = 0.15
+# From here on, CPU time per sample grew because of the other workers and not by chance.
+SLOWED_DOWN = 1.25
+# One core copies some GB a second, a machine some ten of them; a function touches each delivered byte several times.
+HEAVY_BYTES_PER_S = 0.5e9
+# A batch in less time costs about as much to hand over (some 20 µs to 100 µs) as to make.
+CHEAP_BATCH_S = 300e-6
+# One cause of several explains a wait if it has at least this part of it: no other can have more.
+MOST_OF_IT = 0.5
+# Of the waiting, where workers are idle: calls that were slow before the median was known are not counted, nor those
+# that still run. Less, and causes that are not counted may have more.
+SLOW_CALLS_EXPLAIN = 1 / 3
+# Of the work: slow calls that are less of it are no reason of their own, where workers have enough to do.
+SLOW_CALLS_ARE = 0.25
+# A number of workers that was so much smaller should have been slower by far more than noise.
+FEWER_BY = 1.2
+# Of what more workers should bring: with less they wait for what they share, and noise of short windows is no more.
+BRINGS_LITTLE = 0.05
+# Steps that found data ready: a mean of fewer may be that of one hiccup.
+LEAST_READY_STEPS = 5
+# Workers that are given back leave so much of what is needed, or the waiting would come back with the next slow sample.
+SPARE = 1.15
+# Of the rate that feeds the step, so much is enough: what is missing is well below `WAITS_ABOVE`, and noise in times
+# does not add a worker.
+FEEDS = 0.98
+# Batches are made no larger than so many times: with larger ones a training is another one.
+MOST_TIMES_LARGER = 4
+# More threads than that in a worker have not been measured; each holds a result, and a connection where it reads.
+MOST_THREADS = 64
+# A consumer has the batch that it works on, and tf.data or a device some more on their way. Who has more keeps them.
+USUALLY_LENT = 4
+# Of the steps: batches that are copied out now and then are no habit.
+COPIED_OFTEN = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """A change of the number of workers by `workers="auto"`."""
+
+    time_s: float  # as of `time.time()`
+    workers_before: int
+    workers: int
+    reason: str
+
+
+class Autotuned(NamedTuple):
+    """How far `workers="auto"` may go, and what it did; as it stands here, where the number is the user's."""
+
+    most: int = 0  # workers; 0: the number is not changed
+    decisions: tuple[Decision, ...] = ()  # the latest last
+
+    @property
+    def in_vain(self) -> int:
+        """How many more workers it tried last and took back; 0: it did something else."""
+        if len(self.decisions) < 2:
+            return 0
+        tried, back = self.decisions[-2:]
+        is_back = (tried.workers_before, tried.workers) == (back.workers, back.workers_before)
+        return tried.workers if is_back and tried.workers > tried.workers_before else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +129,8 @@ class Observed:
     workers: int
     threads: int  # of each worker
     can_have_threads: bool  # whether `threads_per_worker` may be raised: batches, and not Python's lock, take the time
-    left_out_s: float = 0.0  # in none of these, as a pause test waited; batches were made meanwhile
     most_workers: int = 0  # to which `workers="auto"` may go; 0: the number is the user's
+    in_vain: int = 0  # more workers that it tried last, and took back; 0: none
     made: int = 0  # samples that they finished, of all loaders of the pool; 0: not known
     busy_s: float = 0.0  # workers were at tickets, summed over them
     idle_s: float = 0.0  # workers waited for a ticket: for a slot, or for work
@@ -49,6 +139,8 @@ class Observed:
     calls: CallTimes = dataclasses.field(default_factory=CallTimes)  # of the user's function, in the window
     calls_of: str = "sample"  # what a call makes: a "sample", or a "batch"
     can_have_cache: bool = False  # whether `cache=` may be given: single samples by index, one thread, none given yet
+    items: int = 0  # of an epoch; 0: not known
+    room_bytes: int = 0  # memory that is free for what later epochs may read again; 0: none comes, or it is not known
     deterministic: bool = True  # batches come in the plan's order
     # The machine. CPU times, as those of workers, are of the whole time, also of that between passes.
     elapsed_s: float = 0.0  # that time; 0.0: `seconds`
@@ -83,7 +175,7 @@ class Observed:
     @property
     def samples_per_s(self) -> float:
         """Of what was consumed; 0.0 before there is a step."""
-        return self.samples / (self.seconds + self.left_out_s) if self.seconds > 0 else 0.0
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def slow_s(self) -> float:

@@ -1,154 +1,191 @@
-"""A page of memory in which a trainer leaves its looks, for who looks at the training from another terminal.
+"""The page of JSON in which a training tells `loaderpool top` what its loaders are at.
 
-It has numbers, pids and the loader's settings, and no data. A reader finds the trainer's descriptor of it in /proc: no
-port, no file, no permission beside that of the trainer's user, and only the trainer can write to it.
+It lies in a memory file of the trainer's, which a reader finds in /proc: no port, no file on disk, no permission beside
+that of the trainer's user, and only the trainer can write to it. It has numbers, pids and settings, and no data.
 
-Layout: words of u64 (`_Word`), the loader's description as JSON, then slots in turns, each with its look's number (0
-while it is written), its length, and the look as JSON. Behind them lies the ring of the loader's deliveries.
+The file has two slots, written by turns. Each begins with the number, length and CRC of its text, so a reader that
+meets a slot half written takes the other one.
 """
 
 from __future__ import annotations
 
-import enum
+import contextlib
+import dataclasses
+import itertools
 import json
-import mmap
+import os
+import struct
+import threading
 import weakref
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from loaderpool.memory.recorder import DELIVERIES
-from loaderpool.system import machine
-from loaderpool.trainer.explain.looks import AboutLoader, Look, look_from_json, look_to_json
+from loaderpool.system import clock, machine
+from loaderpool.trainer.explain.looks import AboutLoader, Look, observed_in
+from loaderpool.trainer.explain.observed import FIRST_STEPS
 
-NAME = "looks"
-_VERSION = 3
-_ABOUT_AT, _ABOUT_BYTES = 512, 8192 - 512
-_SLOTS_AT, _SLOT_BYTES, _SLOTS = 8192, 1 << 16, 32
-_HEAD_BYTES = 16  # of a slot
-_MOST = 1 << 64
-PAGE_BYTES = _SLOTS_AT + _SLOTS * _SLOT_BYTES
-
-
-class _Word(enum.IntEnum):
-    VERSION = 0
-    ABOUT_BYTES = 1
-    LOOKS = 2  # that were written
-    ASKED_NS = 3  # since when a batch is waited for; 0: none is
-    HANDED_OVER_NS = 4  # when the latest batch was
+NAME = "page"
+RING_NAME = "deliveries"  # of the memory files with loaders' deliveries, which `loaderpool trace` reads
+FORMAT = 2  # of the JSON; raised when a key changes its meaning or goes away
+_SLOT_BYTES = 1 << 18  # enough for a thousand workers
+PAGE_BYTES = 2 * _SLOT_BYTES
+_HEAD = struct.Struct("<QII")  # number, length, CRC
+_LATELY_S = 30.0
+_LEAST_SHARE_NS = 1_500_000_000  # shares of a shorter time would jump, as a call may take so long
+_IDLE_NS = 900_000_000  # while all wait, the page is written so often at most
 
 
-_ASKED_NS, _HANDED_OVER_NS = int(_Word.ASKED_NS), int(_Word.HANDED_OVER_NS)  # an enum's are slower to look up
-
-
-_pages: weakref.WeakSet[LooksPage] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for page in list(_pages):
-        page.disown()
-
-
-machine.at_forks(after_in_child=_disown_all)
-
-
-class LooksPage:
-    """The trainer's side; the page is there for as long as this is.
-
-    Attributes:
-        map: all of it.
-
-    Args:
-        about: the loader.
-        more: what readers need beside, such as where its workers' board is; JSON-able.
+class Page:
+    """The trainer's side: one for all loaders of a process, there for as long as one of them keeps it.
 
     Raises:
+        AttributeError: the machine has no memory files.
         OSError: no descriptor or no memory is left.
     """
 
-    def __init__(self, about: AboutLoader, more: dict[str, Any]) -> None:
-        self.map = machine.map_readable_file(NAME, PAGE_BYTES + DELIVERIES.ring_bytes)
-        self._words = memoryview(self.map)[:_ABOUT_AT].cast("Q")
-        text = json.dumps({"about": about, **more}).encode()[:_ABOUT_BYTES]
-        self.map[_ABOUT_AT : _ABOUT_AT + len(text)] = text
-        self._words[_Word.ABOUT_BYTES] = len(text)
-        self._words[_Word.VERSION] = _VERSION
-        self._is_inherited = False
-        _pages.add(self)
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._map = machine.map_readable_file(NAME, PAGE_BYTES)
+        self._lock = threading.Lock()  # loaders may be iterated by threads of their own
+        self._numbers, self._written_ns = itertools.count(1), 0
+        self._told: weakref.WeakKeyDictionary[object, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-    def disown(self) -> None:
-        """Write nothing to it any more: this is a fork, and the page is of the process that it is of."""
-        self._words, self._is_inherited = memoryview(bytearray(_ABOUT_AT)).cast("Q"), True
-
-    def note_ask(self, now_ns: int) -> None:
-        """A batch is waited for; 0: none is."""
-        self._words[_ASKED_NS] = now_ns
-
-    def note_hand_over(self, now_ns: int) -> None:
-        """A batch was handed over."""
-        self._words[_HANDED_OVER_NS] = now_ns
-
-    def write(self, look: Look) -> None:
-        """Add a look; it takes the place of the oldest one."""
-        if self._is_inherited:
+    def write(self, told: Mapping[object, dict[str, Any]]) -> None:
+        """Have the page tell this of these loaders, and of the others what it told."""
+        if os.getpid() != self.pid or not self._lock.acquire(blocking=False):  # a fork; another thread writes it now
             return
-        text = json.dumps(look_to_json(look)).encode()
-        at = _SLOTS_AT + look.number % _SLOTS * _SLOT_BYTES
-        if len(text) > _SLOT_BYTES - _HEAD_BYTES:  # of a thousand workers
+        try:
+            self._told.update(told)
+            self._store()
+        finally:
+            self._lock.release()
+
+    @property
+    def loaders(self) -> list[object]:
+        """Those that it tells of."""
+        return list(self._told)
+
+    def remove(self, loader: object) -> None:
+        """Tell of a loader no longer."""
+        with self._lock:
+            self._told.pop(loader, None)
+            if self._told and os.getpid() == self.pid:
+                self._store()
+
+    def _store(self) -> None:
+        self._written_ns = clock.monotonic_ns()
+        content = {"format": FORMAT, "pid": self.pid, "now_s": self._written_ns / 1e9}
+        text = json.dumps({**content, "loaders": list(self._told.values())}).encode()
+        if len(text) > _SLOT_BYTES - _HEAD.size:
             return
-        head = memoryview(self.map)[at : at + _HEAD_BYTES].cast("Q")
-        head[0] = 0  # SYNC: pairs with `_look_in`
-        self.map[at + _HEAD_BYTES : at + _HEAD_BYTES + len(text)] = text
-        head[1] = len(text)
-        head[0] = look.number + 1
-        self._words[_Word.LOOKS] = look.number + 1
+        number = next(self._numbers)
+        at = number % 2 * _SLOT_BYTES
+        self._map[at + _HEAD.size : at + _HEAD.size + len(text)] = text
+        _HEAD.pack_into(self._map, at, number, len(text), zlib.crc32(text))  # SYNC: pairs with `read_page`
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it was written last so long ago that a training that waits writes it again."""
+        return clock.monotonic_ns() - self._written_ns > _IDLE_NS
 
 
-class PageContent:
-    """What a reader has found.
+_latest: Callable[[], Page | None] = lambda: None  # noqa: E731
+_making = threading.Lock()
 
-    Attributes:
-        about: the loader.
-        more: what the trainer has told beside.
-        looks: the latest last.
-        asked_ns: since when a batch is waited for; 0: none is.
-        handed_over_ns: when the latest batch was.
 
-    Args:
-        data: the page.
-        known: looks that were read from it before, and need not be decoded again.
+def page_of_process(makes: bool = True) -> Page | None:
+    """Return this process's page; None: there is none, and none is to be made, or can be."""
+    global _latest
+    with _making:
+        page = _latest()
+        if page is not None and page.pid != os.getpid():  # inherited
+            page = None
+        if page is None and makes:
+            with contextlib.suppress(OSError, AttributeError):
+                page = Page()
+                _latest = weakref.ref(page)
+        return page
+
+
+def read_page(data: bytes) -> dict[str, Any] | None:
+    """Return what a page tells; None: nothing yet.
 
     Raises:
-        ValueError: it is of another version, or of none yet.
-        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError: it is damaged.
+        ValueError: it is no page.
     """
-
-    def __init__(self, data: bytes | mmap.mmap, known: Iterable[Look] = ()) -> None:
-        words = memoryview(data)[:_ABOUT_AT].cast("Q")
-        if words[_Word.VERSION] != _VERSION:
-            raise ValueError("this training has another version of loaderpool")
-        found = json.loads(data[_ABOUT_AT : _ABOUT_AT + words[_Word.ABOUT_BYTES]])
-        self.about, self.more = AboutLoader(*found.pop("about")), found
-        self.handed_over_ns = words[_Word.HANDED_OVER_NS]
-        self.asked_ns = asked_ns if (asked_ns := words[_Word.ASKED_NS]) > self.handed_over_ns else 0
-        count = words[_Word.LOOKS]
-        by_number = {look.number: look for look in known}
-        found_looks = (by_number.get(each) or _look_in(data, each) for each in range(max(0, count - _SLOTS), count))
-        self.looks = [look for look in found_looks if look is not None]
+    found = []
+    for at in (0, _SLOT_BYTES):
+        number, length, check = _HEAD.unpack_from(data, at)
+        text = data[at + _HEAD.size : at + _HEAD.size + length]
+        if number and zlib.crc32(text) == check:
+            found.append((number, text))
+    content: dict[str, Any] | None = json.loads(max(found)[1]) if found else None
+    return content
 
 
-def _look_in(data: bytes | mmap.mmap, number: int) -> Look | None:
-    """Return a look, or None where another one has taken its place, or is being written there."""
-    at = _SLOTS_AT + number % _SLOTS * _SLOT_BYTES
-    head = memoryview(data)[at : at + _HEAD_BYTES].cast("Q")
-    text = bytes(data[at + _HEAD_BYTES : at + _HEAD_BYTES + min(head[1], _SLOT_BYTES - _HEAD_BYTES)])
-    if head[0] != number + 1:
-        return None
-    return look_from_json(json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number))
+# ---- what is told of a loader
 
 
-def _number(text: str) -> float:
-    """Return a number that something can have been counted as; where the page is damaged it may be none."""
-    found = int(text) if text.removeprefix("-").isdecimal() else float(text)
-    if not abs(found) <= _MOST:  # NaN is not, either
-        raise ValueError(f"{text[:20]} was never counted")
-    return found
+def told_of(looks: Sequence[Look], about: AboutLoader, at_work: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return what the page tells of a loader, for JSON.
+
+    Args:
+        looks: at it, the latest last; there is one.
+        about: what does not change of it.
+        at_work: what each worker is at, by its number.
+    """
+    last = looks[-1]
+    told: dict[str, Any] = {"explanation": None, "steps_per_s": None, "samples_per_s": None, "bytes_per_s": None}
+    lately = [look for look in looks if last.now_ns - look.now_ns <= _LATELY_S * 1e9]
+    if last.steps.steps > FIRST_STEPS:  # the first batch shall not wait for these modules
+        from loaderpool.trainer.explain.explanation import explain
+
+        observed = observed_in(lately, about, _LATELY_S)
+        explanation = explain(observed)
+        told["explanation"] = {"headline": explanation.headline, **explanation.to_dict()}
+        if observed.steps and observed.seconds > 0:
+            told["steps_per_s"] = observed.steps / observed.seconds
+            told["samples_per_s"] = observed.samples_per_s
+            told["bytes_per_s"] = observed.bytes / observed.seconds
+    calls, decisions = last.work.calls, last.autotuned.decisions
+    return {
+        **told,
+        "wait_shares": list(_wait_shares(lately)),
+        "calls_of": about.calls_of,
+        "call_s": {f"p{each}": calls.quantile_ns(each / 100) / 1e9 for each in (50, 90, 99)} if calls.calls else {},
+        "slots": last.work.slots,
+        "slots_lent": last.work.slots_lent,
+        "slots_ready": last.work.slots_ready,
+        "slot_bytes": last.work.slot_bytes,
+        "decision": dataclasses.asdict(decisions[-1]) if decisions else None,
+        "workers": list(_workers(looks, at_work)),
+    }
+
+
+def _wait_shares(looks: Sequence[Look]) -> Iterator[float]:
+    """Yield the share of waiting in each time between two looks in which steps were taken."""
+    for first, last in itertools.pairwise(looks):
+        steps_ns = last.steps.steps_ns - first.steps.steps_ns
+        if steps_ns > 0:
+            yield min(1.0, max(0.0, (last.steps.wait_ns - first.steps.wait_ns) / steps_ns))
+
+
+def _workers(looks: Sequence[Look], at_work: Mapping[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield each worker, with the shares of its time of the last seconds."""
+    last = looks[-1]
+    before = next((look for look in reversed(looks) if last.now_ns - look.now_ns >= _LEAST_SHARE_NS), looks[0])
+    since_ns = last.now_ns - before.now_ns
+    for number, worker in last.work.workers.items():
+        at = at_work.get(number, {"state": "host"})
+        earlier = before.work.workers.get(number)
+        busy_share = cpus = None
+        if earlier is not None and since_ns > 0:
+            new = worker.since(earlier)
+            busy_ns = new.busy_ns
+            if at["state"] in ("item", "setup"):  # nothing has counted yet how long it is at that
+                busy_ns += max(0, since_ns - new.busy_ns - new.idle_ns)
+            busy_share = min(1.0, max(0, busy_ns) / (worker.workers * since_ns or 1))
+            cpus = max(0.0, new.cpu_s) / (since_ns / 1e9) if worker.pid else None
+        what = {"index": None, "generator": None, "items": 1, "item_s": None, **at}
+        yield {"number": number, "pid": worker.pid, "busy_share": busy_share, "cpus": cpus, **what}

@@ -2,11 +2,11 @@
 
 | fewer than 20 steps | WARM_UP |
 | waited below 5 % | CONSUMER_HOARDS, NOISY_NEIGHBOUR, HAND_OVER, COMPUTE_BOUND |
-| waited for the first batch only | START_UP |
+| waited for the first batch only, and not for much longer since | START_UP |
 | workers=0 | HAND_OVER, CPUS_FULL, TOO_FEW_WORKERS |
-| workers are busy | MEMORY_BANDWIDTH, CPUS_FULL, SOURCE_LIMIT, SOURCE_WAITS, TOO_FEW_WORKERS |
+| workers are busy | MEMORY_BANDWIDTH, CPUS_FULL, STRAGGLERS, SOURCE_LIMIT, SOURCE_WAITS, TOO_FEW_WORKERS |
 | workers are idle | what is before, in or behind the ring; or as if they were busy, where they are too slow anyhow |
-| nothing of that, or CPU time was not measured | INCOMPLETE |
+| nothing of that, or CPU time was not measured | INCOMPLETE; in the first seconds WARM_UP |
 """
 
 from __future__ import annotations
@@ -16,27 +16,31 @@ import enum
 import math
 from collections.abc import Callable, Iterable
 
+from loaderpool.errors import counted, readable_bytes, readable_s
 from loaderpool.settings.groups import MAX_WORKERS
-from loaderpool.system.readable import counted, readable_bytes, readable_s
 from loaderpool.trainer.explain import advice, changes
 from loaderpool.trainer.explain.case import Case
 from loaderpool.trainer.explain.demand import cpus_of_others
-from loaderpool.trainer.explain.observed import Observed
-from loaderpool.trainer.explain.thresholds import (
+from loaderpool.trainer.explain.observed import (
     BLOCKS_BELOW,
     CHEAP_BATCH_S,
+    CLEAR_CALLS,
+    CLEAR_S,
     CONTESTED,
     COPIED_OFTEN,
     FULL,
+    GAINS,
     HEAVY_BYTES_PER_S,
     LEAST_STEPS,
     MOST_OF_IT,
     MOST_TIMES_LARGER,
-    SLOW_CALLS_EXPLAIN,
+    SLOW_CALLS_ARE,
     SLOWED_DOWN,
     TOLERANCE,
     USUALLY_LENT,
     WAITS_ABOVE,
+    Observed,
+    Pace,
 )
 
 
@@ -86,7 +90,18 @@ def find_verdict(observed: Observed, waits_above: float = WAITS_ABOVE) -> Findin
         return Finding(Verdict.WARM_UP, f"{counted(observed.steps, 'step')} so far, and {LEAST_STEPS} are needed")
     case = Case.of(observed)
     findings = (branch(case) for branch in _branches(case, waits_above))
-    return next((finding for finding in findings if finding is not None), _incomplete(case))
+    found = next((finding for finding in findings if finding is not None), None) or _incomplete(case)
+    return _without_small_gain(case, found)
+
+
+def _without_small_gain(case: Case, found: Finding) -> Finding:
+    """Advise no change for what noise hides; fewer workers are advised for their memory."""
+    if found.verdict is Verdict.COMPUTE_BOUND or found.step_s is None or advice.is_worth_it(case, found.step_s):
+        return found
+    times = f"{GAINS:.2f} times"
+    return dataclasses.replace(
+        found, change="", expect=f"no change that is known makes steps {times} as fast", step_s=None
+    )
 
 
 def _branches(case: Case, waits_above: float) -> Iterable[_Branch]:
@@ -209,17 +224,19 @@ def _unknown_cpu_time(case: Case) -> Finding | None:
 
 def _memory_bandwidth(case: Case) -> Finding | None:
     """The same work takes more CPU time beside more workers, and many bytes go through memory."""
-    seen, bytes_per_s = case.seen, case.seen.bytes / case.seen.seconds
-    few = next((pace for pace in case.slower_paces() if pace.cpu_s_per_sample), None)
-    if few is None or not case.computes or bytes_per_s < HEAVY_BYTES_PER_S:
+    seen = case.seen
+    if not case.computes or case.bytes_per_s < HEAVY_BYTES_PER_S:
         return None
-    growth = seen.cpu_s / max(1, seen.samples) / few.cpu_s_per_sample
+    now = Pace(seen.workers, seen.samples_per_s, seen.cpu_s / max(1, seen.samples))
+    few = next((pace for pace in case.slower_paces() if pace.cpu_s_per_sample), now)
+    many = case.more_as_slow() or now  # which was tried in vain
+    growth = many.cpu_s_per_sample / few.cpu_s_per_sample
     if growth < SLOWED_DOWN:
         return None
     why = (
-        f"with {counted(seen.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
-        f"{few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished batches: most likely memory bandwidth is full. "
-        "Smaller dtypes (uint8 rather than float32) and a parameter named out help more than workers"
+        f"with {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
+        f"{few.workers}, at {case.bytes_per_s / 1e9:.1f} GB/s of finished batches: most likely memory bandwidth is "
+        "full. Smaller dtypes (uint8 rather than float32) and a parameter named out help more than workers"
     )
     return Finding(Verdict.MEMORY_BANDWIDTH, why, *(advice.fewer(case) or advice.NOTHING))
 
@@ -231,15 +248,19 @@ def _cpus_full(case: Case) -> Finding | None:
 
 
 def _source_limit(case: Case) -> Finding | None:
-    """Fewer workers were as fast, and CPUs are free: they wait for something that they share."""
-    seen, fewer = case.seen, case.fewer_as_fast()
-    if fewer is None:
+    """Fewer workers were as fast, or more no faster, and CPUs are free: they wait for something that they share."""
+    seen, other = case.seen, case.fewer_about_as_fast()
+    if other is None and not case.computes:  # those that compute may have had no CPUs then
+        other = case.more_as_slow()
+    rate = f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}"
+    if other is not None:
+        beside = f"{rate}, {other.samples_per_s:,.3g} with {other.workers}"
+    elif seen.in_vain > seen.workers and not case.computes:
+        beside = f'{rate}, and no more with the {seen.in_vain} that workers="auto" tried'
+    else:
         return None
-    why = (
-        f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}, {fewer.samples_per_s:,.3g} "
-        f"with {fewer.workers}, although CPUs are free: something that workers share is the limit (disk, network, a "
-        f"lock){_reads(case)}"
-    )
+    shared = "something that workers share is the limit (disk, network, a lock)"
+    why = f"{beside}, although CPUs are free: {shared}{_reads(case)}"
     return Finding(Verdict.SOURCE_LIMIT, why, *(advice.cached(case) or advice.fewer(case) or advice.NOTHING))
 
 
@@ -252,13 +273,15 @@ def _source_waits(case: Case) -> Finding | None:
     threads = demand.least_threads()
     if seen.can_have_threads and case.cpu_share < BLOCKS_BELOW and threads > seen.threads:
         step_s = demand.step_s(seen.workers, threads)
-        expect = case.what_a_step_becomes(step_s)
+        expect = _IF_SERVED + case.what_a_step_becomes(step_s)
         return Finding(Verdict.SOURCE_WAITS, why, changes.with_threads(threads), expect, step_s)
-    return _more_workers(case, Verdict.SOURCE_WAITS, why, "if what is waited for serves more calls, ")
+    return _more_workers(case, Verdict.SOURCE_WAITS, why, _IF_SERVED)
 
 
 def _too_few_workers(case: Case) -> Finding:
-    return _more_workers(case, Verdict.TOO_FEW_WORKERS, f"{case.what_workers_did()}; {case.what_cpus_did()}")
+    provided = "if memory bandwidth is not full, " if case.bytes_per_s >= HEAVY_BYTES_PER_S else ""
+    why = f"{case.what_workers_did()}; {case.what_cpus_did()}"
+    return _more_workers(case, Verdict.TOO_FEW_WORKERS, why, provided)
 
 
 def _more_workers(case: Case, verdict: Verdict, why: str, provided: str = "") -> Finding:
@@ -296,9 +319,12 @@ def _stream_reader(case: Case) -> Finding | None:
     if not seen.is_stream or seen.idle_s < 1e-9:
         return None
     share = seen.idle_s / (seen.busy_s + seen.idle_s)
-    why = f"workers had nothing to do {share:.0%} of their time, as the stream's one reader had read nothing yet"
-    expect = f"workers read beside one another{case.at_best(case.demand.step_s(seen.workers))}"
-    return Finding(Verdict.STREAM_READER, why, changes.read_in_parts(), expect)
+    why = (
+        f"workers had nothing to do {share:.0%} of their time, as the stream's one reader had read nothing yet: it "
+        f"takes up to {readable_s(seen.step_s)} for a batch"
+    )
+    change, expect, step_s = advice.read_in_parts(case)
+    return Finding(Verdict.STREAM_READER, why, change, expect, step_s)
 
 
 def _stragglers(case: Case) -> Finding | None:
@@ -307,7 +333,7 @@ def _stragglers(case: Case) -> Finding | None:
     A call that had no CPU for a while is slow, too; but not the item.
     """
     seen = case.seen
-    if seen.slow_s - seen.queued_s < max(SLOW_CALLS_EXPLAIN * case.steady_wait_s, 1e-9) or case.would_hide_slow_calls:
+    if not case.has_slow_calls or case.would_hide_slow_calls:
         return None
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
@@ -315,10 +341,23 @@ def _stragglers(case: Case) -> Finding | None:
         f"{readable_s(case.steady_wait_s)} of waiting; {counted(seen.workers, 'worker')} worked {case.busy_share:.0%} "
         "of the time"
     )
+    step_s = case.demand.step_s(seen.workers)  # in any order
+    if case.is_outpaced and step_s < GAINS * seen.step_s:  # then, too: what helps is what helps any work
+        more = _source_waits(case) or _too_few_workers(case)
+        if more.step_s is not None and more.step_s * GAINS < step_s:
+            provided = "" if case.computes else _IF_SERVED
+            expect = f"{provided}at best {readable_s(more.step_s)} a step, as the order still waits for slow calls"
+            return Finding(Verdict.STRAGGLERS, why, more.change, expect, more.step_s)
     if not seen.deterministic:
         return Finding(Verdict.STRAGGLERS, why)
-    expect = f"other batches go ahead{case.at_best(case.demand.step_s(seen.workers))}"
-    return Finding(Verdict.STRAGGLERS, why, changes.in_any_order(), expect)
+    expect = f"other batches go ahead{case.at_best(step_s)}"
+    return Finding(Verdict.STRAGGLERS, why, changes.in_any_order(), expect, case.shorter(step_s))
+
+
+def _stragglers_beside_work(case: Case) -> Finding | None:
+    """Workers have enough to do, and slow calls are a good part of it."""
+    slow_s = case.seen.slow_s - case.seen.queued_s
+    return _stragglers(case) if slow_s >= SLOW_CALLS_ARE * case.seen.busy_s else None
 
 
 def _consumer_hoards(case: Case) -> Finding | None:
@@ -348,12 +387,19 @@ def _memory_limit(case: Case) -> Finding | None:
         f"training would have {seen.slots_wanted}; {counted(seen.workers, 'worker')} worked {case.busy_share:.0%} of "
         "the time"
     )
-    expect = f"workers wait for no slot{case.at_best(case.demand.step_s(seen.workers))}"
-    return Finding(Verdict.MEMORY_LIMIT, why, changes.with_memory(seen.slots_wanted * seen.slot_bytes), expect)
+    step_s = case.demand.step_s(seen.workers)
+    expect = f"workers wait for no slot{case.at_best(step_s)}"
+    change = changes.with_memory(seen.slots_wanted * seen.slot_bytes)
+    return Finding(Verdict.MEMORY_LIMIT, why, change, expect, case.shorter(step_s))
 
 
 def _incomplete(case: Case) -> Finding:
+    """In the first seconds a ring is still full from the beginning, and slow calls are not told from others yet."""
     seen = case.seen
+    calls = seen.samples if seen.calls_of == "sample" else seen.steps
+    if seen.seconds < CLEAR_S or (calls < CLEAR_CALLS and seen.seconds < 3 * CLEAR_S):
+        sofar = f"{readable_s(seen.seconds)} and {counted(calls, 'call')}"
+        return Finding(Verdict.WARM_UP, f"{sofar} do not tell what is waited for: {CLEAR_S:.0f} s and {CLEAR_CALLS} do")
     why = (
         f"{counted(seen.workers, 'worker')} worked {case.busy_share:.0%} of the time, and training waited all the "
         "same; what is counted does not tell for what"
@@ -365,12 +411,16 @@ def _incomplete(case: Case) -> Finding:
 _FED: tuple[_Branch, ...] = (_copies_all_the_time, _noisy_neighbour, _hand_over, _compute_bound)
 _IN_PROCESS: tuple[_Branch, ...] = (_start_up, _hand_over, _in_process_workers)
 _BUSY: tuple[_Branch, ...] = (
-    _tiny_batches, _unknown_cpu_time, _memory_bandwidth, _cpus_full, _source_limit, _source_waits, _too_few_workers,
+    _tiny_batches, _unknown_cpu_time, _memory_bandwidth, _cpus_full, _stragglers_beside_work, _source_limit,
+    _source_waits, _too_few_workers,
 )  # fmt: skip
 _IDLE: tuple[_Branch, ...] = (
     _epoch_start, _stream_reader, _copies_all_the_time, _stragglers, _consumer_hoards, _memory_limit, _noisy_neighbour,
     _hand_over,
 )  # fmt: skip
+
+
+_IF_SERVED = "if what is waited for serves more calls, "
 
 
 def _reads(case: Case) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from loaderpool.memory.arena import Arena
-from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.running_workers import HostPlace
 from loaderpool.trainer.session.warnings import PendingWarnings
 from loaderpool.transport.messages import Control
+
+if TYPE_CHECKING:
+    from loaderpool.system.long_work import LongWork
 
 
 class ReleasePipe(Protocol):
@@ -73,6 +75,7 @@ class EngineSession(Protocol):
     supervisor_restarts: int
     warnings: PendingWarnings  # what the user should know of the workers
     long_work: LongWork | None  # what consumers wait for, told of while they do
+    on_idle: Callable[[], None] | None  # called about once a second while a consumer waits and nothing comes
 
     @property
     def pipe(self) -> ReleasePipe:

@@ -14,12 +14,67 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, machine
+from loaderpool.system.process import is_library_file
 from loaderpool.transport import child_process
+
+_library: set[str] = set()  # modules that are known to be none of the user's
+
+
+class _File(NamedTuple):
+    path: str
+    changed_ns: int  # when it was written to
+    nbytes: int
+
+
+class ModuleFiles:
+    """Files of the user's modules as they were when a loader was made.
+
+    Which of the modules workers import is not known. A file that keeps its time and size goes unseen.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, _File | None] = {}  # by module; None: it was told of, or cannot be looked at
+
+    def note(self) -> None:
+        """Note those that this process has imported and that were not noted before."""
+        for name, module in sys.modules.copy().items():  # in one go: threads may import meanwhile
+            if name in _library or name in self._files or name == "__main__":
+                continue
+            try:
+                path = vars(module).get("__file__")
+            except TypeError:  # something else stands in a module's place
+                path = None
+            if not isinstance(path, str) or is_library_file(path):
+                _library.add(name)
+            else:
+                self._files[name] = _look_at(path)
+
+    def changed(self) -> str:
+        """Return a warning's text that names the files that have changed, each once; empty: there are none."""
+        found = []
+        for name, file in self._files.items():
+            if file is not None and (now := _look_at(file.path)) is not None and now != file:
+                self._files[name] = None
+                found.append(f"  {name} ({file.path})")
+        if not found:
+            return ""
+        what = "files of these modules have changed since the loader was made. Workers that start now import the new"
+        cure = "If the function uses them, make the loader again, and its pool, to have the new files in all workers."
+        return "\n".join([f"{what} ones, and others have the old:", *found, cure])
+
+
+def _look_at(path: str) -> _File | None:
+    try:
+        found = os.stat(path)
+    except OSError:  # in an archive, or deleted: an import of it says so
+        return None
+    return _File(path, found.st_mtime_ns, found.st_size)
+
 
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
 _ONE_THREAD = (
@@ -45,16 +100,33 @@ class Program:
     module: str  # whose `main(start)` is called with the settings of the start, by name
     label: str = "loaderpool-supervisor"  # for who looks at a list of tasks
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its own, beside those of each start: plain
-    workers_after: int = 0  # of the supervisor that goes on where it hands over; it never does where this is 0
-
-    def after(self) -> tuple[Program, int]:
-        """Return what goes on when it hands over, and with how many workers."""
-        return SUPERVISOR, self.workers_after
 
 
 SUPERVISOR = Program("loaderpool.supervisor.main_loop")
 # A thread of the trainer's in its place, for workers that are processes of `multiprocess`: no process, and no fork.
 SPAWNED = Program("loaderpool.supervisor.spawned.loop")
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What the processes of a pool find around them, whenever they start: as this process had it when the pool began.
+
+    Batches of one pass would else depend on which of its processes is a later one.
+    """
+
+    directory: str | None  # None: it was deleted; then it is whichever this process has
+    environment: Mapping[str, str]
+    path: list[str]
+    argv: list[str]
+
+    @classmethod
+    def of_now(cls) -> Surroundings:
+        """Return those of this moment."""
+        directory = None
+        with contextlib.suppress(FileNotFoundError):
+            directory = os.getcwd()
+        argv = [str(argument) for argument in getattr(sys, "argv", ())]
+        return cls(directory, environment(), search_path(), argv)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +162,7 @@ def launch(
     max_restarts: tuple[int, float] | None,
     first_ticket: int = 1,
     program: Program = SUPERVISOR,
+    around: Surroundings | None = None,
 ) -> Launched:
     """Start a supervisor for `workers` workers on an arena; returns at once.
 
@@ -99,10 +172,12 @@ def launch(
         max_restarts: deaths of workers that are made good, and within how many seconds; None: any number.
         first_ticket: its tickets' numbers begin here.
         program: what is executed.
+        around: what it finds around it; None: what there is now.
 
     Raises:
         PoolBrokenError: no process could be started.
     """
+    around = around or Surroundings.of_now()
     if not sys.executable:
         raise PoolBrokenError("sys.executable is empty: an embedded Python must set it to a Python interpreter")
     with contextlib.ExitStack() as mine, contextlib.ExitStack() as theirs:
@@ -123,8 +198,8 @@ def launch(
             their_socket.setblocking(False)
             start = {
                 **program.settings,
-                "path": search_path(),
-                "argv": [str(argument) for argument in getattr(sys, "argv", ())],
+                "path": around.path,
+                "argv": around.argv,
                 "trainer_pid": os.getpid(),
                 "control": control_read,
                 "completions": completions_write,
@@ -135,16 +210,13 @@ def launch(
                 "max_restarts": max_restarts,
                 "first_ticket": first_ticket,
             }
-            file, nbytes = child_process.write_settings(start)
-            theirs.callback(os.close, file)
-            process = subprocess.Popen(
-                child_process.command(program.module, file, nbytes, program.label),
-                pass_fds=[control_read, completions_write, their_socket.fileno(), arena.descriptor, file],
-                stdin=subprocess.DEVNULL,
-                stdout=inherited(sys.__stdout__, 1),
-                stderr=inherited(sys.__stderr__, 2),
-                start_new_session=True,  # Ctrl-C and Ctrl-Z of the terminal are the trainer's alone
-                env=environment(),
+            process = child_process.start(
+                program.module,
+                start,
+                [control_read, completions_write, their_socket.fileno(), arena.descriptor],
+                program.label,
+                directory=around.directory,
+                environment=around.environment,
             )
         except OSError as error:
             advice = capacity.start_advice(error, "this process has no file descriptors left")
@@ -163,15 +235,6 @@ def search_path() -> list[str]:
         elif isinstance(entry, str):
             path.append(str(entry))
     return path
-
-
-def inherited(stream: Any, descriptor: int) -> int | None:
-    """What a process of ours has for one of the trainer's streams: the same, unless the trainer began without it."""
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return subprocess.DEVNULL
-    return subprocess.DEVNULL if stream is None else None  # another file may have got its number
 
 
 def environment() -> dict[str, str]:

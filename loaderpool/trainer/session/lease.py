@@ -22,7 +22,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.recorder import MarkKind
 from loaderpool.system import interrupts
 from loaderpool.trainer.session.engine_session import ReleasePipe
-from loaderpool.transport import messages
+from loaderpool.transport.messages import Control, encode
 
 # A finalizer may run when modules are gone.
 _RELEASED = int(MarkKind.RELEASED)
@@ -132,7 +132,6 @@ class Lender:
         self.lent: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}
         self.on_return: list[Callable[[int], None]] = []  # also called with each slot that returns, as finalizers are
         self.returned: collections.deque[_Lease] = collections.deque()
-        self._held: collections.deque[bytes] | None = None  # what is not said yet, while slots are held back
         forks.guard(self)
 
     def arrays(self) -> list[npt.NDArray[np.uint8]]:
@@ -161,46 +160,14 @@ class Lender:
         follower = weakref.ref(anchor, self._on_death)
         lease = _Lease(anchor, self.returned.append)
         lease.slot, lease.ticket, lease.by_run = slot, ticket, by_run
-        lease.message = messages.encode_release(slot, ticket)
+        lease.message = encode(Control.RELEASE, slot, ticket)
         by_run[slot] = None
         self.lent[slot] = lease, follower
         return anchor
 
     def give_back(self, slot: int, ticket: int) -> None:
         """Return a slot at which no array looks."""
-        self._release(messages.encode_release(slot, ticket))
-
-    def hold(self) -> None:
-        """Hold back slots that return, until `let_go`. The session's lock is held."""
-        if self._held is None:
-            self._held = collections.deque()
-
-    def let_go(self) -> None:
-        """Return what was held back. The session's lock is held."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._say(held)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether slots that return are held back."""
-        return self._held is not None
-
-    def _release(self, message: bytes) -> None:
-        held = self._held
-        if held is None:
-            self._pipe.release(message)
-            return
-        held.append(message)
-        if self._held is not held:  # let go meanwhile, on another thread
-            self._say(held)
-
-    def _say(self, held: collections.deque[bytes]) -> None:
-        while held:
-            try:
-                self._pipe.release(held.popleft())
-            except IndexError:  # another thread took it
-                return
+        self._pipe.release(encode(Control.RELEASE, slot, ticket))
 
     def lent_message(self, slot: int) -> bytes | None:
         """Return what will be said when the slot returns; None where it is not lent."""
@@ -222,7 +189,7 @@ class Lender:
             if found is not None and found[0] is lease:
                 lease.by_run.pop(slot, None)
                 self.lent.pop(slot, None)
-            self._release(lease.message)
+            self._pipe.release(lease.message)
             self._recorder.mark(_RELEASED, lease.ticket, slot)
             for call in self.on_return:
                 call(slot)

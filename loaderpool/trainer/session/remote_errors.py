@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import linecache
+import os
+import re
 import sys
 from typing import Any, TypeVar
 
@@ -11,15 +15,11 @@ from loaderpool.errors import (
     SampleError,
     SampleTimeoutError,
     SetupError,
-    SourceLostError,
-    SourceReadError,
+    SourceError,
     SpecMismatchError,
     WorkerLostError,
 )
 from loaderpool.plan.generator_positions import generated_item, item_name
-from loaderpool.trainer.session.host_errors import host_lost_error
-from loaderpool.trainer.session.source_lines import with_source_lines
-from loaderpool.transport.bundles import OURS, OwnError
 from loaderpool.transport.reports import (
     LOST_PIPES_STATUS,
     Failure,
@@ -31,6 +31,118 @@ from loaderpool.transport.reports import (
     rebuild,
     unpickled,
 )
+
+
+def host_lost_error(report: LostReport, preface: str, how_to_replay: str) -> WorkerLostError:
+    """Return the exception for work given up because hosts died.
+
+    Args:
+        report: with the hosts that did.
+        preface: begins the message.
+        how_to_replay: a sentence with a space before it.
+    """
+    address, why = report.hosts[-1]
+    last = f"on node {address}: {why.rstrip('.')}"
+    if report.verdict is Verdict.HOST:
+        text = (
+            f"{report.deaths} hosts died over {_work(report)}, the last of them while it had nothing else to do, "
+            f"{last}. A sample that ends its worker, or hangs, ends no host: the likely cause is memory that runs out "
+            "on the node, or what the function does to processes other than its own. Lower `batch_size`, have fewer "
+            f"workers on each host, or give it more memory.{how_to_replay}"
+        )
+    elif report.verdict is Verdict.STORM:
+        assert report.max_restarts is not None
+        most, seconds = report.max_restarts
+        text = (
+            f"{report.deaths} hosts were lost within {seconds:g} s, more than restarts=({most}, {seconds:g}) allows; "
+            f"the last {last}. {_nodes(report)}So many mean that the fault is general, not one batch's: look at what "
+            "ends processes there, such as memory that runs out, or at the network"
+        )
+    else:
+        text = (
+            f"{report.deaths} hosts in a row were lost before they had begun any batch, the last {last}. "
+            f"{_nodes(report)}Look at what hosts begin with: the environment (actor_options=), Python and Ray of the "
+            "node, and its memory"
+        )
+    error = WorkerLostError(preface + text)
+    error.epoch, error.indices, error.hosts, error.node = report.epoch, report.indices, report.hosts, address
+    error.batch = report.batches.start if report.batches else None
+    error.__dict__["report"] = report
+    return error
+
+
+def how_to_see(path: str, directory: str) -> str:
+    """Return a sentence: what to do that a node sees a file.
+
+    Args:
+        path: of it, as the node was told.
+        directory: of the process there.
+    """
+    if path and not os.path.isabs(path):
+        return (
+            f"The path is relative, and that node looked for {os.path.join(directory, path)}: give absolute paths, as "
+            "of Path(path).resolve(), of files that all nodes see."
+        )
+    return (
+        "Have all nodes mount the same file system at the same place, or leave that node out "
+        '(RayPool(actor_options={"resources": ...})).'
+    )
+
+
+def unseen_advice(failure: Failure) -> str:
+    """Return a sentence with a space before it, where a node has not found a file that may be elsewhere; else ""."""
+    path, directory = failure.unseen or ("", "")
+    if not path or (os.path.isabs(path) and not os.path.exists(path)):
+        return ""
+    seen = f" This machine has {path}." if os.path.isabs(path) else ""
+    return f"{seen} {how_to_see(path, directory)}"
+
+
+def _work(report: LostReport) -> str:
+    batches, shown = report.batches, ", ".join(map(str, report.indices[:8]))
+    what = f"batch {batches.start}" if len(batches) == 1 else f"batches {batches.start} to {batches.stop - 1}"
+    work = f"{what} of epoch {report.epoch}" if batches else f"the same work in epoch {report.epoch}"
+    if report.indices:
+        work += f" (source indices [{shown}{', ...' if len(report.indices) > 8 else ''}])"
+    return work
+
+
+def _nodes(report: LostReport) -> str:
+    """Return a sentence with a space after it, where there were several nodes."""
+    by_node = collections.Counter(address for address, _ in report.hosts)
+    if len(by_node) == 1:
+        return ""
+    return f"The nodes were {', '.join(f'{address} ({count})' for address, count in by_node.most_common())}. "
+
+
+# As `traceback` writes a frame, in an exception group too, and as faulthandler does (which never writes the line).
+_FRAME = re.compile(r'([ |]*  )File "([^"]+)", line (\d+),? in ')
+
+
+def with_source_lines(text: str) -> str:
+    """Tracebacks with the source line below each frame that lacks it, where this process has it.
+
+    A worker looks for a file that may be nowhere; IPython keeps its cells' source in `linecache`, here in the trainer.
+    """
+    lines = text.split("\n")
+    filled: list[str] = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        filled.append(line)
+        frame = _FRAME.match(line)
+        if frame is not None and not following.startswith(f"{frame[1]}  "):
+            source = _source_line(frame[2], int(frame[3]))
+            filled += [f"{frame[1]}  {source}"] if source else []
+    return "\n".join(filled)
+
+
+def _source_line(file: str, number: int) -> str:
+    if file == "<string>":  # of `python -c`, of dataclasses and of namedtuples alike: another one's line would mislead
+        return ""
+    try:
+        return linecache.getline(file, number).strip()
+    except Exception:  # whatever others have put into linecache, the error itself must come through
+        return ""
+
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
 
@@ -52,9 +164,13 @@ def sample_error(
         return setup_error(failure, "the setup hook raised")
     if failure.load_advice:
         return setup_error(failure, "a worker could not load function and source", failure.load_advice)
+    is_of_call = failure.worker is not None or failure.index is not None or bool(failure.indices)
     if original is not None and issubclass(original.cls, SpecMismatchError):
         return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
-    message = preface + _message(failure, can_replay)
+    if original is not None and issubclass(original.cls, SourceError) and not is_of_call:  # what a dispatcher found
+        return _with_context(SourceError(preface + failure.text), failure, cause)
+    message = _message(failure, can_replay)
+    named = f"{preface}{failure.type_name}: {message}"
     told = {
         "index": _index_told(failure.index),
         "epoch": failure.epoch,
@@ -63,24 +179,25 @@ def sample_error(
         "remote_traceback": failure.traceback_text,
         "original_type": failure.type_name,
     }
-    error = _dual(SampleError, original, message, told) if original is not None else None
+    # Its class has the name of the user's, which tracebacks show: the message has it only behind something else.
+    error = _dual(SampleError, original, named if preface else message, told) if original is not None else None
     if error is None:
-        error = SampleTimeoutError(message) if failure.is_timeout else SampleError(message)
+        error = SampleTimeoutError(named) if failure.is_timeout else SampleError(named)
         vars(error).update(told)
     return _with_context(error, failure, cause)
 
 
-def reading_error(ended: Failure | OwnError, position: int) -> LoaderpoolError:
-    """Return the exception for what ended a stream.
+def reading_error(ended: Failure | LoaderpoolError, position: int) -> LoaderpoolError:
+    """Return the exception for what ended a stream, a new one for each that meets it.
 
     Args:
-        ended: as `bundles.what_ended` told it.
+        ended: as `reports.what_ended` told it.
         position: of the first item that no batch has.
     """
-    return OURS[ended.kind](ended.text) if isinstance(ended, OwnError) else source_error(ended, position)
+    return source_error(ended, position) if isinstance(ended, Failure) else type(ended)(str(ended))
 
 
-def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceReadError:
+def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceError:
     """Return the exception for what reading a stream raised: also of that type where such a class can be made.
 
     Args:
@@ -91,7 +208,7 @@ def source_error(failure: Failure, position: int, cause: BaseException | None = 
     failure = _with_source_lines(failure)
     original = original_of(cause) if cause is not None else unpickled(failure)
     message = (
-        f"{failure.type_name}: {failure.text}\nraised by the source, while the batch from position {position} on was "
+        f"{failure.text}\nraised by the source, while the batch from position {position} on was "
         f"read in epoch {failure.epoch}; all batches before it were delivered.\n\n"
         f"Traceback where the source is read:\n{failure.traceback_text}"
     )
@@ -101,9 +218,9 @@ def source_error(failure: Failure, position: int, cause: BaseException | None = 
         "remote_traceback": failure.traceback_text,
         "original_type": failure.type_name,
     }
-    error = _dual(SourceReadError, original, message, told) if original is not None else None
+    error = _dual(SourceError, original, message, told) if original is not None else None
     if error is None:
-        error = SourceReadError(message)
+        error = SourceError(f"{failure.type_name}: {message}")
         vars(error).update(told)
     return _with_context(error, failure, cause)
 
@@ -166,7 +283,7 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
     return error
 
 
-def reader_lost_error(report: LostReport, position: int) -> SourceLostError:
+def reader_lost_error(report: LostReport, position: int) -> SourceError:
     """Return the exception for the death of the process that reads a stream.
 
     Args:
@@ -181,7 +298,7 @@ def reader_lost_error(report: LostReport, position: int) -> SourceLostError:
         f"{_likely_cause(report, name, 'source')} The next pass reads the stream from its beginning, in a new process. "
         "To have it read in this process instead, once, pass iter(source)."
     )
-    error = SourceLostError(text)
+    error = SourceError(text)
     error.position, error.epoch, error.signal_name = position, report.epoch, name
     return error
 
@@ -230,8 +347,19 @@ def _message(failure: Failure, can_replay: bool) -> str:
     is_exit = failure.type_name == SystemExit.__name__
     called = f" The function called sys.exit({failure.text}), which ends no worker." if is_exit else ""
     return (
-        f"{failure.type_name}: {failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}.{called}"
-        f"{replay}\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}"
+        f"{failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}.{called}"
+        f"{unseen_advice(failure)}{_about_settings(failure)}{replay}\n\n"
+        f"Traceback in {_place(failure)}:\n{failure.traceback_text}"
+    )
+
+
+def _about_settings(failure: Failure) -> str:
+    """Return where a setting of Pillow's goes whose lack is seen by its error (ImageFile.py); most often nothing."""
+    if failure.worker is None or failure.type_name != "OSError" or "image file is truncated" not in failure.text:
+        return ""
+    return (
+        " If the script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True: workers do not have that. Set it in a "
+        "function, and pass that as setup=."
     )
 
 
@@ -243,15 +371,34 @@ def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str
         epoch: of the sample.
         was_here: it ran in this process already.
     """
-    command = ""
+    call = ""
     if index is not None and generated_item(index) is None:
-        command = f"`loaderpool replay TARGET --index {index} --epoch {epoch}`"
-        script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "<notebook>")
-        if script.startswith("<"):  # also Python's own "<stdin>": there is no module to be named as TARGET
-            command = f"`loaderpool.replay(loader, index={index}, epoch={epoch})`"
+        target = _target()
+        if target:
+            call = f"run `loaderpool replay {target} --index {index} --epoch {epoch}`"
+        else:
+            script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "<notebook>")
+            # Python's own "<stdin>" is no script either: the error has ended nothing there.
+            under_try = "" if script.startswith("<") else "catch the error (`try`) and "
+            call = f"{under_try}call `loaderpool.replay(loader, index={index}, epoch={epoch})`"
     if was_here:
-        return command and f" To run it alone: {command}."
-    return f" To run it in this process, for a debugger: {command}{', or ' if command else ''}workers=0."
+        return call and f" To run it alone: {call}."
+    return f" To run it in this process, for a debugger: {call}{', or ' if call else ''}set workers=0."
+
+
+def _target() -> str:
+    """Return what names the loader that is iterated on a command line, where it is a module's; else nothing.
+
+    To import a script is to run it, so what `__main__` has is not named.
+    """
+    kind = getattr(sys.modules.get("loaderpool.trainer.loader"), "Loader", ())
+    found: dict[int, str] = {}
+    for module in sys.modules.copy().keys() - {"__main__"}:
+        names = dict(getattr(sys.modules.get(module), "__dict__", ()))  # something else may stand in a module's place
+        if any(issubclass(each, kind) for each in set(map(type, names.values()))):  # few modules have one
+            loaders = ((name, value) for name, value in names.items() if issubclass(type(value), kind))
+            found |= {id(loader): f"{module}:{name}" for name, loader in loaders if loader._core.tracker.iterations}
+    return found.popitem()[1] if len(found) == 1 else ""
 
 
 def _index_told(index: int | None) -> int | None:
@@ -276,14 +423,15 @@ def _dual(ours: type[_Error], original: Original, message: str, told: dict[str, 
     # An exception that ends loops or programs must not do so here: only its name travels.
     if (
         not issubclass(user_type, Exception)
-        or issubclass(user_type, (StopIteration, StopAsyncIteration, ours))
-        or user_type is Exception
+        or issubclass(user_type, (StopIteration, StopAsyncIteration))
+        or user_type in (Exception, ours)
     ):
         return None
     try:
         # In the class, where they hide whatever the user's class has under these names, properties too.
         members = {**told, "__str__": lambda self: message, "__module__": user_type.__module__}
-        both: Any = type(user_type.__name__, (ours, user_type), members)
+        bases = (user_type,) if issubclass(user_type, ours) else (ours, user_type)
+        both: Any = type(user_type.__name__, bases, members)
         kept = {name: value for name, value in original.attributes.items() if name not in told}
         error: _Error = rebuild(both, original._replace(attributes=kept))
         str(error)

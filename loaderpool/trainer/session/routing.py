@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from loaderpool.transport.messages import Notice, Words
-from loaderpool.transport.notices import Attachment
+from loaderpool.transport.pipes import Attachment
 
 _COMPLETION = int(Notice.COMPLETION)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loaderpool.memory.board import Board, HostField
+from loaderpool.memory.board import Board
 from loaderpool.system import machine
 from loaderpool.transport.messages import Notice, Words
-from loaderpool.transport.notices import Attachment, read_attachment
+from loaderpool.transport.pipes import Attachment, read_attachment
 
 
 class HostPlace(NamedTuple):
@@ -68,18 +68,14 @@ class RunningWorkers(dict[int, RunningWorker]):
     def ended(self, words: Words) -> None:
         """Take in `Notice.WORKER_ENDED`."""
         assert words[0] == Notice.WORKER_ENDED
-        _, number, _, was_lost, redone, restarts, *_ = words
+        _, number, _, was_lost, redone, *_ = words
         worker = self.pop(number, None)
         if worker is None or worker.place is None:
             self.restarts += was_lost
         else:
             self.hosts_lost += was_lost
             self.batches_redone += redone
-            self.restarts += restarts
 
     def all_ended(self) -> None:
         """Their supervisor is dead, and they with it."""
-        for worker in self.values():
-            if worker.place is not None:
-                self.restarts += self._board.read(worker.cell, HostField.RESTARTS)
         self.clear()

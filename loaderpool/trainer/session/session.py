@@ -7,29 +7,58 @@ docs/explanation/rules.md).
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
 from loaderpool.memory.board import Field
 from loaderpool.memory.recorder import MarkKind
 from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.system import ctrl_c, fault_points, machine
-from loaderpool.system.interrupts import InterruptsHeld, checkpoint
-from loaderpool.system.long_work import LongWork
-from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR, Program
-from loaderpool.trainer.session.open_sessions import live
+from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
+from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR, ModuleFiles, Program
 from loaderpool.trainer.session.routing import Routing
 from loaderpool.trainer.session.running_workers import RunningWorkers
-from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
 from loaderpool.trainer.session.supervisor_handle import Ready, Starter, SupervisorHandle
-from loaderpool.trainer.session.supervisor_process import ProcessStarter
+from loaderpool.trainer.session.supervisor_process import ProcessStarter, SupervisorDeaths
 from loaderpool.trainer.session.warnings import PendingWarnings
 from loaderpool.transport.messages import Control, Notice, Words, encode
-from loaderpool.transport.notices import Attachment, Lost, read_attachment
+from loaderpool.transport.pipes import Attachment, Lost, read_attachment
+
+if TYPE_CHECKING:
+    from loaderpool.system.long_work import LongWork
+
+
+class _Session(Protocol):
+    def close(self) -> None:
+        """End supervisor and workers. May be called twice, from any thread."""
+
+
+live: weakref.WeakSet[_Session] = weakref.WeakSet()
+
+
+def live_sessions() -> Iterator[_Session]:
+    """Return the sessions that are open in this process."""
+    return iter(list(live))
+
+
+def close_all() -> None:
+    """Close every session, for the interpreter ends; in one step that Ctrl-C does not break off."""
+    with InterruptsHeld(then="drop"):
+        note_exit()
+        for session in live_sessions():
+            session.close()
+
+
+# Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.
+atexit.register(close_all)
+
 
 # Completions in a row that could not be received before the session ends: they are made again, and a descriptor may
 # become free meanwhile.
@@ -105,11 +134,13 @@ class Session:
         self._inbox: collections.deque[Words] = collections.deque()  # read from the pipe, not looked at yet
         self.is_closed = self._has_let_go = False
         self.routing = Routing()
+        self.on_idle: Callable[[], None] | None = None
         self.workers = RunningWorkers(self.arena.board)
         self.supervisor_restarts = 0
         self.deliveries = 0  # that consumers have taken
         self._supervisor_deaths = SupervisorDeaths(max_restarts)
         self.warnings = PendingWarnings()
+        self.modules = ModuleFiles()
         self.long_work: LongWork | None = None
         self.todo: collections.deque[Callable[[], None]] = collections.deque()  # left by finalizers
         self._numbers = 0
@@ -141,7 +172,7 @@ class Session:
 
         Raises:
             ClosedError: the session was closed.
-            SupervisorLostError: the supervisor died.
+            PoolBrokenError: the supervisor died.
         """
         self.check_owner()
         while not self._wait_once(is_ready):
@@ -252,6 +283,8 @@ class Session:
             ctrl_c.note_signals()
         if not self.is_closed:
             self._drain(ready)
+        if self.on_idle is not None and not (ready.completions or ready.notices or ready.ended):
+            self.on_idle()
 
     def _drain(self, ready: Ready) -> None:
         """Take in everything that has arrived; the end was known before what was written until then is read."""
@@ -310,6 +343,7 @@ class Session:
             self._how_broken = f"{how}, and no other could be started: {error}"
             return
         self.supervisor_restarts += 1
+        self._warn_of_modules()
         self._starter.connect(new, self.pipe)
         self._supervisor = new
         old.close()
@@ -339,10 +373,7 @@ class Session:
             self._note_workers(words, attachment)
             return
         if kind == Notice.WARNING:
-            self.warnings.note(*read_attachment(attachment))
-            return
-        if kind == Notice.HAND_OVER:
-            (self._starter.program, self.workers_wanted), self.hosts = self._starter.program.after(), 0
+            self.warnings.note(read_attachment(attachment))
             return
         if kind in _MAY_OVERTAKE:
             self._drain_socket()
@@ -354,12 +385,18 @@ class Session:
         kind, number = words[:2]
         if kind == Notice.WORKER_STARTED:
             self.workers.started(words, attachment)
+            if self.warnings.obstacles or not self.hands_over_files:  # it is no fork, and imports them itself
+                self._warn_of_modules()
         elif kind == Notice.WORKER_ENDED:
             self.workers.ended(words)
         elif kind == Notice.WORKERS_WANTED:
             self.workers_wanted, self.hosts = words[1:3]
         else:
             self.warnings.note_obstacles(*read_attachment(attachment))
+
+    def _warn_of_modules(self) -> None:
+        if not self.hosts and (text := self.modules.changed()):
+            self.warnings.note(text)
 
     # ---- ending ----
 

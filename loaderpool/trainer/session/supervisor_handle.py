@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from loaderpool.memory.arena import Arena
 from loaderpool.trainer.session.launch import Program
 from loaderpool.transport.messages import Words
-from loaderpool.transport.notices import Attachment, Lost
+from loaderpool.transport.pipes import Attachment, Lost
 
 # A field of the board holds a ticket in 48 bits. More than one supervisor can ever deal, and few enough that only the
 # 256th supervisor after this one begins with the same number, when no consumer looks at this one's batches any more.

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Sequence
 
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
+from loaderpool.plan.generator_positions import item_name
 from loaderpool.system import clock, ctrl_c, fault_points, machine
-from loaderpool.system.stop_watch import StopWatch
-from loaderpool.trainer.session.launch import SUPERVISOR, Program, launch
+from loaderpool.system.machine import StopWatch
+from loaderpool.system.process import RestartLimit
+from loaderpool.trainer.session.launch import SUPERVISOR, Program, Surroundings, launch
 from loaderpool.trainer.session.lease import ReturnPipe
 from loaderpool.trainer.session.supervisor_handle import (
     ControlPipe,
@@ -26,7 +28,65 @@ from loaderpool.trainer.session.supervisor_handle import (
     tickets_after,
 )
 from loaderpool.transport.messages import READ_BYTES, Words, decode_all
-from loaderpool.transport.notices import Attachment, Lost, receive_notice
+from loaderpool.transport.pipes import Attachment, Lost, receive_notice
+
+# Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one
+# of them starts, end the pool. Larger: the longer a sample that takes its supervisor along is tried.
+_WITHOUT_PROGRESS = 8
+
+
+class SupervisorDeaths:
+    """Counts the deaths of a session's supervisors; the caller holds the session's lock.
+
+    Args:
+        max_restarts: how many are made good, and within how many seconds; None: any number.
+    """
+
+    def __init__(self, max_restarts: tuple[int, float] | None) -> None:
+        self._limit, self._max_restarts = RestartLimit(max_restarts), max_restarts
+        self._without_progress = 0  # since a consumer took anything
+        self._deliveries = 0  # that consumers had taken at the latest one
+        self._indices: tuple[int, ...] = ()  # at which the workers were at the latest one
+
+    def note(self, indices: Iterable[int], deliveries: int) -> None:
+        """A supervisor died.
+
+        Args:
+            indices: source indices of the samples that its workers were at.
+            deliveries: how many consumers have taken so far: if more than at the latest death, then whatever ended
+                supervisors before, it was not for good.
+        """
+        self._limit.note(clock.monotonic_ns())
+        self._without_progress = self._without_progress + 1 if deliveries == self._deliveries else 1
+        self._deliveries = deliveries
+        self._indices = tuple(sorted(indices))
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether so many supervisors died that another one would likely die, too."""
+        return self._limit.is_exceeded or (self._max_restarts is not None and self._is_stuck)
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self._without_progress > _WITHOUT_PROGRESS
+
+    def error(self, name: str, how: str) -> PoolBrokenError:
+        """Return what is raised where the latest one is not replaced."""
+        advice = " If the machine ran out of memory, lower Limits.memory or the number of workers"
+        if self._limit.is_exceeded and self._max_restarts is not None:
+            most, seconds = self._max_restarts
+            advice = (
+                f" {self._limit.count} died within {seconds:g} s, and restarts=({most}, {seconds:g}) makes good "
+                f"{most}.{advice}"
+            )
+        if self._is_stuck and self._indices:
+            at_work = ", ".join(map(item_name, self._indices)).replace(", source index", ",")
+            advice = (
+                f" It was the {self._without_progress}th in a row, and no batch was taken between; its workers were at "
+                f"{at_work} or a few behind: does the function end more than its own process, as os.killpg does?"
+            )
+        return PoolBrokenError(f"{name} died ({how}); its workers ended too.{advice}")
+
 
 # How long a close waits for the supervisor to end by itself before it is killed.
 _CLOSE_TIMEOUT_S = 2.0
@@ -48,6 +108,7 @@ class SupervisorProcess:
         wake: read end of the pipe that wakes the thread that waits here.
         first_ticket: its tickets' numbers begin here.
         program: what is executed in its place.
+        around: what it finds around it; None: what there is now.
 
     Raises:
         PoolBrokenError: no process could be started.
@@ -61,8 +122,9 @@ class SupervisorProcess:
         wake: int,
         first_ticket: int = 1,
         program: Program = SUPERVISOR,
+        around: Surroundings | None = None,
     ) -> None:
-        started = self._launched = launch(arena, workers, max_restarts, first_ticket, program)
+        started = self._launched = launch(arena, workers, max_restarts, first_ticket, program, around)
         self._process = started.process
         self._completions = started.completions
         self.control, self.socket = started.control, started.socket
@@ -199,6 +261,7 @@ class ProcessStarter:
 
     def __init__(self, program: Program, max_restarts: tuple[int, float] | None) -> None:
         self.program, self._max_restarts = program, max_restarts
+        self._around = Surroundings.of_now()
         self.arena = Arena.create()
         try:
             self._wake_read, self._wake_write = os.pipe()
@@ -209,7 +272,9 @@ class ProcessStarter:
         os.set_blocking(self._wake_read, False)
 
     def start(self, workers: int, first_ticket: int) -> SupervisorProcess:
-        return SupervisorProcess(self.arena, workers, self._max_restarts, self._wake_read, first_ticket, self.program)
+        return SupervisorProcess(
+            self.arena, workers, self._max_restarts, self._wake_read, first_ticket, self.program, self._around
+        )
 
     def connect(self, supervisor: SupervisorHandle, pipe: ControlPipe | None) -> ReturnPipe:
         assert isinstance(supervisor, SupervisorProcess)

@@ -19,7 +19,7 @@ from typing import Any
 from loaderpool.errors import PoolBrokenError
 from loaderpool.supervisor.spawned.block import Block
 from loaderpool.supervisor.spawned.loop import SpawnedSupervisor
-from loaderpool.trainer.session.launch import Program, environment, search_path
+from loaderpool.trainer.session.launch import Program, Surroundings
 from loaderpool.trainer.session.supervisor_handle import (
     ControlPipe,
     KnownProcess,
@@ -28,7 +28,7 @@ from loaderpool.trainer.session.supervisor_handle import (
     tickets_after,
 )
 from loaderpool.transport.messages import Words
-from loaderpool.transport.notices import Attachment
+from loaderpool.transport.pipes import Attachment
 
 # A wait ends this often, for a signal's handler to run: on Windows nothing else has it run. Longer is felt at Ctrl-C.
 _LOOK_S = 0.2
@@ -158,20 +158,20 @@ class ThreadStarter:
         if not sys.executable:
             raise PoolBrokenError("sys.executable is empty: an embedded Python must set it to a Python interpreter")
         self.program, self._max_restarts = program, max_restarts
+        self._around = Surroundings.of_now()
         self._news: queue.SimpleQueue[_News | None] = queue.SimpleQueue()
         self._block = Block()
         self.arena = self._block.arena
 
     def start(self, workers: int, first_ticket: int) -> SupervisorThread:
-        theirs = environment()
         start = {
             "workers": workers,
             "max_restarts": self._max_restarts,
             "first_ticket": first_ticket,
             "for_workers": {
-                "path": search_path(),
-                "environment": {name: value for name, value in theirs.items() if os.environ.get(name) != value},
-                "without": [name for name in os.environ if name not in theirs],
+                "path": self._around.path,
+                "directory": self._around.directory,
+                "environment": self._around.environment,
                 "trainer_pid": os.getpid(),
             },
         }

@@ -7,15 +7,16 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from loaderpool import errors
-from loaderpool.errors import LargeDataWarning, WorkersNotForkedWarning
-from loaderpool.system import role
-from loaderpool.transport.payload.ship import Shipment
+from loaderpool.errors import LargeDataWarning, LoaderpoolWarning
+from loaderpool.system import process
 
 if TYPE_CHECKING:
+    from loaderpool.transport.payload.captured_state import CapturedState
     from loaderpool.transport.payload.fork_check import ForkObstacle
+    from loaderpool.transport.payload.ship import Shipment
 
 _OWN_PREFIX = "loaderpool"
+_MOST_CHANGES = 5  # that one warning names
 
 
 class PendingWarnings:
@@ -27,7 +28,7 @@ class PendingWarnings:
 
     def __init__(self) -> None:
         self.obstacles: tuple[ForkObstacle, ...] = ()
-        self._due: collections.deque[tuple[type[Warning], str]] = collections.deque()
+        self._due: collections.deque[str] = collections.deque()
 
     @property
     def are_due(self) -> bool:
@@ -38,17 +39,12 @@ class PendingWarnings:
         """Workers are not forked, on this node or (where it is empty) this machine; said of the first such node."""
         if not self.obstacles:
             self.obstacles = obstacles
-            self.note(WorkersNotForkedWarning.__name__, _why_not_forked(obstacles, node))
+            self.note(_why_not_forked(obstacles, node))
 
-    def note(self, category: str, text: str) -> None:
-        """Something else; what a host is told of its own workers its dispatcher passes on.
-
-        Args:
-            category: the name of a class in `errors`.
-            text: what is said.
-        """
-        if role.is_trainer():
-            self._due.append((getattr(errors, category), text))
+    def note(self, text: str) -> None:
+        """Something else; what a host is told of its own workers its dispatcher passes on."""
+        if process.is_trainer():
+            self._due.append(text)
 
     def say(self) -> None:
         """Warn in the line of the user's that has led here. Not while a lock is held: it may raise.
@@ -58,10 +54,10 @@ class PendingWarnings:
         """
         while self._due:
             try:
-                category, text = self._due.popleft()
+                text = self._due.popleft()
             except IndexError:  # another thread has said it
                 return
-            warnings.warn(text, category, stacklevel=level_outside())
+            warnings.warn(text, LoaderpoolWarning, stacklevel=level_outside())
 
 
 def _why_not_forked(obstacles: tuple[ForkObstacle, ...], node: str) -> str:
@@ -88,11 +84,34 @@ def level_outside() -> int:
 
 
 def warn_of_data(shipment: Shipment) -> None:
-    """Warn, in the line of the user's that has led here, of long lists that are not packed, and of those of ints.
+    """Warn, in the line of the user's that has led here, of large lists and dicts that each worker would copy.
 
     Raises:
         LargeDataWarning: where a filter makes an error of it.
     """
-    texts = [str(each) for each in shipment.captured if each.left_because]
-    for text in (*texts, *shipment.hints):
+    for text in shipment.large_data:
         warnings.warn(text, LargeDataWarning, stacklevel=level_outside())
+
+
+def warn_of_changes(captured: CapturedState, in_replay: bool = False) -> None:
+    """Warn, in the line of the user's that has led here, of what has changed since a loader was made; of each once.
+
+    Args:
+        captured: what the loader's workers have.
+        in_replay: said of a replay, which has the present values; then all is told, again, too.
+
+    Raises:
+        LoaderpoolWarning: where a filter makes an error of it.
+    """
+    changes = captured.changes(all_of_them=in_replay)
+    if in_replay:  # of the loader's own function it has the one that the workers have
+        changes = [change for change in changes if not change.root]
+    if not changes:
+        return
+    more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
+    lines = "\n  ".join([*map(str, changes[:_MOST_CHANGES]), *more])
+    roots = ", ".join(f"{change.root}={change.name}" for change in changes if change.root)
+    users = "workers use the old ones, and this replay the new ones" if in_replay else "workers use the old ones"
+    what = f"these have changed since the loader was made. Its {users}:\n  {lines}"
+    text = f"{what}\nTo use the new ones everywhere: loader = loader.replace({roots})"
+    warnings.warn(text, LoaderpoolWarning, stacklevel=level_outside())

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.memory.extent_pool import ExtentPool, room_bytes
+from loaderpool.memory.arena import ExtentPool, room_bytes
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 from loaderpool.plan.order import Plan
@@ -30,7 +30,7 @@ from loaderpool.system import fault_points
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.remote_errors import reading_error
 from loaderpool.trainer.stream.frames import FrameSource, NextFrame, StreamFailed
-from loaderpool.transport.bundles import what_ended
+from loaderpool.transport.reports import what_ended
 
 # More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
@@ -198,9 +198,7 @@ class Feed:
             batch = self.made
             self._held[batch] = extent
             self._held_bytes += extent.nbytes
-            self._table.write(
-                batch, Bundle(extent.offset, nbytes, frame.pickling, frame.buffers, frame.first, frame.rows)
-            )
+            self._table.write(batch, Bundle(extent.offset, nbytes, frame.buffers, frame.first, frame.rows))
             if frame.rows != self._batch_rows:
                 self.tail = batch, frame.rows
             self.made = batch + 1

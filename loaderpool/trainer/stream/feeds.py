@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import UnpicklableError
-from loaderpool.memory.extent_pool import ExtentPool
+from loaderpool.memory.arena import ExtentPool
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
@@ -22,7 +22,7 @@ from loaderpool.transport.payload.ship import Shipment, ship
 
 
 def ship_beside(
-    payload: Mapping[str, Any], stream: StreamSource | None, config: LoaderConfig, plan: BasePlan, reads_apart: bool
+    payload: Mapping[str, Any], stream: StreamSource, config: LoaderConfig, plan: BasePlan, reads_apart: bool
 ) -> tuple[Shipment, Shipment | str]:
     """What travels to the workers, and what to the reader of the stream; in its place why it has none.
 
@@ -30,7 +30,7 @@ def ship_beside(
 
     Args:
         payload: what the workers need.
-        stream: the loader's; None: it has none.
+        stream: the loader's.
         config: its settings.
         plan: its batches.
         reads_apart: whether there can be a reader.
@@ -38,8 +38,6 @@ def ship_beside(
     Raises:
         UnpicklableError: what the workers need cannot travel.
     """
-    if stream is None:
-        return ship(dict(payload)), ""
     if not reads_apart:
         return ship(dict(payload)), "where workers are spawned, a stream is read by a thread of the trainer"
     if stream.is_one_shot:

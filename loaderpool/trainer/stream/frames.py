@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from loaderpool.errors import LoaderpoolError
-from loaderpool.transport.bundles import Frame, frames
+from loaderpool.transport.pickling import frames
 
 
 class StreamFailed(Exception):
@@ -21,35 +21,16 @@ class StreamFailed(Exception):
         self.make_error = make_error
 
 
-class NextFrame(Protocol):
+class NextFrame(NamedTuple):
     """The items of one batch."""
 
-    @property
-    def first(self) -> int:
-        """Position of the first one."""
-
-    @property
-    def rows(self) -> int:
-        """How many."""
-
-    @property
-    def pickling(self) -> int:
-        """As its bundle has it."""
-
-    @property
-    def buffers(self) -> int:
-        """As its bundle has it."""
-
-    @property
-    def nbytes(self) -> int:
-        """Of the bundle."""
-
-    def write_into(self, view: memoryview, offset: int) -> None:
-        """Fill `uint8[nbytes]`, which lies at an offset of the arena; before the next frame is asked for.
-
-        Raises:
-            StreamFailed: see `FrameSource.next`.
-        """
+    first: int  # position of the first one
+    rows: int
+    buffers: int  # as its bundle has it
+    nbytes: int  # of the bundle
+    # Fills `uint8[nbytes]`, which lies at an offset of the arena, before the next frame is asked for; `StreamFailed` as
+    # in `FrameSource.next`.
+    write_into: Callable[[memoryview, int], None]
 
 
 class FrameSource(Protocol):
@@ -84,8 +65,11 @@ class OwnFrames:
     def __init__(self, batches: Iterator[tuple[int, list[Any]]]) -> None:
         self._frames = frames(batches)
 
-    def next(self, batch: int) -> Frame | None:
-        return next(self._frames, None)
+    def next(self, batch: int) -> NextFrame | None:
+        frame = next(self._frames, None)
+        if frame is None:
+            return None
+        return NextFrame(frame.first, frame.rows, frame.buffers, frame.nbytes, frame.write_into)
 
     def cancel(self) -> None:
         """Have no more read. A thread that waits in the user's code goes on waiting there."""

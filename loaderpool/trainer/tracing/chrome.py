@@ -7,23 +7,49 @@ counted from `baseTimeNanoseconds` of the wall clock, as traces of `torch.profil
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from loaderpool.errors import brief, readable_s
 from loaderpool.memory.recorder import RingContent
-from loaderpool.system.readable import readable_s
+from loaderpool.system.process import why_no_file, write_whole
 from loaderpool.trainer.tracing.recording import Recording
-from loaderpool.trainer.tracing.spans import Change, Span, Spans, Track, find_spans, on_lanes
+from loaderpool.trainer.tracing.spans import Span, Spans, Track, find_spans, on_lanes
+
+_COMPRESSED = ".gz"
+_GZIP_LEVEL = 6
+
+
+def check_trace_path(path: Path) -> str:
+    """Return why no trace can be written there, as an answer to "path is ..."; "": it can be."""
+    if problem := why_no_file(path, "trace.json"):
+        return problem
+    if not path.name.endswith((".json", f".json{_COMPRESSED}")):
+        return f"{brief(str(path))} must end in .json or .json.gz, which viewers open"
+    return ""
+
+
+def write_trace(path: Path, text: str) -> None:
+    """Write a trace; where that fails, what stood there before still does.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    data = text.encode()
+    if path.name.endswith(_COMPRESSED):
+        data = gzip.compress(data, _GZIP_LEVEL)
+    write_whole(path, data)
+
 
 FORMAT_VERSION = 1  # of what is told beside events; raised when a key changes its meaning or goes away
 CATEGORY = "loaderpool"
 VIEWER = "https://ui.perfetto.dev"
 # Viewers in a browser get slow with more.
 MOST_BYTES = 20 << 20
-# Of a track's numbers no more than one in such a time: a line of a pixel's width shows no more.
-_CHANGES_APART_NS = 1_000_000
 _FIT_AGAIN = 8
 # Spans of a way from a ticket on: its slot, the wait, the step.
 _WITHOUT_CALL = 4
@@ -122,7 +148,6 @@ def _events(found: Spans, since_ns: int) -> Iterator[tuple[int, dict[str, Any]]]
     spans = [span for span in found.spans if span.ended_ns >= since_ns]
     moments = [moment for moment in found.moments if moment.at_ns >= since_ns]
     tracks = _tracks([*(span.track for span in spans), *(moment.track for moment in moments)])
-    trainer = next(iter(found.processes), 0)
     yield from ((0, event) for event in _names(found.processes, tracks))
     for span in spans:
         yield span.ended_ns, {**_on(tracks, span.track), **_span(span, since_ns)}
@@ -132,7 +157,6 @@ def _events(found: Spans, since_ns: int) -> Iterator[tuple[int, dict[str, Any]]]
     for number, way in enumerate(found.ways):
         if all(span.ended_ns >= since_ns for span in way):
             yield from _flow(number, way, tracks, since_ns)
-    yield from _counters(found.changes, trainer, since_ns)
 
 
 def _tracks(tracks: Iterable[Track]) -> dict[Track, int]:
@@ -194,28 +218,6 @@ def _flow(
 
 def _length(span: Span) -> int:
     return max(0, span.ended_ns - span.begun_ns)
-
-
-def _counters(changes: Iterable[Change], pid: int, since_ns: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield what numbers were, as far as their changes are known."""
-    ordered = sorted(changes, key=lambda each: (each.counted, each.at_ns))
-    for counted, of_one in itertools.groupby(ordered, key=lambda each: each.counted):
-        value, told_ns = 0, 0
-        pending: Change | None = None
-        for change in of_one:
-            is_over = pending is not None and change.at_ns > pending.at_ns
-            if pending is not None and is_over and change.at_ns - told_ns >= _CHANGES_APART_NS:
-                told_ns = pending.at_ns
-                if told_ns >= since_ns:
-                    yield told_ns, _counter(pid, counted, told_ns - since_ns, value)
-            value, pending = value + change.by, change
-        if pending is not None and pending.at_ns >= since_ns:
-            yield pending.at_ns, _counter(pid, counted, pending.at_ns - since_ns, value)
-
-
-def _counter(pid: int, counted: str, at_ns: int, value: int) -> dict[str, Any]:
-    args = {"number": max(0, value)}
-    return {"ph": "C", "pid": pid, "name": counted, "cat": CATEGORY, "ts": _us(at_ns), "args": args}
 
 
 def _us(ns: int) -> float:

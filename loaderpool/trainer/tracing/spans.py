@@ -8,9 +8,66 @@ from typing import Any, NamedTuple
 
 from loaderpool.memory.recorder import CallKind, DeliveryKind, MarkKind, RingContent
 from loaderpool.plan.generator_positions import item_number
-from loaderpool.trainer.tracing.cell_workers import CellWorkers, Life
 from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Recording
 from loaderpool.transport.messages import Status
+
+_NEVER_NS = 1 << 63
+
+
+class Life(NamedTuple):
+    """One worker."""
+
+    number: int
+    pid: int
+    ended_ns: int  # or later than all
+
+
+class CellWorkers:
+    """The workers of a pool, as its supervisors have told of them.
+
+    Args:
+        pool: its records.
+    """
+
+    def __init__(self, pool: PoolRecords) -> None:
+        self._by_cell: dict[int, list[Life]] = {}
+        names = pool.supervisor.records.dtype.names or ()
+        for values in pool.supervisor.records.tolist():
+            mark = dict(zip(names, values, strict=True))
+            kind, at_ns = mark["kind"], mark["at_ns"]
+            if kind == MarkKind.SUPERVISOR:  # with the one before it all of its workers have ended
+                for lives in self._by_cell.values():
+                    self._end(lives, at_ns)
+            elif kind in (MarkKind.STARTED, MarkKind.ENDED):
+                lives = self._by_cell.setdefault(mark["cell"], [])
+                self._end(lives, at_ns)
+                if kind == MarkKind.STARTED:
+                    lives.append(Life(mark["number"], mark["value"], _NEVER_NS))
+                elif not lives:  # its beginning is not known any more
+                    lives.append(Life(mark["number"], mark["value"], at_ns))
+        for cell, worker in pool.workers.items():
+            lives = self._by_cell.setdefault(cell, [])
+            if not lives:
+                lives.append(Life(cell, worker.pid, _NEVER_NS))
+
+    @staticmethod
+    def _end(lives: list[Life], at_ns: int) -> None:
+        if lives and lives[-1].ended_ns == _NEVER_NS:
+            lives[-1] = lives[-1]._replace(ended_ns=at_ns)
+
+    def __iter__(self) -> Iterator[Life]:
+        for lives in self._by_cell.values():
+            yield from lives
+
+    def of(self, cell: int) -> list[Life]:
+        """Return those that had this cell, one after the other."""
+        return self._by_cell.get(cell, [])
+
+    def at(self, cell: int, at_ns: int) -> Life:
+        """Return the one that had this cell then. A worker may do something before its start is noted."""
+        lives = self._by_cell[cell]
+        return next((life for life in lives if at_ns < life.ended_ns), lives[-1])
+
 
 # Lengths are cut to microseconds, so that what ends in truth before something begins may seem to overlap it, or not to.
 _CUT_NS = 1_000
@@ -50,14 +107,6 @@ class Moment(NamedTuple):
     at_ns: int
 
 
-class Change(NamedTuple):
-    """A number that counts something has changed."""
-
-    counted: str
-    at_ns: int
-    by: int
-
-
 @dataclasses.dataclass
 class Spans:
     """All that is known, in no order.
@@ -67,14 +116,12 @@ class Spans:
         spans: what took time.
         ways: each the spans through which something went: a call, its ticket, its slot, the wait for it, its step.
         moments: what happened.
-        changes: of numbers.
     """
 
     processes: dict[int, str] = dataclasses.field(default_factory=dict)
     spans: list[Span] = dataclasses.field(default_factory=list)
     ways: list[list[Span]] = dataclasses.field(default_factory=list)
     moments: list[Moment] = dataclasses.field(default_factory=list)
-    changes: list[Change] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(eq=False)
@@ -165,7 +212,6 @@ class _SpanMaker:
         )
         if record["published_us"] >= _PUBLISHING_FROM_US:
             self._add(track, "publish", made_ns, published_ns)
-        self.found.changes += [Change("workers busy", begun_ns, 1), Change("workers busy", published_ns, -1)]
         made = _TicketSpan(span, record["slot"], published_ns)
         if record["status"] in _MADE:
             key = (place, record["run"], record["epoch"], record["batch"])
@@ -241,10 +287,6 @@ class _SpanMaker:
         key = (loader.pool, record["run"], record["epoch"], record["batch"])
         for made in self._made.get(key, ()):
             made.span.told["consumed_by"] = step.name
-            self.found.changes += [
-                Change("batches ready", made.published_ns, record["count"]),
-                Change("batches ready", max(handed_over_ns, made.published_ns), -record["count"]),
-            ]
             way = [each for each in (made.longest, made.span) if each is not None]
             self.found.ways.append([*way, slot, asking, step])
 

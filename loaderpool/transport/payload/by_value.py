@@ -8,17 +8,199 @@ by value and others not, which would give that module's globals two lives.
 from __future__ import annotations
 
 import dis
+import itertools
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pickle import PickleBuffer
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from cloudpickle import cloudpickle
 
-from loaderpool.transport.payload.frameworks import FrameworkImports, framework_of, home_of
+from loaderpool.system.process import is_installed
 from loaderpool.transport.payload.pickler import PayloadPickler
-from loaderpool.transport.payload.stand_in import stand_in_of
+
+# The framework that each of these packages is, or always imports. One that is missing here costs the supervisor an
+# import (TensorFlow: 2 s, 490 MB; torch: 1 to 4 s, 230 MB; JAX: 0.5 s); one too many only makes functions of modules
+# that use it travel by value.
+FRAMEWORKS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("keras", "keras_cv", "keras_hub", "keras_nlp", "keras_tuner", "tensorflow", "tensorflow_addons",
+         "tensorflow_hub", "tensorflow_io", "tensorflow_probability", "tensorflow_text", "tf_keras"),
+        "TensorFlow",
+    ),
+    **dict.fromkeys(("equinox", "flax", "haiku", "jax", "jaxlib", "optax"), "JAX"),
+    **dict.fromkeys(
+        ("fastai", "kornia", "lightning", "pytorch_lightning", "timm", "torch", "torchaudio", "torchmetrics",
+         "torchvision"),
+        "torch",
+    ),
+}  # fmt: skip
+
+# The frameworks are built on NumPy, and the others import none on import: searching them would only cost time.
+_NEVER_IMPORTS_ONE = frozenset({"__main__", "cloudpickle", "loaderpool", "ml_dtypes", "numpy", "scipy"})
+
+
+def framework_of(module_name: object) -> str:
+    """Return the framework that a module is part of, or that its package always imports: "TensorFlow", say, or ""."""
+    return FRAMEWORKS.get(module_name.partition(".")[0], "") if isinstance(module_name, str) else ""
+
+
+def loaded_frameworks() -> frozenset[str]:
+    """Return the frameworks that this process has imported; no module of the user's can need another on import."""
+    return frozenset(framework for name, framework in FRAMEWORKS.items() if name in sys.modules)
+
+
+def home_of(value: Any) -> str:
+    """Return the name of the module that must be imported to have `value`; runs no code of the value's."""
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        # Not getattr: it makes a lazy module, such as `from tensorflow import keras`, load.
+        attributes = object.__getattribute__(value, "__dict__")
+        name = kind.__module__ if framework_of(kind.__module__) else attributes.get("__name__")
+    elif issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType)):
+        name = getattr(value, "__module__", None)
+    else:
+        name = kind.__module__
+    return name if isinstance(name, str) else ""
+
+
+class FrameworkImports:
+    """The answer for each module, found once. Modules may import more later, so it is made again for each use.
+
+    Args:
+        frameworks: those that are looked for.
+    """
+
+    def __init__(self, frameworks: AbstractSet[str]) -> None:
+        self._frameworks, self._known = frameworks, dict[str, bool]()
+
+    def of(self, module_name: str) -> bool:
+        """Whether the module, or one of the user's modules that it imports, has such a framework among its globals."""
+        if module_name not in self._known:
+            self._known[module_name] = self._search(module_name)
+        return self._known[module_name]
+
+    def _search(self, root: str) -> bool:
+        package = root.partition(".")[0]
+        seen, waiting = {root}, [root]
+        while waiting:
+            name = waiting.pop()
+            if framework_of(name) in self._frameworks:
+                return True
+            module = sys.modules.get(name)
+            if isinstance(module, types.ModuleType) and _is_followed(name, package):
+                found = {name.rpartition(".")[0], *_homes_of_globals(name, module)}  # importing a.b imports a
+                waiting += found - seen
+                seen |= found
+        return False
+
+
+def _is_followed(name: str, package: str) -> bool:
+    """The user's own modules are searched; of installed packages only the one that the search began in."""
+    top = name.partition(".")[0]
+    if not top or top in FRAMEWORKS or top in sys.stdlib_module_names or top in _NEVER_IMPORTS_ONE:
+        return False
+    return top == package or not is_installed(name)
+
+
+def _homes_of_globals(name: str, module: types.ModuleType) -> Iterator[str]:
+    for key, value in list(vars(module).items()):
+        home = home_of(value)
+        if home == f"{name}.{key}" and isinstance(value, types.ModuleType) and not _imports_submodule(module, key):
+            continue
+        yield home
+
+
+def _imports_submodule(package: types.ModuleType, key: str) -> bool:
+    """Whether the package's own code imports its submodule `key`.
+
+    Python sets a submodule as an attribute of its package, whatever code imported it. Without this distinction, an
+    empty `project/__init__.py` would seem to import TensorFlow as soon as the script has imported `project.model`.
+    """
+    try:
+        spec = package.__spec__
+        names = spec.loader.get_code(spec.name).co_names  # type: ignore[union-attr]  # either may be missing: below
+    except Exception:
+        return True  # no code to look at; by value is never wrong, and the other answer could import TensorFlow
+    wanted = (key, f"{package.__name__}.{key}")
+    return any(name == each or name.startswith(f"{each}.") for name in names for each in wanted)
+
+
+_Item_co = TypeVar("_Item_co", covariant=True)
+
+
+def _stored_as(name: str) -> Any:
+    return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))
+
+
+class PyDatasetStandIn:
+    """All that a subclass may use of `keras.utils.PyDataset` (and of the older `Sequence`) works here too.
+
+    The behaviour is that of Keras 3.15 (`keras/src/trainers/data_adapters/py_dataset_adapter.py`), with the instance
+    attributes of the same names: instances are made in the trainer by the real class, and only their `__dict__` comes.
+    A class that uses more of its base than is defined here is not shipped with this stand-in (see `by_value`).
+    """
+
+    def __init__(self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10) -> None:
+        self._workers = workers
+        self._use_multiprocessing = use_multiprocessing
+        self._max_queue_size = max_queue_size
+
+    # Class attributes, because a constructor that forgets super().__init__() is common and Keras only warns of it.
+    _workers = 1
+    _use_multiprocessing = False
+    _max_queue_size = 10
+
+    workers = _stored_as("_workers")
+    use_multiprocessing = _stored_as("_use_multiprocessing")
+    max_queue_size = _stored_as("_max_queue_size")
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        count: int | None = None
+        try:
+            count = self.num_batches
+        except NotImplementedError:
+            pass
+        for index in itertools.count() if count is None else range(count):
+            yield self[index]
+
+    @property
+    def num_batches(self) -> int | None:
+        # No __len__ of its own: Keras' base has none, and hasattr() is how users ask.
+        if hasattr(self, "__len__"):
+            return len(self)
+        raise NotImplementedError("a PyDataset needs __len__ or the property num_batches")
+
+    def on_epoch_begin(self) -> None:
+        """Do nothing, as in Keras."""
+
+    def on_epoch_end(self) -> None:
+        """Do nothing, as in Keras."""
+
+
+class DatasetStandIn(Generic[_Item_co]):
+    """What a subclass may use of `torch.utils.data.Dataset` works here too, but for the sum of two of them."""
+
+    def __getitem__(self, index: Any) -> _Item_co:
+        raise NotImplementedError("a Dataset needs __getitem__")
+
+
+# By the framework, as `frameworks` names it, and the name of the class.
+_STAND_INS: dict[tuple[str, str], type] = {
+    ("TensorFlow", "PyDataset"): PyDatasetStandIn,
+    ("TensorFlow", "Sequence"): PyDatasetStandIn,
+    ("torch", "Dataset"): DatasetStandIn,
+}
+
+
+def stand_in_of(framework: str, name: str) -> type | None:
+    """Return what a framework's class of this name is turned into; None: there is nothing for it."""
+    return _STAND_INS.get((framework, name))
 
 
 class FrameworkNeededError(Exception):
@@ -105,16 +287,13 @@ class FrameworkFreePickler(PayloadPickler):
     def _spell_out_annotations(self, state: Any) -> None:
         """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""
         for part in state:  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
-            annotations = part.get("__annotations__")
-            if annotations:
-                part["__annotations__"] = {
-                    name: repr(hint) if self._names_framework(hint) else hint for name, hint in annotations.items()
-                }
+            if hints := part.get("__annotations__"):
+                found = {name: repr(hint) if self._names_framework(hint) else hint for name, hint in hints.items()}
+                part["__annotations__"] = found
 
     def _names_framework(self, hint: Any) -> bool:
-        if framework_of(home_of(hint)) in self._frameworks:
-            return True
-        return any(self._names_framework(each) for each in getattr(hint, "__args__", None) or ())
+        parts = getattr(hint, "__args__", None) or ()
+        return framework_of(home_of(hint)) in self._frameworks or any(map(self._names_framework, parts))
 
 
 def _imported_inside(code: types.CodeType) -> Iterator[str]:

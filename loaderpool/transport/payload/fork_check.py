@@ -10,9 +10,11 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from loaderpool.system import clock, machine
+from loaderpool.system.process import is_library
 
 _LOADING = "loading function and source"
 # A thread that was joined is in the kernel's list for a moment more. Shorter would take it for one that stays, longer
@@ -139,3 +141,62 @@ def _has_cuda() -> bool:
         return module is not None and module.is_initialized() is True
     except Exception:  # half imported
         return False
+
+
+class OpenHandleError(Exception):
+    """A module has left something open that workers would inherit, and must not use after a fork."""
+
+
+def refuse_open_handles() -> None:
+    """Raise where a module that was imported has an HDF5 file or an SQLite database open.
+
+    HDF5 reads through a place in the file that all forked processes move together, and hands out the inherited file to
+    any code that opens the path again; a fork that uses an inherited SQLite connection can damage the database
+    (https://www.sqlite.org/howtocorrupt.html, "Carrying an open database connection across a fork()").
+
+    Runs in: the supervisor, after it has loaded a payload and before it forks. Costs nothing where neither library is.
+
+    Raises:
+        OpenHandleError: there is one; names what is open, and of a database the variable that holds it.
+    """
+    found = [*_hdf5_files(), *_sqlite_connections()]
+    if found:
+        raise OpenHandleError("; ".join(found))
+
+
+def _hdf5_files() -> Iterator[str]:
+    h5py: Any = sys.modules.get("h5py")
+    try:
+        h5f = h5py.h5f
+        # A file is open as long as anything in it is, also when its own object is gone.
+        kinds = h5f.OBJ_FILE | h5f.OBJ_DATASET | h5f.OBJ_GROUP | h5f.OBJ_ATTR
+        files = [h5py.h5i.get_file_id(handle) for handle in h5f.get_obj_ids(h5f.OBJ_ALL, kinds)]
+        in_memory = h5py.h5fd.CORE
+        on_disk = [file for file in files if file.get_access_plist().get_driver() != in_memory]
+        paths = {h5f.get_name(file).decode(errors="replace") for file in on_disk}
+    except Exception:  # it is not there, or half imported; what cannot be looked at is not refused
+        return
+    yield from (f"the HDF5 file {path} is open" for path in sorted(paths))
+
+
+def _sqlite_connections() -> Iterator[str]:
+    connection: Any = getattr(sys.modules.get("sqlite3"), "Connection", None)
+    if connection is None:
+        return
+    for module in sys.modules.copy().values():
+        # Not by `isinstance`: some modules are replaced by objects that import more when they are asked.
+        if type(module) is not ModuleType or is_library(module.__name__):
+            continue
+        for name, value in list(vars(module).items()):
+            held = getattr(value, "connection", value) if type(value).__module__ == "sqlite3" else value  # of a cursor
+            path = _path_of(held) if isinstance(held, connection) else ""
+            if path:
+                yield f"{module.__name__}.{name} holds a connection to the SQLite database {path}"
+
+
+def _path_of(connection: Any) -> str:
+    """Return a database's path; "" where it is in memory, and so each process's own, or the connection is closed."""
+    try:
+        return next((path for _, _, path in connection.execute("PRAGMA database_list") if path), "")
+    except Exception:
+        return ""

@@ -5,15 +5,174 @@ Or, where it must not fork (`fork_check`), read by each worker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import errno
+import os
+import select
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from loaderpool.memory.arena import Arena, map_private
-from loaderpool.transport.payload.changes import Change, FiledChanges
-from loaderpool.transport.payload.descriptors import ReceivedDescriptors
-from loaderpool.transport.payload.placement import AboutShipment
-from loaderpool.transport.payload.unship import unship
-from loaderpool.transport.pickling import Importing, get_object, unwatched
+from loaderpool.system import process
+from loaderpool.transport.messages import MESSAGE_BYTES, Control, decode_all
+from loaderpool.transport.payload.fork_check import OpenHandleError
+from loaderpool.transport.payload.placement import AboutShipment, keep_latest
+from loaderpool.transport.pickling import Importing, get_object, receive
+
+# They were sent before LOAD was; larger only makes a defect take longer to show.
+_ARRIVE_S = 5.0
+_MOST_DESCRIPTORS = 253  # in one message; the kernel's own limit
+_PIECE_BYTES = 1 << 30  # of what marshal writes as one, which must be less than twice that
+
+
+def unship(
+    pickled: bytes | memoryview, buffers: Sequence[memoryview], importing: Importing = contextlib.nullcontext
+) -> dict[str, Any]:
+    """Return the payload again; arrays of `Shipment.buffers` lie in the given memory, writable where the memory is.
+
+    Imports the user's modules.
+
+    Args:
+        pickled: `Shipment.pickled`.
+        buffers: the contents of `Shipment.buffers`, in their order.
+        importing: the context of each import that the payload itself asks for.
+
+    Raises:
+        BaseException: whatever an import or a `__setstate__` of the user's raises; see `describe_load_error`.
+    """
+    payload: dict[str, Any] = receive(pickled, buffers, importing)
+    return payload
+
+
+def describe_load_error(error: BaseException, place: str = "the supervisor") -> str:
+    """Return one or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
+
+    Runs in: the process in which `unship` failed, as it names that process's search path.
+
+    Args:
+        error: what `unship` raised.
+        place: what that process is.
+    """
+    if isinstance(error, OpenHandleError):
+        return (
+            f"Importing the function's modules has left something open that workers must not inherit: {error}. Open it "
+            "in setup=, which runs once in each worker; for the rows of an HDF5 file give loaderpool.HDF5(path, keys) "
+            "as the source."
+        )
+    if isinstance(error, ModuleNotFoundError) and process.node():
+        return (
+            f"Node {process.node()} does not have the module {error.name!r}, which the function or the source needs. "
+            f"Have it go along, RayPool(actor_options={{'runtime_env': {{'py_modules': "
+            f"[{(error.name or '').partition('.')[0]}]}}}}), install it on each node, or define "
+            f"the function in the script itself. There os.getcwd() is {_working_directory()!r} and sys.path is "
+            f"{sys.path!r}."
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"The workers cannot import the module {error.name!r}, which the function or the source needs. They have "
+            f"the trainer's sys.path and working directory, so it was probably made at run time, or sys.path or the "
+            f"directory has changed since its import. Put the module in a directory on sys.path, or define the "
+            f"function in the script itself. Here os.getcwd() is {_working_directory()!r} and sys.path is {sys.path!r}."
+        )
+    if isinstance(error, AttributeError):
+        return (
+            f"A function or class is not found by its name in its module ({error}). It was probably replaced, or set "
+            f"in the module, while the trainer ran, or the file was changed since the trainer imported it. Restart the "
+            f"trainer (the kernel, in a notebook), or give the function as a lambda or a local function: those are "
+            f"sent by value."
+        )
+    if isinstance(error, ImportError):
+        return f"An import in a module of yours failed in {place}, a clean interpreter without a GPU: {error}"
+    return (
+        f"Loading the function and the source in {place} raised {type(error).__name__}. Modules are imported "
+        f"there anew, without what the script did before; the traceback shows the line."
+    )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "(deleted)"
+
+
+class ReceivedDescriptors:
+    """Descriptors of data files, which the trainer sends before LOAD of what needs them.
+
+    Ownership: of the descriptors, until the loader is dropped.
+
+    Attributes:
+        by_loader: those that are there.
+
+    Args:
+        source: the socket to the trainer; None where all is there from the start.
+        files: what is there, by loader.
+    """
+
+    def __init__(self, source: socket.socket | None, files: dict[int, list[int]] | None = None) -> None:
+        self._source = source
+        self.by_loader = files or {}
+
+    def of(self, loader: int, count: int) -> list[int]:
+        """Return a loader's descriptors. Blocks: until they have been read.
+
+        Raises:
+            OSError: this process has no descriptors left, or they do not come.
+        """
+        while count and loader not in self.by_loader:
+            self._read()
+        return self.by_loader.get(loader, [])
+
+    def drop(self, loader: int) -> None:
+        """Close the descriptors of a loader that is unloaded."""
+        for descriptor in self.by_loader.pop(loader, ()):
+            os.close(descriptor)
+
+    def _read(self) -> None:
+        if self._source is None:
+            raise OSError(errno.ENOENT, "a data file was not handed over")
+        poll = select.poll()
+        poll.register(self._source, select.POLLIN)
+        if not poll.poll(_ARRIVE_S * 1000):
+            raise TimeoutError("the trainer's data files have not arrived")
+        data, files, flags, _ = socket.recv_fds(self._source, MESSAGE_BYTES, _MOST_DESCRIPTORS)
+        for descriptor in files:  # recv_fds has an argument for flags, and ignores it
+            os.set_inheritable(descriptor, False)
+        if flags & socket.MSG_CTRUNC or not data:
+            for descriptor in files:
+                os.close(descriptor)
+            if not data:
+                raise ConnectionResetError("the trainer is gone")
+            raise OSError(errno.EMFILE, "no descriptors are left for the data files")
+        kind, loader, *_ = next(decode_all(data))
+        assert kind == Control.FILES
+        self.drop(loader)
+        self.by_loader[loader] = list(files)
+
+
+class Change(NamedTuple):
+    """Changed attributes of a loader's source (what a hook changed in the trainer), as they travelled."""
+
+    pickled: bytes
+    buffers: list[bytearray]  # of its arrays, which lie in just these once it is applied
+    names: frozenset[str]  # of the attributes
+
+
+def plain(changes: Mapping[int, Sequence[Change]]) -> dict[int, list[list[list[bytes | bytearray]]]]:
+    """Return changes as a worker is told them that is no fork: the pickle and then the buffers, each in pieces."""
+    return {
+        loader: [[_pieces(change.pickled), *map(_pieces, change.buffers)] for change in kept]
+        for loader, kept in changes.items()
+    }
+
+
+def _pieces(part: bytes | bytearray) -> list[bytes | bytearray]:
+    if len(part) <= _PIECE_BYTES:
+        return [part]  # without a copy
+    return [part[at : at + _PIECE_BYTES] for at in range(0, len(part), _PIECE_BYTES)]
+
 
 # Part 0 is what was copied into the arena, the others are data files; then offset in it, and length.
 _Place = tuple[int, int, int]
@@ -26,13 +185,13 @@ class Payloads:
         self,
         arena: Arena,
         received: ReceivedDescriptors | None = None,
-        importing: Importing = unwatched,
+        importing: Importing = contextlib.nullcontext,
     ) -> None:
         self._arena, self._importing = arena, importing
         self.received = received or ReceivedDescriptors(None)
         self.loaded: dict[int, dict[str, Any]] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
-        self.changes = FiledChanges()
+        self.changes: dict[int, list[Change]] = {}  # since then, the oldest first, for such a process
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
         """Unpickle a payload; whatever the user's modules raise on import is raised.
@@ -40,19 +199,17 @@ class Payloads:
         Its arrays lie on the arena's own pages, of which reads are shared and writes are not: the trainer keeps their
         extent until the loader is unloaded.
         """
-        pickled, buffers, files, _ = self.read(loader, offset, nbytes)
+        pickled, buffers, files, about = self.read(loader, offset, nbytes)
         payload = unship(pickled, buffers, self._importing)
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
-        if payload.get("cache") is not None:
+        if about.cache is not None:
             # Most loaders have none, and their start is shorter for it.
             from loaderpool.cache.shared import SharedCache, counters_in
 
-            plan = payload["cache"]
-            if plan.counters_at:
-                payload["cache"] = SharedCache(plan, -1, counters_in(self._arena, plan.counters_at))
-            else:
-                payload["cache"] = SharedCache(plan, self.cache_file(loader, files))
+            # Of one in memory the file comes after those of the arrays.
+            file = self.received.of(loader, files + 1)[files] if about.cache.in_memory else -1
+            payload["cache"] = SharedCache(about.cache, file, counters_in(self._arena, about.cache))
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
 
@@ -79,35 +236,26 @@ class Payloads:
         return memoryview(map_private(descriptor, start, nbytes)).cast("B")
 
     def update(self, loader: int, offset: int, nbytes: int) -> None:
-        """Set changed attributes on the loader's source object (what a hook changed in the trainer).
+        """Set changed attributes on the loader's source object.
 
         All is copied out of the arena, so that the trainer may give its extents back at once: an epoch's changes would
         else stay there for as long as the loader lives.
         """
         change = self.read_change(loader, offset, nbytes)
-        self.apply(change)
-        self.changes.keep(change)
+        self.apply(loader, change)
+        keep_latest(self.changes.setdefault(loader, []), change)
 
     def read_change(self, loader: int, offset: int, nbytes: int) -> Change:
         """Copy changed attributes out of the arena, as they travelled."""
         pickled, (start, _), places, _, about = self._read(offset, nbytes)
         view = memoryview(self._arena.map)
         buffers = [bytearray(view[start + at : start + at + size]) for _, at, size in places]
-        return Change(loader, pickled, buffers, frozenset(about.names))
+        return Change(pickled, buffers, frozenset(about.names))
 
-    def apply(self, change: Change) -> None:
+    def apply(self, loader: int, change: Change) -> None:
         """Make a change."""
         changes = unship(change.pickled, [memoryview(buffer) for buffer in change.buffers], self._importing)
-        self.loaded[change.loader]["source"].update(changes)
-
-    def cache_file(self, loader: int, files: int) -> int:
-        """Return the memory file of a loader's cache: it comes behind those of the arrays.
-
-        Args:
-            loader: whose cache it is.
-            files: how many data files hold arrays.
-        """
-        return self.received.of(loader, files + 1)[files]
+        self.loaded[loader]["source"].update(changes)
 
     def unload(self, loader: int) -> None:
         """Forget a payload."""
@@ -116,7 +264,7 @@ class Payloads:
             payload["cache"].close()
         self.places.pop(loader, None)
         self.received.drop(loader)
-        self.changes.forget(loader)
+        self.changes.pop(loader, None)
 
     def _read(
         self, offset: int, nbytes: int

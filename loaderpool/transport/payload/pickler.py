@@ -3,21 +3,67 @@
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import functools
 import io
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import numpy as np
+import numpy.typing as npt
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.transport.payload.tensors import KINDS as TENSOR_KINDS
-from loaderpool.transport.payload.tensors import reduce_tensor
+from loaderpool.transport.pickling import reduce_view
+
+KINDS = frozenset({"ArrayImpl", "TypedStorage", "UntypedStorage"})
+"""Names of the types that are reduced here."""
+
+
+def reduce_tensor(value: Any) -> Any:
+    """Return how a value of a type that is so named is pickled; NotImplemented: in its own way.
+
+    Raises:
+        TypeError: it lies in the memory of a device of torch's, where no worker has one.
+    """
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and type(value) is torch.storage.TypedStorage:
+        return typed_storage, (value._untyped_storage, value.dtype)
+    if torch is not None and type(value) is torch.UntypedStorage:
+        if value.device.type != "cpu":
+            raise TypeError(f"a torch tensor on {value.device}, where workers have no device but the CPU; use .cpu()")
+        return untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(value).numpy(),)
+    if jax is not None and isinstance(value, jax.Array) and value.is_fully_addressable and not value.weak_type:
+        array = np.asarray(value)
+        # Of dtypes that are not its own NumPy pickles the bytes with the rest.
+        return jax_array, (array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}"), array.dtype)
+    return NotImplemented
+
+
+def typed_storage(storage: Any, dtype: Any) -> Any:
+    """Return a storage as tensors are rebuilt of it."""
+    import torch
+
+    make: Any = torch.storage.TypedStorage
+    return make(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def untyped_storage(memory: npt.NDArray[np.uint8]) -> Any:
+    """Return a storage over this very memory, which it keeps."""
+    import torch
+
+    return torch.from_numpy(memory).untyped_storage()
+
+
+def jax_array(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Any:
+    """Return a JAX array on its default device; JAX begins its threads here, if they do not run yet."""
+    import jax
+
+    return jax.device_put(array.view(dtype))
+
 
 _by_identity: Any = object.__eq__
 _LruCacheWrapper = type(functools.lru_cache(lambda: None))
@@ -30,25 +76,21 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     met: set[int] | None = None
     """Takes the ids of the objects that are told apart by identity alone, where a caller asks for them."""
-    stand_ins: Mapping[int, Any] | None = None
-    """What goes in the place of objects that variables and attributes hold, by their ids."""
-    holders: AbstractSet[int] = frozenset()
-    """Ids of the objects of which attributes are such."""
-    looked_at: AbstractSet[int] = frozenset()
-    """Ids of what was looked into before these were chosen."""
-    strangers: list[types.FunctionType]
-    """Functions that travel by value, and were not: they may do anything with what they hold."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if self.met is not None and kind.__eq__ is _by_identity:
             self.met.add(id(obj))
-        if self.stand_ins:
-            reduced = self._reduce_holder(obj, kind)
-            if reduced is not None:
-                return reduced
         if kind is np.memmap:
             return _reduce_memmap(obj)
+        if kind is memoryview:
+            return reduce_view(obj)
+        if kind is types.CodeType:
+            return _reduce_code(obj)
+        if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(kind):
+            raise TypeError("an array of ctypes cannot be pickled; make a NumPy array of it: numpy.array(...)")
+        if obj is dataclasses.MISSING:
+            return "MISSING"  # by its name: as a copy it would be another one, and a field's default
         if kind is _LruCacheWrapper:
             return self._reduce_cached_function(obj)
         if kind is functools.cached_property:
@@ -59,50 +101,13 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
-        if kind.__name__ in TENSOR_KINDS:
+        if kind.__name__ in KINDS:
             reduced = self._reduce_tensor(obj)
             if reduced is not NotImplemented:
                 return reduced
         if issubclass(kind, getattr(sys.modules.get("tqdm.std"), "tqdm", ())):
             raise TypeError("a progress bar counts in one process")  # sent, it would fail where it arrives
         return super().reducer_override(obj)
-
-    def _reduce_holder(self, obj: Any, kind: type) -> Any:
-        """Return how an object travels that holds what is replaced; None: as any."""
-        if kind is types.CellType:
-            try:
-                stand_in = self._stand_in(obj.cell_contents)
-            except ValueError:  # empty
-                return None
-            return None if stand_in is obj.cell_contents else (internals._make_cell, (stand_in,))
-        if kind is functools.partial:
-            cls, arguments, (function, values, named, attributes) = obj.__reduce__()
-            return cls, arguments, (function, self._each(values), self._each(named), attributes)
-        if id(obj) not in self.holders:
-            return None
-        cls, arguments, state, *others = obj.__reduce_ex__(5)
-        # A dict, or a pair of one and of slots.
-        state = tuple(map(self._each, state)) if isinstance(state, tuple) else self._each(state)
-        return (cls, arguments, state, *others)
-
-    def _dynamic_function_reduce(self, function: Any) -> Any:
-        reduced = super()._dynamic_function_reduce(function)
-        if self.stand_ins:
-            if id(function) not in self.looked_at:
-                self.strangers.append(function)
-            slots = reduced[2][1]
-            for name in ("__globals__", "__defaults__", "__kwdefaults__"):
-                slots[name] = self._each(slots[name])
-        return reduced
-
-    def _each(self, values: Any) -> Any:
-        """Return the values, of which some are replaced."""
-        if isinstance(values, dict):
-            return {key: self._stand_in(value) for key, value in values.items()}
-        return tuple(map(self._stand_in, values)) if isinstance(values, tuple) else values
-
-    def _stand_in(self, value: Any) -> Any:
-        return value if self.stand_ins is None else self.stand_ins.get(id(value), value)
 
     def _reduce_tensor(self, tensor: Any) -> Any:
         return reduce_tensor(tensor)
@@ -112,16 +117,26 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def is_by_value(self, named: Any) -> bool:
         """Whether a function or class is to be sent itself, not its name."""
-        return not _is_found_by_name(named)
+        return not is_found_by_name(named)
 
 
-def _is_found_by_name(named: Any) -> bool:
+def is_found_by_name(named: Any) -> bool:
+    """Whether another process finds a function or class by its module and name."""
     if named.__module__ == "__main__":  # another one there
         return False
     found: Any = sys.modules.get(named.__module__)
     for name in named.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is named
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    """Return code with its file, which tracebacks name, and in whose place cloudpickle 3.1.3 has <dynamic-code>."""
+    make, arguments = internals._code_reduce(code)
+    return make, (*arguments[:_FILE_NAME], "".join(code.co_filename), *arguments[_FILE_NAME + 1 :])
+
+
+_FILE_NAME = 10  # of the arguments of `types.CodeType`, from Python 3.10 to 3.13
 
 
 # Of itself a cached function is looked up by name where it arrives, which in `__main__` finds nothing. It is rebuilt
@@ -138,7 +153,7 @@ def _remake_cached_function(function: Callable[..., Any], parameters: dict[str, 
 
 
 def _reduce_remade_function(cached: Any) -> Any:
-    return cached.__qualname__ if _is_found_by_name(cached) else _by_value_of_cached(cached)
+    return cached.__qualname__ if is_found_by_name(cached) else _by_value_of_cached(cached)
 
 
 # Up to Python 3.11 a cached property holds a lock, which cannot be pickled.

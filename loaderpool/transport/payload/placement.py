@@ -8,19 +8,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from loaderpool.memory.adoption import is_in_passing, place_of, why_copied
+from loaderpool.memory.adoption import DataFile, is_in_passing, place_of, why_copied
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.data_file import DataFile
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.system.interrupts import checkpoint
-from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import put_object
 
 if TYPE_CHECKING:
-    from loaderpool.cache.shared import CachePlan
+    from loaderpool.cache.setting import CachePlan
+    from loaderpool.transport.payload.ship import Shipment
 
 # Files of one shipment. More would not fit one message to the supervisor (253 descriptors), and each is a descriptor
 # here and there.
@@ -79,11 +78,38 @@ def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
 class AboutShipment(NamedTuple):
     """What is said of a shipment to those who do not unpickle it."""
 
-    names: Sequence[str] = ()  # of an update the attributes that it changes, of a payload files that must be there
+    names: Sequence[str] = ()  # of an update the attributes that it changes
     cache: CachePlan | None = None  # of a payload's loader
 
 
 _NOTHING_ABOUT_IT = AboutShipment()
+
+
+class _Change(Protocol):
+    @property
+    def names(self) -> frozenset[str]: ...
+
+
+_Kept = TypeVar("_Kept", bound=_Change)
+
+
+def keep_latest(kept: list[_Kept], change: _Kept) -> list[_Kept]:
+    """Add a change of a source's attributes to those before it; take out and return those that it makes needless.
+
+    A change is needless when later ones have changed all its attributes.
+
+    Args:
+        kept: the oldest first.
+        change: has the `names` of its attributes.
+    """
+    needless, later = [], change.names
+    for at in reversed(range(len(kept))):
+        if kept[at].names <= later:
+            needless.append(kept.pop(at))
+        else:
+            later |= kept[at].names
+    kept.append(change)
+    return needless
 
 
 def put_shipment(

@@ -14,19 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderpool.errors import UnpicklableError
-from loaderpool.transport.payload.by_value import FrameworkFreePickler, FrameworkNeededError
-from loaderpool.transport.payload.captured import Captured, CapturedData
-from loaderpool.transport.payload.frameworks import loaded_frameworks
-from loaderpool.transport.payload.item_packing import ItemError, ItemPacking
-from loaderpool.transport.payload.item_pickler import flat_bytes
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.payload.by_value import FrameworkFreePickler, FrameworkNeededError, loaded_frameworks
+from loaderpool.transport.payload.diagnose import describe_offender, large_data
+from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES, ItemError, ItemPacking, flat_bytes
 from loaderpool.transport.payload.pickler import PayloadPickler
-from loaderpool.transport.payload.references import CALLED
-from loaderpool.transport.payload.shared_files import find_shared_file
-from loaderpool.transport.payload.unpicklable import describe_offender, describe_shared_file
 
-# Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
-# are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
-OUT_OF_BAND_BYTES = 64 * 1024
+CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 
 
 @dataclass(frozen=True)
@@ -38,11 +32,9 @@ class Shipment:
     buffers: tuple[memoryview, ...]
     """uint8[n] each, contiguous, at least `OUT_OF_BAND_BYTES` long, in the order in which the pickle asks for them."""
     packed_items: int = 0
-    """Items of the source that are packed, see `item_packing`; they lie in buffers, too."""
-    captured: tuple[CapturedData, ...] = ()
-    """Long lists and dicts that functions and objects hold: those that are packed, and large ones that are not."""
-    hints: tuple[str, ...] = ()
-    """How other data would take less time and memory."""
+    """Items of the source that are packed, see `packing`; they lie in buffers, too."""
+    large_data: tuple[str, ...] = ()
+    """A warning for each large list or dict that functions and objects hold."""
     without: frozenset[str] = frozenset()
     """Frameworks (`frameworks.FRAMEWORKS`): code of modules that import one is in the pickle by value, so that loading
     it imports none of them."""
@@ -60,41 +52,36 @@ def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -
             it is None. For what goes beside another shipment: classes are the same in both only if it is the other's.
 
     Raises:
-        UnpicklableError: something in it cannot be pickled, or would be one open file for all workers; the message
-            names the variable, the path to it, its type, and what to do. The cause is what pickling raised.
+        UnpicklableError: something in it cannot be pickled; the message names the variable, the path to it, its type,
+            and what to do. The cause is what pickling raised.
     """
-    _refuse_shared_files(payload)
-    known: dict[int, Any] = {}
     frameworks = loaded_frameworks() if without is None else without
     while frameworks:
         make_pickler = functools.partial(FrameworkFreePickler, frameworks=frameworks)
         try:
-            return Shipment(*_pickled(payload, make_pickler, known), without=frameworks)
+            return Shipment(*_pickled(payload, make_pickler), without=frameworks)
         except FrameworkNeededError as needed:
             frameworks -= {needed.framework}
         except MemoryError:
             raise
-        except Exception:
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
             break  # a global that can be imported but not pickled, a lock say: all by reference then
     try:
-        return Shipment(*_pickled(payload, _payload_pickler, known))
+        return Shipment(*_pickled(payload, _payload_pickler))
     except MemoryError:
         raise
     except ItemError as error:
         found = describe_offender({error.place: error.item}, error.reason, _why_unpicklable)
         raise UnpicklableError(found) from error.reason
     except Exception as error:
+        if is_of_a_handler(error):
+            raise
         raise UnpicklableError(_describe(payload, error)) from error
 
 
-def _refuse_shared_files(payload: dict[str, object]) -> None:
-    named = {name: part for name, part in _named_parts(payload).items() if name in CALLED}
-    found = find_shared_file(named)
-    if found is not None:
-        raise UnpicklableError(describe_shared_file(*found))
-
-
-def _named_parts(payload: dict[str, object]) -> dict[str, object]:
+def named_parts(payload: dict[str, object]) -> dict[str, object]:
     """Return the payload by the names that the user knows."""
     parts = getattr(payload.get("source"), "payload_parts", None)  # of generators
     if parts is None:
@@ -103,7 +90,7 @@ def _named_parts(payload: dict[str, object]) -> dict[str, object]:
 
 
 def _describe(payload: dict[str, object], error: Exception) -> str:
-    payload = _named_parts(payload)
+    payload = named_parts(payload)
     others = {name: part for name, part in payload.items() if name != "source"}
     # Its source may have been packed all right, and takes long to look through.
     suspects = payload if _why_unpicklable(others) is None else others
@@ -117,8 +104,7 @@ def _payload_pickler(file: Any, buffer_callback: Callable[[pickle.PickleBuffer],
 def _pickled(
     payload: dict[str, object],
     make_pickler: Callable[[Any, Callable[[pickle.PickleBuffer], bool]], PayloadPickler],
-    known: dict[int, Any],
-) -> tuple[bytes, tuple[memoryview, ...], int, tuple[CapturedData, ...], tuple[str, ...]]:
+) -> tuple[bytes, tuple[memoryview, ...], int, tuple[str, ...]]:
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -128,23 +114,15 @@ def _pickled(
         buffers.append(flat)
         return False
 
-    is_called = any(name in payload for name in CALLED)  # else: what a reader is sent, or what a hook changed
-    while True:
-        buffers.clear()
-        packing = ItemPacking(OUT_OF_BAND_BYTES, _why_unpicklable)
-        with io.BytesIO() as file:
-            pickler = make_pickler(file, is_in_band)
-            pickler.met = packing.met
-            if not is_called:
-                pickler.dump(packing.prepare(payload))
-                return file.getvalue(), tuple(buffers), packing.packed, (), ()
-            captured = Captured(_named_parts(payload), packing, pickler.is_by_value, known)
-            pickler.stand_ins, pickler.holders = captured.stand_ins, captured.holders
-            pickler.looked_at, pickler.strangers = captured.looked_at, []
-            pickler.dump(packing.prepare(payload))
-            if captured.stand_ins and captured.withdraw(pickler.strangers, pickler.memo.copy().keys()):
-                continue
-            return file.getvalue(), tuple(buffers), packing.packed, tuple(captured.data), tuple(captured.hints)
+    packing = ItemPacking(_why_unpicklable)
+    with io.BytesIO() as file:
+        pickler = make_pickler(file, is_in_band)
+        pickler.met = packing.met
+        pickler.dump(packing.prepare(payload))
+        told: tuple[str, ...] = ()
+        if any(name in payload for name in CALLED):  # else: what a reader is sent, or what a hook changed
+            told = large_data(named_parts(payload), packing.sources, pickler.is_by_value, packing.estimate)
+        return file.getvalue(), tuple(buffers), packing.packed, told
 
 
 def _why_unpicklable(part: object) -> Exception | None:

@@ -93,7 +93,7 @@ def _map_by_name(arena: Any) -> None:
 
     def map_named(name: str, nbytes: int) -> Any:
         block = SharedMemory(name=name)
-        mapping = arena.PinnableMap(block._fd, nbytes)
+        mapping = arena.mmap.mmap(block._fd, nbytes)
         block.close()
         return mapping
 

@@ -15,7 +15,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.cache.identity import describe, mark_of
-from loaderpool.sources import as_source
+from loaderpool.sources.recognise import as_source
 from tests.support.child import run_child
 
 PROGRAM = """
@@ -70,6 +70,7 @@ FUNCTIONS = {
     "class": np.float32,
     "cached": functools.lru_cache(helper),
     "table": {"a": 1, "b": 2}.get,
+    "functions": functools.partial(len, {helper, again, Scaler}),
 }
 SOURCES = {
     "range": range(10),
@@ -104,19 +105,23 @@ def test_two_processes_come_to_the_same() -> None:
 
 CHANGES = {
     "an operator": ("helper(item) * scale", "helper(item) - scale", {"closure", "partial"}),
-    "a called function": ("return item + 1", "return item + 2", {"closure", "partial", "cached", "own"}),
+    "a called function": ("return item + 1", "return item + 2", {"closure", "partial", "cached", "own", "functions"}),
     "a captured variable": ("make(5)", "make(6)", {"closure", "partial"}),
     "a default": ("scale=2, *", "scale=4, *", {"closure", "partial"}),
     "a keyword default": ("kind=Kind.A):", "kind=None):", {"closure", "partial"}),
     "a constant in a set": ('"zz"}', '"zzz"}', {"closure", "partial"}),
-    "a global": ("SIZE = 3", "SIZE = 4", {"object", "method"}),
+    "a global": ("SIZE = 3", "SIZE = 4", {"object", "method", "functions"}),
     "a set of texts": ('"bird"}', '"bee"}', {"closure", "partial", "lambda"}),
     "an argument of partial": ("scale=3)", "scale=5)", {"partial"}),
     "an object's attribute": ("Scaler(4),", "Scaler(5),", {"object"}),
-    "a class attribute": ("factor = 2", "factor = 3", {"object", "method"}),
-    "another method of the object's class": ("item * self.base", "item + self.base", {"object", "method"}),
+    "a class attribute": ("factor = 2", "factor = 3", {"object", "method", "functions"}),
+    "another method of the object's class": (
+        "item * self.base",
+        "item + self.base",
+        {"object", "method", "functions"},
+    ),
     "a table whose method it is": ('"b": 2', '"b": 3', {"table"}),
-    "a recursive function": ("else 0", "else 1", {"recursive"}),
+    "a recursive function": ("else 0", "else 1", {"recursive", "functions"}),
     "a library's function": ("np.sqrt", "np.cbrt", {"lambda"}),
     "an item of many": ('f"a/{n}.jpg"', 'f"a/{n if n != 5000 else 0}.jpg"', {"paths"}),
     "a text of many": ('f"{n}" for', 'f"{n if n != 5000 else 0}" for', {"texts"}),
@@ -187,6 +192,40 @@ def test_a_function_of_an_imported_module_of_ones_own(tmp_path: Path) -> None:
         assert [name for name in same if same[name] != other[name]] == ["LIMIT of function"]
 
 
+def test_which_of_two_functions_of_one_code_has_which_value() -> None:
+    def scale(factor: int) -> Any:
+        return lambda item: item * factor
+
+    def then(*functions: Any) -> Any:
+        return lambda item: [each(item) for each in functions]
+
+    two, three = scale(2), scale(3)
+    found = [then(two, three), then(three, two), then(two, three, two), then(two, two, three)]
+    assert len({mark_of(describe(each, None, [])) for each in found}) == 4
+    assert describe(then(two, three), None, []) == describe(then(scale(2), scale(3)), None, [])
+
+
+def test_a_variable_named_code_hides_no_code() -> None:
+    plus, minus = dict[str, Any](code=3), dict[str, Any](code=3)
+    exec("def fn(item): return item + code", plus)
+    exec("def fn(item): return item - code", minus)
+    assert describe(plus["fn"], None, []) != describe(minus["fn"], None, [])
+
+
+def test_modules_that_import_each_other(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("import two\nLIMIT = 1\ndef fn(item): return two.one.LIMIT + item")
+    (tmp_path / "two.py").write_text("import one")
+    program = "import sys; sys.path.insert(0, '.'); import one; from loaderpool.cache.identity import describe; "
+    result = run_child(f"{program}print(*describe(one.fn, None, []), sep=chr(10))", cwd=tmp_path).check()
+    assert "two.one.LIMIT of function" in result.stdout.splitlines()
+
+
+def test_a_masked_array_counts_with_its_mask() -> None:
+    arrays = [np.ma.array([1, 2, 3, 4], mask=mask) for mask in (4 * [True], 4 * [True], 3 * [True] + [False])]
+    first, second, other = (describe(len, None, array) for array in arrays)
+    assert first == second != other
+
+
 def test_the_setup_hook_counts() -> None:
     value = 1
     assert describe(len, lambda: value, []) != describe(len, lambda: 2, []) != describe(len, None, [])
@@ -210,8 +249,11 @@ def test_what_cannot_be_looked_into_counts_by_its_type(tmp_path: Path) -> None:
         nested = [nested]
     itself: list[Any] = []
     itself.append(itself)
-    for odd in (nested, itself, os, collections.defaultdict(list), object()):
+    odds: list[Any] = [nested, itself, os, collections.defaultdict(list), object()]
+    for odd in odds:
         assert describe(len, None, [odd])["source"].startswith("list 1 items")
+    first = describe(len, None, [itself, 1])
+    assert describe(len, None, [itself, 1]) == first != describe(len, None, [itself, 2])
 
 
 def test_a_memmap_counts_by_its_file(tmp_path: Path) -> None:
@@ -220,6 +262,7 @@ def test_a_memmap_counts_by_its_file(tmp_path: Path) -> None:
     mapped = np.memmap(path, np.int64, "r")
     first = describe(len, None, mapped)
     assert describe(len, None, np.memmap(path, np.int64, "r")) == first
+    assert describe(len, None, mapped[:5]) != describe(len, None, mapped[5:])
     os.utime(path, (1, 1))
     assert describe(len, None, np.memmap(path, np.int64, "r")) != first
 
@@ -251,4 +294,4 @@ def test_what_python_notes_on_a_class_does_not_count() -> None:
 
 def test_a_source_goes_by_the_name_that_the_user_knows(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a\nb\n")
-    assert describe(len, None, as_source(lp.TextLines(tmp_path / "x.txt")))["source"].startswith("TextLines 2 items ")
+    assert describe(len, None, as_source(lp.TextLines(tmp_path / "x.txt")))["source"].startswith("TextLines 2 items")

@@ -9,9 +9,9 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.element.padding import check_padding, fill_value, padding_of
-from loaderpool.element.spec import ArraySpec, ElementSpec, as_code, sample_spec, widened
+from loaderpool.element.spec import ArraySpec, ElementSpec, read_spec, sample_spec, widened, widening_code
 from loaderpool.element.structure import Structure
-from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
+from loaderpool.errors import ArgumentError, SpecMismatchError
 
 
 class Pair(NamedTuple):
@@ -56,10 +56,10 @@ def test_padding_that_is_built_otherwise_than_the_sample_is_refused(pad: Any, me
 @pytest.mark.parametrize(
     ("pad", "error", "message"),
     [
-        ([0], ArgumentTypeError, r"pad must be .*got \[0\] \(a list is never structure: write a tuple\)"),
-        ({"x": [0]}, ArgumentTypeError, r"pad\['x'\] must be"),
-        ((0, np.zeros(2)), ArgumentTypeError, r"pad\[1\] must be"),
-        (None, ArgumentTypeError, "pad must be"),
+        ([0], ArgumentError, r"pad must be .*got \[0\] \(a list is never structure: write a tuple\)"),
+        ({"x": [0]}, ArgumentError, r"pad\['x'\] must be"),
+        ((0, np.zeros(2)), ArgumentError, r"pad\[1\] must be"),
+        (None, ArgumentError, "pad must be"),
         ({}, ArgumentError, "pad is an empty dict"),
         ({"x": ()}, ArgumentError, r"pad\['x'\] is an empty tuple"),
     ],
@@ -126,5 +126,5 @@ def test_axes_in_which_samples_differ_are_open() -> None:
     ],
 )
 def test_a_spec_as_code_can_be_pasted(value: Any) -> None:
-    spec = ElementSpec(Structure.of(value), tuple(Structure.of(value).flatten(value)))
-    assert eval(as_code(spec), {"lp": lp, "Pair": Pair}) == value
+    spec = read_spec(value)
+    assert eval(widening_code(spec, 0, spec.components[0].shape), {"lp": lp, "Pair": Pair}) == value

@@ -19,12 +19,9 @@ import pytest
 from scipy import sparse
 
 import loaderpool as lp
-from loaderpool.element.dtypes import can_write
-from loaderpool.element.given_spec import read_spec
-from loaderpool.element.leaf import convert_leaf
-from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, sample_spec
-from loaderpool.element.structure import Structure
-from loaderpool.errors import ArgumentError, ArgumentTypeError, SpecMismatchError
+from loaderpool.element.leaf import can_write, convert_leaf
+from loaderpool.element.spec import ArraySpec, mismatch, read_spec, sample_spec
+from loaderpool.errors import ArgumentError, SpecMismatchError
 
 ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
 
@@ -59,6 +56,8 @@ CONVERTED = [
     ([[1.0], [2.0]], np.array([[1.0], [2.0]])),
     ([(1, 2), (3, 4)], np.array([[1, 2], [3, 4]], np.int64)),
     ([np.zeros(2, np.float32), np.ones(2, np.float32)], np.array([[0, 0], [1, 1]], np.float32)),
+    ([1, 2.5], np.array([1, 2.5])),
+    ([np.float32(1), 2], np.array([1.0, 2.0])),
     ([], np.zeros(0)),
     (range(3), np.array([0, 1, 2], np.int64)),
     (deque([1, 2]), np.array([1, 2], np.int64)),
@@ -150,9 +149,13 @@ REFUSED = [
     ((1, 2), "got an object of type tuple where one array is expected"),
     ({"a": 1}, "got an object of type dict where one array is expected"),
     (2**64, "65 bits fits neither int64 nor uint64"),
+    (-(2**63) - 1, "64 bits fits neither int64 nor uint64"),
     ([2**64, 1], "ints fit neither int64 nor uint64"),
     ([[1], [2, 3]], "this one of 2 does not stack .*return a tuple or dict"),
     ([np.zeros(2), np.zeros(3)], "does not stack"),
+    ([np.zeros(3, np.float32), np.zeros(3, np.int64)], "this one of 2 has parts of the dtypes float32 and int64"),
+    ([np.float32(1), np.int64(2)], "this one of 2 has parts of the dtypes"),
+    ([np.zeros((), np.float64), np.ones((), np.uint8)], "this one of 2 has parts of the dtypes"),
     ([["a"], ["b", "c"]], "does not stack"),
     (["a", 1], r"\(int, str\); text is all str or all bytes"),
     ([1, "a"], r"\(int, str\); text is all str or all bytes"),
@@ -166,7 +169,7 @@ REFUSED = [
     (np.timedelta64(3, "s"), r"timedelta64\[s\] .*astype\('int64'\)"),
     (datetime.datetime(2020, 1, 1), "datetime is no array; return a number"),
     ([datetime.date(2020, 1, 1)], r"\(date\)"),
-    (np.zeros(2, [("x", "i4"), ("y", "f4")]), "structured dtype .*return a dict of its fields"),
+    (np.zeros(2, [("x", "i4"), ("y", "f4")]), "is structured; return a dict of its fields"),
     (np.zeros(2, "V4"), r"raw bytes; return .view\('uint8'\)"),
     (np.zeros(2, np.longdouble), r"astype\('float64'\)"),
     (np.zeros(2, np.clongdouble), r"astype\('complex128'\)"),
@@ -179,13 +182,13 @@ REFUSED = [
     (Opaque(), "Opaque is no array; return arrays, numbers"),
     (SimpleNamespace(toarray=lambda: 0), r"return value\.toarray\(\)"),
     (SimpleNamespace(todense=lambda: 0), r"return value\.todense\(\)"),
-    (sparse.csr_matrix(np.eye(2)), r"csr_matrix is no array; it is sparse.* return value\.toarray\(\), or .*tocoo\(\)"),
+    (sparse.csr_matrix(np.eye(2)), r"csr_matrix is no array; it is sparse.* return value\.toarray\(\), or its indices"),
     (sparse.coo_array(np.eye(2)), r"coo_array is no array; it is sparse"),
     ([sparse.csr_array(np.eye(2))], r"an array of objects \(csr_array\); it is sparse.* return value\.toarray\(\)"),
-    (of_module("jax.experimental.sparse.bcoo", "BCOO"), r"BCOO is no array; .*value\.todense\(\), .*value\.indices"),
+    (of_module("jax.experimental.sparse.bcoo", "BCOO"), r"BCOO is no array; .*value\.todense\(\)"),
     (
         of_module("tensorflow.python.framework.sparse_tensor", "SparseTensor"),
-        r"SparseTensor is no array; .*tf\.sparse\.to_dense\(value\), .*\(value.indices, value.values, .*dense_shape",
+        r"SparseTensor is no array; .*tf\.sparse\.to_dense\(value\)",
     ),
     (Broken(), r"Broken does not become an array \(RuntimeError: requires grad\)"),
 ]
@@ -257,12 +260,12 @@ def test_specs_are_readable() -> None:
 BAD_SPECS = [
     (((-1, 3), "f4"), {}, ArgumentError, r"lengths >= 0 and None"),
     (((True,), "f4"), {}, ArgumentError, r"lengths >= 0 and None"),
-    (((2.5,), "f4"), {}, ArgumentTypeError, "whole numbers"),
-    ((3, "f4"), {}, ArgumentTypeError, r"a tuple such as"),
-    (("ab", "f4"), {}, ArgumentTypeError, r"a tuple such as"),
+    (((2.5,), "f4"), {}, ArgumentError, "whole numbers"),
+    ((3, "f4"), {}, ArgumentError, r"a tuple such as"),
+    (("ab", "f4"), {}, ArgumentError, r"a tuple such as"),
     ((None, "f4"), {}, ArgumentError, "unknown number of axes"),
-    (((3,), None), {}, ArgumentTypeError, "dtype must be said"),
-    (((3,), "float31"), {}, ArgumentTypeError, "'float31' is none that NumPy has"),
+    (((3,), None), {}, ArgumentError, "dtype must be said"),
+    (((3,), "float31"), {}, ArgumentError, "'float31' is none that NumPy has"),
     (((3,), object), {}, ArgumentError, 'needs text="str"'),
     (((3,), "M8[s]"), {}, ArgumentError, "no counterpart"),
     (((3,), [("a", "i4")]), {}, ArgumentError, "structured"),
@@ -279,11 +282,6 @@ def test_a_spec_that_no_batch_can_have_fails_when_made(
 ) -> None:
     with pytest.raises(error, match=message):
         ArraySpec(*arguments, **options)
-
-
-def test_the_components_must_be_as_many_as_the_leaves() -> None:
-    with pytest.raises(ArgumentError, match="1 components for"):
-        ElementSpec(Structure.of((1, 2)), (ArraySpec((), "f4"),))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +301,6 @@ def test_a_given_spec_is_read_in_its_structure() -> None:
     spec = read_spec(given)
     assert spec.paths == ("['x']", "['y'][0]")
     assert spec.pack() == given
-    assert read_spec(spec) is spec
 
 
 def test_tensorflows_specs_are_read(tf: Any) -> None:
@@ -325,13 +322,13 @@ def test_tensorflows_specs_are_read(tf: Any) -> None:
     )
     refused = [
         (tf.TensorSpec(None, tf.float32), ArgumentError, "unknown number of axes"),
-        (tf.TensorSpec((None,), tf.variant), ArgumentTypeError, "variant"),
+        (tf.TensorSpec((None,), tf.variant), ArgumentError, "variant"),
         (tf.TensorSpec((None,), tf.qint8), ArgumentError, "structured"),
-        (tf.SparseTensorSpec((None, 3), tf.float32), ArgumentTypeError, "got SparseTensorSpec"),
+        (tf.SparseTensorSpec((None, 3), tf.float32), ArgumentError, "got SparseTensorSpec"),
         (tf.RaggedTensorSpec([None, None, 2], tf.int32), ArgumentError, "one ragged axis.*with ragged_rank=1"),
         (tf.RaggedTensorSpec([None, 3], tf.int32), ArgumentError, r"shape \(batch, None, \.\.\.\)"),
         (tf.RaggedTensorSpec([None, None], tf.int32, row_splits_dtype=tf.int32), ArgumentError, "row splits are int64"),
-        (tf.zeros((2, 3)), ArgumentTypeError, "got EagerTensor"),
+        (tf.zeros((2, 3)), ArgumentError, "got EagerTensor"),
     ]
     for leaf, error, message in refused:
         with pytest.raises(error, match=rf"^element_spec\['x'\].*{message}"):
@@ -356,7 +353,7 @@ def test_what_only_looks_like_a_tensor_spec_is_read_too() -> None:
     ],
 )
 def test_what_is_no_spec_is_refused(given: Any, message: str) -> None:
-    with pytest.raises(ArgumentTypeError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         read_spec(given)
 
 

@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.errors import ArgumentTypeError, MemoryLimitError
+from loaderpool.errors import ArgumentError, MemoryLimitError
 from loaderpool.memory import adoption
-from loaderpool.memory.adoption import LEAST_BYTES, place_of, why_copied
+from loaderpool.memory.adoption import LEAST_BYTES, DataFile, place_of, why_copied
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.data_file import DataFile
-from loaderpool.memory.share import share
+from loaderpool.memory.share import share_array as share
 from loaderpool.system import capacity, machine
-from loaderpool.transport.payload.descriptors import ReceivedDescriptors
-from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors
 from loaderpool.transport.payload.placement import place, put_shipment
 from loaderpool.transport.payload.ship import ship
 from tests.support.processes import read_pss, status_of_fork
@@ -225,7 +223,7 @@ def test_adopt_free_and_allocate_again_many_times_around_malloc_s_threshold(thre
         assert libc.mallopt(-3, threshold)
         kept: list[tuple[Any, int]] = []
         moved = 0
-        for turn in range(150):
+        for turn in range(60):
             nbytes = rng.choice([LEAST_BYTES, LEAST_BYTES + 5, 31 << 20, (32 << 20) - 4096, 32 << 20, LARGE])
             make = rng.choice([np.empty, np.zeros])
             array = make(nbytes, np.uint8)
@@ -241,7 +239,7 @@ def test_adopt_free_and_allocate_again_many_times_around_malloc_s_threshold(thre
                 assert old[0] == old[-1] == value and (old[::4099] == value).all()
                 del old
             libc.malloc_trim(0)
-        assert moved > 20
+        assert moved > 8
         del kept, array
         gc.collect()
         assert "memfd:loaderpool-data" not in Path("/proc/self/maps").read_text()
@@ -372,7 +370,7 @@ def test_a_shared_array_is_shipped_without_a_copy_whatever_its_size() -> None:
 
 
 def test_what_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentTypeError, match="Python objects"):
+    with pytest.raises(ArgumentError, match="Python objects"):
         share(np.array([{}, []], object))
     monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="has only 1,000 bytes free"):

@@ -67,7 +67,7 @@ def test_what_is_no_limits_fault_blames_none(monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("loaderpool.memory.arena.PinnableMap", full)
+    monkeypatch.setattr("loaderpool.memory.arena._map_unlocked", full)
     with pytest.raises(OSError, match="Too many open files") as raised:
         Arena.create()
     assert not isinstance(raised.value, MemoryLimitError)

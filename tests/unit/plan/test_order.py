@@ -28,13 +28,6 @@ def test_drop_remainder_leaves_the_short_batch_out() -> None:
     assert (plan.batches_per_epoch, plan.full_batches) == (2, 2)
 
 
-def test_shards_share_each_global_batch() -> None:
-    first, second = (Plan(size=11, batch_size=2, num_shards=2, shard_index=shard) for shard in (0, 1))
-    assert batches_of(first) == [[0, 1], [4, 5], [8, 9]]
-    assert batches_of(second) == [[2, 3], [6, 7], [10]]
-    assert (first.full_batches, second.full_batches) == (3, 2)
-
-
 def test_a_tail_shorter_than_the_shards_is_dealt_again() -> None:
     shards = [Plan(size=14, batch_size=3, num_shards=4, shard_index=shard) for shard in range(4)]
     assert [batches_of(plan)[-1] for plan in shards] == [[12], [13], [12], [13]]
@@ -63,14 +56,6 @@ def test_an_empty_source_has_no_batches(drop_remainder: bool) -> None:
     assert plan.indices(0, plan.positions_of(0, 0, 0)) == []
 
 
-def test_row_ranges_are_parts_of_the_batch() -> None:
-    plan = Plan(size=100, batch_size=10, num_shards=2, shard_index=1)
-    whole = plan.positions(0, 3).tolist()
-    assert plan.positions(0, 3, 2, 5).tolist() == whole[2:5]
-    assert plan.positions(0, 3, 7).tolist() == whole[7:]
-    assert plan.positions(0, 3, 4, 4).tolist() == []
-
-
 def test_without_shuffle_indices_are_positions() -> None:
     plan = Plan(size=10, batch_size=4)
     assert plan.indices(7, plan.positions(0, 1)) == [4, 5, 6, 7]
@@ -81,27 +66,11 @@ def epoch_of(plan: Plan, epoch: int) -> list[int]:
     return plan.indices(epoch, plan.positions_of(0, 0, plan.batches_per_epoch))
 
 
-@pytest.mark.parametrize("size", [50, 10_000])
-def test_each_epoch_has_every_item_once_in_an_order_of_its_own(size: int) -> None:
-    plan = Plan(size=size, batch_size=8, shuffle=True, seed=3)
-    orders = [epoch_of(plan, epoch) for epoch in range(3)]
-    assert [sorted(order) for order in orders] == [list(range(size))] * 3
-    assert len({tuple(order) for order in [*orders, list(range(size))]}) == 4
-    assert all(type(index) is int for index in orders[0])
-
-
 def test_the_order_is_set_by_seed_and_epoch_alone() -> None:
     plan = Plan(size=1000, batch_size=8, shuffle=True, seed=3)
     assert epoch_of(plan, 5) == epoch_of(Plan(size=1000, batch_size=31, shuffle=True, seed=3), 5)
     assert epoch_of(plan, 5) != epoch_of(Plan(size=1000, batch_size=8, shuffle=True, seed=4), 5)
     assert epoch_of(Plan(1000, 8, True, seed=1), 11) != epoch_of(Plan(1000, 8, True, seed=11), 1)
-
-
-def test_shuffled_shards_are_disjoint_parts_of_one_global_order() -> None:
-    alone = epoch_of(Plan(size=64, batch_size=8, shuffle=True, seed=9), 2)
-    shards = [Plan(size=64, batch_size=4, shuffle=True, seed=9, num_shards=2, shard_index=shard) for shard in (0, 1)]
-    together = [index for batch in range(8) for plan in shards for index in plan.indices(2, plan.positions(0, batch))]
-    assert together == alone
 
 
 def test_a_huge_source_costs_nothing() -> None:

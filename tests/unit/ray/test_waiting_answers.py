@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loaderpool.ray import waiting_answers
+from loaderpool.ray import host
+from loaderpool.ray.host import WaitingAnswers
 from loaderpool.ray.host_messages import HostReport, Message, Piece
-from loaderpool.ray.waiting_answers import WaitingAnswers
-from loaderpool.supervisor.host_room import GROUP_BYTES, group_of, room_of, travelling
+from loaderpool.supervisor.scheduler import GROUP_BYTES, group_of, room_of, travelling
 from loaderpool.transport.messages import Status
 
 NOW = 1_000_000_000
@@ -18,7 +18,7 @@ NOW = 1_000_000_000
 def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The clock's time, to be set."""
     time_ns = [NOW]
-    monkeypatch.setattr(waiting_answers.clock, "monotonic_ns", lambda: time_ns[0])
+    monkeypatch.setattr(host.clock, "monotonic_ns", lambda: time_ns[0])
     return time_ns
 
 

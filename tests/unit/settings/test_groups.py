@@ -14,11 +14,11 @@ import loaderpool as lp
 from loaderpool.config import LoaderConfig
 
 
-def test_a_loader_has_twenty_arguments() -> None:
+def test_the_arguments_of_a_loader() -> None:
     assert [name for name in inspect.signature(lp.Loader).parameters if name[0] != "_"] == [
         *("source", "fn", "batch_size", "batch_fn", "workers", "shuffle", "seed", "drop_remainder", "deterministic"),
         *("shard", "element_spec", "pad", "ragged", "on_error", "setup", "augment", "cache", "buckets"),
-        *("worker_options", "limits"),
+        *("threads", "seed_globals", "limits"),
     ]
 
 
@@ -29,25 +29,23 @@ def test_each_setting_of_a_config_is_an_argument() -> None:
 
 def test_what_is_not_said_has_its_default() -> None:
     config = lp.Loader(range(3), workers=0).config
-    said = lp.Limits(memory=None, pin="auto", timeout_s=None, restarts=(50, 60), restarts_per_item=3)
+    said = lp.Limits(memory=None, timeout_s=None, restarts=(50, 60), restarts_per_item=3)
     assert config.limits == lp.Limits() == said
-    assert config.worker_options == lp.WorkerOptions() == lp.WorkerOptions(threads=1, seed_globals="auto")
+    assert (config.threads, config.seed_globals) == (1, "auto")
     assert (config.shard, config.buckets) == (lp.Shard(1, 0), None)
 
 
 def test_values_are_kept_in_one_form() -> None:
     limits = lp.Limits(memory="1.5KiB", timeout_s=2, restarts=7, restarts_per_item=np.int64(4))  # type: ignore[arg-type]
-    assert dataclasses.astuple(limits) == (1536, "auto", 2.0, (7, 60.0), 4)
+    assert dataclasses.astuple(limits) == (1536, 2.0, (7, 60.0), 4)
     assert dataclasses.replace(limits, timeout_s=None) == lp.Limits(memory=1536, restarts=(7, 60), restarts_per_item=4)
     buckets = lp.Buckets([1, 2], [3, np.int32(6)], iter([3, 2, 1]))  # type: ignore[list-item, arg-type]
     assert (buckets.boundaries, buckets.batch_sizes) == ((3, 6), (3, 2, 1))
     assert dataclasses.replace(buckets, batch_sizes=None).boundaries == (3, 6)
 
 
-@pytest.mark.parametrize(
-    "group", [lp.Limits(timeout_s=3), lp.Shard(4, 1), lp.WorkerOptions(threads=4), lp.Buckets((1, 2), [3])], ids=repr
-)
-def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.WorkerOptions | lp.Buckets) -> None:
+@pytest.mark.parametrize("group", [lp.Limits(timeout_s=3), lp.Shard(4, 1), lp.Buckets((1, 2), [3])], ids=repr)
+def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.Buckets) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         group.memory = 3  # type: ignore[union-attr, misc]
     for twin in (pickle.loads(pickle.dumps(group)), copy.deepcopy(group)):
@@ -57,9 +55,8 @@ def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.WorkerOptions | lp.
 
 def test_shards_and_buckets_go_by_place_and_the_others_by_name() -> None:
     assert lp.Shard(4, 1) == lp.Shard(num_shards=4, index=1)
-    for group in (lp.Limits, lp.WorkerOptions):
-        with pytest.raises(TypeError, match="positional argument"):
-            group(3)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match="positional argument"):
+        lp.Limits(3)  # type: ignore[misc]
 
 
 def test_a_loader_that_is_replaced_takes_whole_groups() -> None:

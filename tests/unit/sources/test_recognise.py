@@ -14,7 +14,7 @@ import pytest
 from scipy import sparse
 
 from loaderpool.errors import ArgumentError, SourceError
-from loaderpool.sources import as_source
+from loaderpool.sources.recognise import as_source
 from loaderpool.sources.stream import StreamSource
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -158,64 +158,10 @@ def test_a_dict_of_other_things_is_refused_by_path(source: Any, message: str) ->
 # ---- pandas ----
 
 
-def _fake_frame(columns: dict[Any, Any], repeated: bool = False) -> Any:
-    """What is used of pandas' DataFrame, under its name: pandas is no dependency of the tests."""
-
-    class Series:
-        def __init__(self, values: Any) -> None:
-            self._values = values
-
-        def __len__(self) -> int:
-            return len(self._values)
-
-        def to_numpy(self) -> Any:
-            return self._values
-
-    class Positions:
-        def __getitem__(self, where: tuple[slice, int]) -> Series:
-            rows, column = where
-            return Series(list(columns.values())[column][rows])
-
-    class DataFrame:
-        iloc = Positions()
-
-        def __init__(self) -> None:
-            self.columns = list(columns) * (2 if repeated else 1)
-
-        def __len__(self) -> int:
-            return len(next(iter(columns.values()), ()))
-
-        def __getitem__(self, label: Any) -> Any:
-            raise KeyError(label)
-
-    DataFrame.__module__ = Series.__module__ = "pandas.core.frame"
-    return DataFrame()
-
-
-def test_a_data_frame_goes_by_row_as_dicts() -> None:
-    names = np.array(["a", "b", "c", "d"], object)
-    source = as_source(_fake_frame({"name": names, 7: LABELS}))
-    assert len(source) == 4
-    assert source[2] == {"name": "c", 7: 2}
-    assert type(source[2]["name"]) is str and source[2][7].dtype == LABELS.dtype
-
-
-def test_a_data_frame_may_be_a_column() -> None:
-    source = as_source((_fake_frame({"label": LABELS}), ROWS))
-    assert source[0][0] == {"label": 3}
-    assert np.array_equal(source[0][1], ROWS[0])
-
-
-def test_a_data_frame_without_columns_or_with_one_name_twice_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="DataFrame of no columns"):
-        as_source(_fake_frame({}))
-    with pytest.raises(ArgumentError, match="several columns of the name 'a'"):
-        as_source(_fake_frame({"a": LABELS}, repeated=True))
-
-
 def test_pandas_itself_is_read_by_position() -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"path": ["a", "b", "c"], "label": [1, 2, 3], "weight": [0.5, 1.5, 2.5]}, index=[30, 10, 20])
+    assert as_source(pd.DataFrame({7: [1, 2]}))[1] == {7: 2}
     source = as_source(frame)
     assert len(source) == 3
     assert source[1] == {"path": "b", "label": 2, "weight": 1.5}
@@ -227,6 +173,8 @@ def test_pandas_itself_is_read_by_position() -> None:
     assert as_source((frame, frame["weight"]))[2] == ({"path": "c", "label": 3, "weight": 2.5}, 2.5)
     with pytest.raises(ArgumentError, match="source is empty"):
         as_source(frame[:0])
+    with pytest.raises(ArgumentError, match="DataFrame of no columns"):
+        as_source(pd.DataFrame())
     with pytest.raises(ArgumentError, match="several columns of the name 'a'"):
         as_source(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 
@@ -259,21 +207,18 @@ REFUSED = [
     (2.5, "is 2.5, a float"),
     ("images/", "is one str, 'images/': pass a list of paths"),
     (b"images/", "is one bytes, b'images/': pass a list of paths"),
-    (pathlib.PurePosixPath("images"), "is one path, .*pass a list of paths"),
+    (pathlib.PurePosixPath("images"), "is one PurePosixPath, .*pass a list of paths"),
     (Items, r"is the class Items, not an object of it: pass Items\(\.\.\.\)"),
-    ({1, 2}, r"is a set, which has no order: pass sorted\(source\)"),
-    (frozenset({1}), r"is a set, which has no order"),
-    ({1: 2}.keys(), r"is a dict_keys: pass list\(source\)"),
-    ({1: 2}.values(), r"is a dict_values: pass list\(source\)"),
-    (
-        _generate,
-        r"is a generator function: use Loader\.from_generator\(_generate\), .*_generate\(\) itself, .* read once",
-    ),
+    ({1, 2}, r"is a set, which has no index: pass sorted\(source\)"),
+    (frozenset({1}), r"is a frozenset, which has no index"),
+    ({1: 2}.keys(), r"is a dict_keys, .*list\(source\)"),
+    ({1: 2}.values(), r"is a dict_values, .*list\(source\)"),
+    (_generate, r"is a generator function: use Loader\.from_generator\(_generate\), or read _generate\(\) once"),
     (as_source, r"is a function: .*Loader\(items, as_source\)"),
     (lambda i: i, r"is a function: .*Loader\(items, fn\)"),
     (collections.UserDict(a=[1]), r"is a mapping \(UserDict\), read by key.*dict\(source\)"),
     (Endless(), r"is a Endless without a length: give it a __len__"),
-    (sparse.csr_matrix(np.eye(2)), r"is sparse, a csr_matrix, .*: pass value\.toarray\(\) in its place, or range"),
+    (sparse.csr_matrix(np.eye(2)), r"is sparse, a csr_matrix: pass value\.toarray\(\) in its place, or range"),
     (sparse.dia_array(np.eye(2)), r"is sparse, a dia_array"),
     (object(), "is a object, which has neither length nor items"),
     (np.array(5), r"no usable length: len\(\) of an array of shape \(\) raised TypeError"),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from loaderpool.supervisor import instructions as s
-from loaderpool.supervisor.host_roster import HostRoster
+from loaderpool.supervisor.host_dealer import HostRoster
 from loaderpool.supervisor.records import LastCell, WorkerRecord
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.transport.messages import Command, Control, Notice, Report, Status, Words, decode_all, join32, split32
@@ -109,85 +107,6 @@ class Hosts:
 # ---- rooms ----
 
 
-def test_a_host_gets_nothing_before_it_has_told_its_room_and_never_more_than_that() -> None:
-    desk = Hosts(hosts=2)
-    desk.begin()
-    assert desk.counts() == {0: 0, 1: 0}
-    desk.room(1, 5)
-    assert desk.counts() == {0: 0, 1: 5}
-    desk.room(0, 3)
-    assert desk.counts() == {0: 3, 1: 5}
-    assert desk.batches(1) == [0, 1, 2, 3, 4]
-
-
-def test_a_room_that_grows_is_filled_and_one_that_shrinks_gets_nothing_until_there_is_room_again() -> None:
-    desk = Hosts(hosts=1)
-    desk.begin()
-    desk.room(0, 4)
-    desk.room(0, 6)
-    assert len(desk.tickets[0]) == 6
-    desk.room(0, 2)
-    for left in (5, 4, 3, 2):
-        desk.done(0)
-        assert len(desk.tickets[0]) == max(left, 2)
-    desk.done(0)
-    assert len(desk.tickets[0]) == 2
-    desk.room(0, 0)
-    desk.done(0)
-    desk.done(0)
-    assert not desk.tickets[0]
-
-
-def test_the_room_of_a_host_that_is_gone_or_leaves_is_passed_over() -> None:
-    desk = Hosts(hosts=2)
-    desk.begin()
-    desk.room(7, 4)
-    desk.control(Control.RESIZE, 1)
-    desk.room(1, 4)
-    desk.state.on_worker_dead(0)
-    desk.room(0, 4)
-    assert desk.counts() == {0: 0, 1: 0}
-
-
-def test_answers_come_in_any_order() -> None:
-    desk = Hosts(hosts=1)
-    desk.begin(limit=4)
-    desk.room(0, 4)
-    first, second, third, fourth = desk.tickets[0]
-    for ticket in (third, first, fourth, second):
-        desk.done(0, ticket)
-    assert not desk.state.ledger.runs[1].outstanding
-
-
-def test_answers_of_forked_workers_come_in_any_order_too() -> None:
-    state = SupervisorState(1)
-    state.on_control((Control.LOAD, 1, 0, 0, 0, 3, 0, join32(0, 1)))
-    state.on_loaded(1)
-    for slot in (1, 2):
-        state.on_control((Control.SLOT_ADD, 1, slot, slot * 4096, 4096, 0, 0, 0))
-    state.on_control((Control.LAYOUT, 1, 0, 0, join32(1, 2), join32(ROWS, ROWS), 10, MS))
-    state.on_control((Control.RUN_BEGIN, 1, 1, 0, 10, 0, 2, 2))
-    assert state.ledger.runs[1].outstanding == 2
-    for ticket in (2, 1):
-        state.on_report((Report.DONE, ticket, 0, Status.FINISHED, MS, ROWS, 1, 0))
-    assert not state.ledger.runs[1].outstanding
-
-
-def test_an_answer_to_a_ticket_that_the_host_does_not_have_is_passed_over() -> None:
-    desk = Hosts(hosts=2)
-    desk.begin(limit=4)
-    desk.room(0, 2)
-    desk.room(1, 2)
-    others = list(desk.tickets[1])
-    desk.report(0, others[0], Status.FINISHED, MS, ROWS, 1, 0)
-    desk.report(0, 999, Status.FINISHED, MS, ROWS, 1, 0)
-    desk.report(7, others[0], Status.FINISHED, MS, ROWS, 1, 0)
-    answered = next(iter(desk.tickets[0]))
-    desk.done(0)
-    desk.report(0, answered, Status.FINISHED, MS, ROWS, 1, 0)
-    assert desk.state.ledger.runs[1].outstanding == 3
-
-
 def test_the_roomiest_host_is_served_first() -> None:
     """By the share of its room that is free: each worker has something to do before any has two of them."""
     desk = Hosts(hosts=3, slots=14)
@@ -210,26 +129,7 @@ def test_of_hosts_with_as_much_room_the_one_that_waits_longest_is_served_first()
     assert [desk.batches(host) for host in range(3)] == [[0, 3], [1], [2]]
 
 
-@pytest.mark.parametrize("room", [1, 3, 128, 1000])
-def test_rooms_of_any_size_are_filled(room: int) -> None:
-    desk = Hosts(hosts=2, slots=2100)
-    desk.room(0, room)
-    desk.room(1, room)
-    desk.begin(limit=PER_EPOCH * 3)
-    assert desk.counts() == {0: room, 1: room}
-    while desk.tickets[0]:
-        desk.room(0, 0)
-        desk.done(0)
-
-
 # ---- what is cut ----
-
-
-def test_hosts_get_no_row_ranges_and_may_wait_for_slow_batches() -> None:
-    desk = Hosts(hosts=1, batch_ns=10_000 * MS, split=True)
-    desk.begin()
-    desk.room(0, 6)
-    assert [split32(words[5]) for words in desk.tickets[0].values()] == [(0, ROWS)] * 6
 
 
 def test_threads_of_the_workers_are_their_hosts_matter() -> None:
@@ -317,14 +217,6 @@ def test_what_a_probe_kept_goes_elsewhere_where_its_host_has_no_room() -> None:
 # ---- hosts stay ----
 
 
-def test_hosts_are_told_of_layout_and_run_and_of_no_slot() -> None:
-    """Slots are of the dispatcher's arena, and the ledger has them."""
-    desk = Hosts(hosts=1)
-    desk.begin()
-    desk.room(0, 2)
-    assert desk.kinds[0] == [Command.LAYOUT, Command.RUN, Command.TICKET, Command.TICKET]
-
-
 def test_hosts_stay_when_another_loader_comes_or_one_changes_and_nothing_kept_outlives_the_change() -> None:
     desk = Hosts(hosts=1, probe=True)
     desk.room(0, 4)
@@ -403,22 +295,6 @@ def test_all_that_a_dead_host_had_is_dealt_again_before_anything_new_and_in_its_
     assert desk.state.restarts == 1 and not desk.others
 
 
-def test_answers_under_way_when_a_host_dies_count_and_later_ones_do_not() -> None:
-    desk = desk_of(hosts=2)
-    first, second, *_ = desk.tickets[0]
-    batch = desk.tickets[0][first][3]
-    desk.state.on_worker_dead(0)
-    desk.done(0, first)
-    desk.dies(0)
-    desk.report(0, second, Status.FINISHED, MS, ROWS, 1, 0)
-    again = []
-    for _ in range(5):
-        again.append(desk.done(1)[3])
-    again += desk.batches(1)
-    assert batch not in again
-    assert sorted(again) == [at for at in range(10) if at != batch]
-
-
 def test_a_ticket_that_was_on_as_many_hosts_as_may_die_is_dealt_alone() -> None:
     desk = desk_of(hosts=1, max_deaths=2)
     for host in (0, 1):
@@ -465,43 +341,6 @@ def test_a_host_is_emptied_for_a_ticket_that_is_dealt_alone_while_others_go_on()
     assert desk.counts() == {0: 2, 1: 2, 3: 2}
 
 
-def test_hosts_that_are_emptied_for_a_run_that_was_ended_work_again() -> None:
-    desk = desk_of(hosts=2, room=2, max_deaths=1)
-    desk.dies(1)
-    desk.done(0)
-    assert len(desk.tickets[0]) == 1
-    desk.control(Control.RUN_END, 1)
-    desk.begin(run=2)
-    assert len(desk.tickets[0]) == 2
-    desk.room(2, 2)
-    assert len(desk.tickets[2]) == 2
-
-
-@pytest.mark.parametrize("happens", ["dies", "leaves", "has no room"])
-def test_where_a_host_that_is_emptied_goes_another_one_is(happens: str) -> None:
-    desk = desk_of(hosts=2, room=2, max_deaths=1)
-    alone = desk.batches(1)
-    desk.dies(1)
-    desk.done(0)
-    assert len(desk.tickets[0]) == 1, "it is being emptied"
-    if happens == "dies":
-        desk.dies(0, is_explained=True)
-    elif happens == "leaves":
-        desk.control(Control.RESIZE, 0)
-        desk.control(Control.RESIZE, 1)
-    else:
-        desk.room(0, 0)
-        desk.done(0)
-        assert not desk.tickets[0]
-    newest = max(desk.tickets)
-    desk.room(newest, 2)
-    for batch in alone:
-        assert desk.batches(newest) == [batch]
-        desk.done(newest)
-    assert len(desk.tickets[newest]) == 2
-    assert not desk.others
-
-
 def test_a_death_that_is_explained_counts_for_no_ticket_and_not_as_one() -> None:
     desk = desk_of(hosts=1, max_deaths=1, max_restarts=(0, 60.0))
     for host in range(5):
@@ -519,16 +358,6 @@ def test_a_host_that_has_a_ticket_alone_and_is_drained_convicts_nothing() -> Non
     desk.dies(1, is_explained=True)
     desk.room(2, 4)
     assert desk.batches(2) == [0]
-    assert not desk.others
-
-
-def test_deaths_over_a_run_that_was_ended_answer_its_tickets() -> None:
-    desk = desk_of(hosts=1, max_deaths=1)
-    desk.control(Control.RUN_END, 1)
-    desk.dies(0)
-    statuses = [split32(words[7])[0] for words in desk.told if words[0] == Notice.COMPLETION]
-    assert statuses == [Status.ABANDONED] * 4
-    assert desk.told[-1][:2] == (Notice.RUN_ENDED, 1)
     assert not desk.others
 
 

@@ -1,4 +1,4 @@
-"""What is taken for the stacks of a worker: others than the supervisor may ask for them, too."""
+"""What is taken for the stacks of a worker."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from loaderpool.trainer.engine.ring import with_chunk
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.reuse import share_memory
 from loaderpool.worker.work import Work
-from tests.support.batches import assert_same, copied
+from tests.support.batches import copied
 
 RUN = 5
 THREADS = 4
@@ -35,8 +35,8 @@ class Bench:
     def __init__(
         self, fn: Any, size: int = 24, *, threads: int = THREADS, seed_globals: Any = "auto", **settings: Any
     ) -> None:
-        options = lp.WorkerOptions(threads=threads, seed_globals=seed_globals)
-        loader = lp.Loader(range(size), fn, workers=0, worker_options=options, **{"batch_size": 8, **settings})
+        settings = {"batch_size": 8, "threads": threads, "seed_globals": seed_globals, **settings}
+        loader = lp.Loader(range(size), fn, workers=0, **settings)
         payload = check_arguments(loader._core.arguments).payload
         self.numbers = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, self.numbers, Board.base(0), worker=0, catches=BaseException)
@@ -87,35 +87,7 @@ def bench(fn: Any, size: int = 24, **settings: Any) -> Iterator[Bench]:
         made.work.close()
 
 
-def late_first(index: int, rng: np.random.Generator) -> Any:
-    """The earlier ones are ready last."""
-    time.sleep(0.004 * (7 - index % 8))
-    return index, rng.random(3)
-
-
 # ---- order and streams ----
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"on_error": "skip"},
-        {"on_error": "replace"},
-        {"pad": True},
-        {"ragged": True},
-        {"batch_size": None},
-        {"shuffle": True, "seed": 3},
-    ],
-    ids=str,
-)
-def test_rows_are_those_of_one_thread_whatever_is_ready_first(settings: dict[str, Any]) -> None:
-    with bench(late_first, **settings) as one, bench(late_first, **settings, threads=1) as alone:
-        one.prepare()
-        alone.prepare()
-        for batch in range(3):
-            assert_same(one.make(batch), alone.make(batch), f"batch {batch}")
-        assert_same(one.make(1, epoch=4), alone.make(1, epoch=4), "another epoch")
 
 
 def test_calls_of_a_batch_overlap_and_no_more_than_there_are_threads() -> None:
@@ -138,35 +110,6 @@ def test_calls_of_a_batch_overlap_and_no_more_than_there_are_threads() -> None:
     with bench(fn) as one:
         assert one.prepare().make(0).tolist() == list(range(8))
     assert most == THREADS
-
-
-def test_a_function_that_writes_into_out() -> None:
-    def fn(index: int, rng: np.random.Generator, out: Any = None) -> Any:
-        out = np.empty(3) if out is None else out
-        time.sleep(0.003 * (7 - index % 8))
-        out[:] = index + rng.random(3)
-        return out
-
-    with bench(fn) as one, bench(fn, threads=1) as alone:
-        one.prepare()
-        alone.prepare()
-        for batch in range(3):
-            assert_same(one.make(batch), alone.make(batch))
-
-
-def test_batch_fn_and_its_stream() -> None:
-    def batch_fn(items: list[int], rng: np.random.Generator) -> Any:
-        return np.array(items), rng.random(len(items))
-
-    with (
-        bench(None, batch_fn=batch_fn) as one,
-        bench(None, batch_fn=batch_fn, threads=1) as alone,
-    ):
-        one.prepare()
-        alone.prepare()
-        assert one.begin(1) and one.begin(2)
-        for batch in range(3):
-            assert_same(one.make(batch), alone.make(batch))
 
 
 def test_threads_see_what_setup_did_to_its_context() -> None:
@@ -285,19 +228,6 @@ def test_the_first_failing_row_is_named_and_all_calls_are_over_before_it_is_told
         assert one.make(0).tolist() == list(range(8)), "the threads live"
 
 
-def test_skipped_rows_are_counted_in_their_order() -> None:
-    def fn(index: int) -> int:
-        time.sleep(0.002 * (index % 3))
-        if index % 4 == 1:
-            raise ValueError("bad")
-        return index
-
-    with bench(fn, on_error="skip") as one:
-        one.prepare()
-        failures = one.fill(1).row_failures
-        assert [(each.failure.index, each.row) for each in failures] == [(9, 1), (13, 5)]
-
-
 def test_a_ticket_that_is_made_again_for_a_sample_that_hung_goes_on_beside_others() -> None:
     with bench(lambda index: time.sleep(0.01) or index) as one:
         one.prepare()
@@ -365,24 +295,6 @@ def test_the_board_shows_since_when_the_awaited_sample_runs() -> None:
 
 
 # ---- what threads must not share ----
-
-
-def test_a_draw_at_the_probe_is_refused() -> None:
-    with bench(lambda index: (index, random.random())) as one, pytest.raises(WorkFailed, match="rng") as caught:
-        one.prepare()
-    assert "WorkerOptions(threads=4)" in caught.value.failure.text
-
-
-@pytest.mark.parametrize("action", ["raise", "skip"])
-@pytest.mark.parametrize("draw", [random.random, np.random.rand])
-def test_a_draw_that_comes_later_is_refused_before_its_batch_is_told(draw: Any, action: str) -> None:
-    with bench(lambda index: (index, draw() if index == 11 else 0.5), on_error=action) as one:
-        one.prepare()
-        assert one.begin(1)
-        one.fill(0)
-        with pytest.raises(WorkFailed, match="name rng") as caught:
-            one.fill(1)
-        assert "seed_globals=False" in caught.value.failure.text
 
 
 def test_a_draw_that_does_not_come_again_costs_a_second_run_only() -> None:

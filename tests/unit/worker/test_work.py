@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.element.ragged import RaggedArray
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.trainer.arguments import check_arguments
@@ -165,49 +163,11 @@ def test_what_was_made_early_is_dropped_where_its_turn_will_not_come(how: dict[s
     assert not bench.work._calls._kept
 
 
-def draw_all(index: int, rng: np.random.Generator) -> Any:
-    return np.array([index, rng.random(), random.random(), np.random.rand()])
-
-
-@pytest.mark.parametrize("seed_globals", ["auto", True])
-def test_what_is_made_early_draws_what_its_turn_would(seed_globals: Any) -> None:
-    settings = {"shuffle": True, "seed": 11, "worker_options": lp.WorkerOptions(seed_globals=seed_globals)}
-    with SavedGlobals():
-        early, late = Bench(draw_all, **settings), Bench(draw_all, **settings)
-        for batch in (1, 3):
-            make_early(early, batch)
-        early.prepare()
-        late.prepare()
-        for batch in range(4):
-            assert_same(early.make(batch), late.make(batch))
-
-
-def test_a_call_that_fails_early_leaves_nothing() -> None:
-    calls: list[int] = []
-
-    def fn(index: int) -> Any:
-        calls.append(index)
-        if index == 5 and calls.count(5) == 1:
-            raise ValueError("not there yet")
-        return [None, np.zeros(2)][index != 6] if calls.count(6) == 1 else np.zeros(2)
-
-    bench = Bench(fn)
-    assert make_early(bench, 1) == [4] * 4
-    bench.prepare()
-    bench.make(1)
-    assert calls == [4, 5, 6, 7, 0, 5, 6]
-
-
 def test_no_more_is_made_early_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loaderpool.worker.probe._EARLY_BYTES", 3 * (4 + 512))
     bench = Bench(counting([]))
     assert [bench.work.make_early(0, 1, call) for call in range(4)] == [4, 4, 4, None]
     assert bench.work.make_early(0, 2, 0) is None
-
-
-def test_batches_behind_the_epoch_are_not_made_early() -> None:
-    bench = Bench(counting([]))
-    assert bench.work.make_early(0, 4, 0) == 4 and bench.work.make_early(0, 5, 0) is None
 
 
 def test_a_function_that_takes_out_waits_for_it() -> None:
@@ -370,50 +330,11 @@ def test_other_errors_about_none_say_nothing_of_out(settings: dict[str, Any]) ->
     assert "None" in failed.value.failure.text and "out is None" not in failed.value.failure.text
 
 
-def test_setup_is_called_once_before_the_first_sample() -> None:
-    events: list[Any] = []
-
-    def fn(index: int) -> int:
-        events.append(index)
-        return index
-
-    bench = Bench(fn, setup=lambda: events.append("setup")).prepare()
-    bench.work.ensure_setup()
-    bench.make(0)
-    assert events == ["setup", 0, 1, 2, 3]
-
-
-def test_a_setup_that_fails_is_tried_again() -> None:
-    tries = []
-
-    def set_up() -> None:
-        tries.append(1)
-        raise OSError("no file")
-
-    bench = Bench(lambda index: index, setup=set_up)
-    for _ in range(2):
-        with pytest.raises(WorkFailed, match="no file") as failed:
-            bench.work.ensure_setup()
-        assert failed.value.failure.is_setup
-    assert len(tries) == 2
-
-
 # ---- parts of batches, chunks of batches ----
 
 
 def noisy(index: int, rng: np.random.Generator) -> Any:
     return {"i": index, "x": rng.random(3), "g": random.random()}
-
-
-@pytest.mark.parametrize("cuts", [(0, 4), (0, 1, 4), (0, 1, 2, 3, 4), (0, 3, 4)])
-def test_ranges_of_rows_in_any_order_make_the_same_batch(cuts: tuple[int, ...]) -> None:
-    with SavedGlobals():
-        whole = Bench(noisy, shuffle=True).prepare()
-        expected = whole.make(2, epoch=3)
-        parts = Bench(noisy, shuffle=True).prepare()
-        for start, stop in reversed(list(itertools.pairwise(cuts))):
-            assert parts.fill(2, rows=(start, stop), epoch=3).rows == stop - start
-        assert_same(parts.read(2), expected)
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -427,51 +348,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "replaced": {"fn": lambda index: (5 * index) // (index % 3), "on_error": "replace"},
     "skipped": {"fn": lambda index: (5 * index) // (index % 3), "on_error": "skip"},
 }
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_a_chunk_holds_the_same_batches_as_tickets_of_one(name: str) -> None:
-    with SavedGlobals():
-        single = Bench(size=32, **FORMS[name]).prepare()
-        expected = [batch for number in range(1, 7) for batch in single.make(number)]
-        chunk = Bench(size=32, chunk=6, **FORMS[name]).prepare()
-        assert_same(chunk.make(1, count=6), expected)
-
-
-def refilling(buffer: Any) -> Callable[[int], Any]:
-    def fn(index: int) -> Any:
-        buffer[...] = index
-        return buffer
-
-    return fn
-
-
-@pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("settings", [{}, {"ragged": True}, {"pad": True}, {"on_error": "skip"}], ids=str)
-def test_a_chunk_of_a_function_that_returns_one_array_again_and_again_is_right(
-    batch_size: int, settings: dict[str, Any]
-) -> None:
-    bench = Bench(refilling(np.empty(3)), size=16, batch_size=batch_size, chunk=5, **settings).prepare()
-    rows = [np.ravel(batch.values if isinstance(batch, RaggedArray) else batch) for batch in bench.make(1, count=5)]
-    expected = np.arange(batch_size, 6 * batch_size).repeat(3)
-    assert np.concatenate(rows).tolist() == expected.tolist()
-
-
-def test_a_chunk_of_elements_that_are_one_array_again_and_again_is_right() -> None:
-    bench = Bench(refilling(np.empty(3)), size=16, batch_size=None, chunk=5).prepare()
-    assert [batch.tolist() for batch in bench.make(1, count=5)] == [[number] * 3 for number in range(1, 6)]
-
-
-def test_buffers_that_come_back_in_another_batch_of_the_chunk_are_copied() -> None:
-    buffers = [np.empty(2) for _ in range(4)]
-
-    def in_turn(index: int) -> Any:
-        buffers[index % 4][:] = index
-        return buffers[index % 4]
-
-    bench = Bench(in_turn, size=40, chunk=4, ragged=True).prepare()
-    batches = bench.make(2, count=4)
-    assert np.concatenate([batch.values for batch in batches])[::2].tolist() == list(range(8, 24))
 
 
 def test_what_does_not_fit_the_slot_comes_back_unwritten() -> None:
@@ -562,34 +438,10 @@ def test_a_draw_of_one_sample_does_not_depend_on_who_drew_before() -> None:
 # ---- errors ----
 
 
-@pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("settings", [{}, {"ragged": True}], ids=str)
-def test_an_error_names_the_sample(count: int, settings: dict[str, Any]) -> None:
-    def fail(index: int) -> Any:
-        if index == 13:
-            raise KeyError("thirteen")
-        return np.full(2, index)
-
-    bench = Bench(fail, shuffle=True, seed=1, chunk=count, **settings).prepare()
-    with pytest.raises(WorkFailed) as failed:
-        for batch in range(0, 5 - count + 1, count):
-            bench.fill(batch, count=count)
-    failure = failed.value.failure
-    assert (failure.index, failure.epoch) == (13, 0)
-    assert bench.plan.indices(0, np.array([failure.position])) == [13]
-
-
 def test_a_row_that_is_not_as_the_others_names_index_and_both_sides() -> None:
     bench = Bench(lambda index: np.zeros(2 if index != 6 else 3)).prepare()
     with pytest.raises(WorkFailed, match=r"index 6.*float64\[2\].*float64\[3\]"):
         bench.fill(1)
-
-
-def test_all_failures_of_a_chunk_are_told() -> None:
-    bench = Bench(size=32, chunk=6, **FORMS["skipped"]).prepare()
-    filled = bench.fill(1, count=6)
-    assert [row.failure.index for row in filled.row_failures] == [6, 9, 12, 15, 18, 21, 24, 27]
-    assert filled.rows == 16
 
 
 # ---- out ----

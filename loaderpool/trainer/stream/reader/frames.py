@@ -3,19 +3,18 @@
 taken ──READ──▶ BATCH, BATCH, … ──END──▶ given back
 │
 ├ cancelled: CANCEL, and what was sent is thrown away until END; not in time: killed
-└ the reader died: SourceLostError, behind all whole frames
+└ the reader died: SourceError, behind all whole frames
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
-from typing import NamedTuple
 
 from loaderpool.errors import ClosedError, PoolBrokenError
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.session.remote_errors import reader_lost_error, reading_error, setup_error
-from loaderpool.trainer.stream.frames import StreamFailed
+from loaderpool.trainer.stream.frames import NextFrame, StreamFailed
 from loaderpool.trainer.stream.reader.messages import HEADER, ReaderMessage
 from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader, ReaderGoneError
 from loaderpool.trainer.stream.reader.readers import Readers
@@ -23,19 +22,6 @@ from loaderpool.trainer.stream.reader.readers import Readers
 # What is not wanted any more is thrown away in pieces of so many bytes.
 _PIECE_BYTES = 1 << 20
 _BUNDLES = (ReaderMessage.BATCH, ReaderMessage.LARGE)
-
-
-class _Frame(NamedTuple):
-    source: ReadFrames
-    pickling: int
-    buffers: int
-    first: int
-    rows: int
-    nbytes: int
-    is_large: bool
-
-    def write_into(self, view: memoryview, offset: int) -> None:
-        self.source.write_into(view, offset if self.is_large else None)
 
 
 class ReadFrames:
@@ -58,13 +44,14 @@ class ReadFrames:
         self._is_cancelled = False
         self._header = memoryview(bytearray(HEADER.size))
 
-    def next(self, batch: int) -> _Frame | None:
+    def next(self, batch: int) -> NextFrame | None:
         self._batch = batch
         try:
             kind, *words, nbytes = self._first_header() if self._reader is None else self._next_header(self._reader)
             if kind in _BUNDLES:
-                pickling, buffers, first, rows = words
-                return _Frame(self, pickling, buffers, first, rows, nbytes, kind == ReaderMessage.LARGE)
+                buffers, first, rows = words
+                write_into = functools.partial(self._write_into, kind == ReaderMessage.LARGE)
+                return NextFrame(first, rows, buffers, nbytes, write_into)
             told = self._take_bytes(nbytes)
         except ReaderGoneError:
             self._lost()
@@ -82,12 +69,12 @@ class ReadFrames:
             raise StreamFailed(functools.partial(reading_error, ended, self._plan.start_after(self._epoch, batch)))
         return None
 
-    def write_into(self, view: memoryview, offset: int | None) -> None:
-        """Have the bytes of the latest frame in `view`; written by the reader itself where there is an offset."""
+    def _write_into(self, is_large: bool, view: memoryview, offset: int) -> None:
+        """Have the bytes of the latest frame in `view`; those of a large one the reader itself writes there."""
         reader = self._reader
         assert reader is not None
         try:
-            if offset is None:
+            if not is_large:
                 reader.receive_into(view)
                 self._unread = 0
                 return

@@ -21,7 +21,7 @@ import struct
 LARGE_BYTES = 1 << 19
 
 COMMAND = struct.Struct("<4Q")  # a ReaderCommand, pass, epoch (of ROOM: offset), first position
-HEADER = struct.Struct("<6Q")  # a ReaderMessage, pickling, buffers, first position, rows, how many bytes follow
+HEADER = struct.Struct("<5Q")  # a ReaderMessage, buffers, first position, rows, how many bytes follow
 
 
 class ReaderCommand(enum.IntEnum):
@@ -37,7 +37,7 @@ class ReaderMessage(enum.IntEnum):
 
     BATCH = 1  # a bundle follows
     END = 2
-    FAILED = 3  # pickled, what `bundles.what_ended` gives
+    FAILED = 3  # pickled, what `reports.what_ended` gives
     NOT_LOADED = 4  # pickled (Failure, advice): in place of the first answer; then the reader ends
     LARGE = 5  # a bundle is there, and nothing of it follows
     WRITTEN = 6

@@ -27,15 +27,12 @@ from typing import Any, NamedTuple
 
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.stream import StreamSource, read_batches
-from loaderpool.system import fault_points, machine, malloc, role
+from loaderpool.system import fault_points, machine, malloc, process
 from loaderpool.trainer.stream.reader.messages import COMMAND, HEADER, LARGE_BYTES, ReaderCommand, ReaderMessage
-from loaderpool.transport.bundles import Frame, frames, what_ended
-from loaderpool.transport.payload.descriptors import ReceivedDescriptors
-from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.transport.payload.unship import describe_load_error
-from loaderpool.transport.reports import describe_failure
-from loaderpool.worker.after_fork import settle_libraries
-from loaderpool.worker.forked_children import end_stray, look_for_strays
+from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors, describe_load_error
+from loaderpool.transport.pickling import Frame, frames
+from loaderpool.transport.reports import describe_failure, what_ended
+from loaderpool.worker.after_fork import end_stray, look_for_strays, settle_libraries
 
 # Without pidfds the trainer is looked for this often.
 _LOOK_MS = 200
@@ -182,14 +179,14 @@ class _Reader:
             end_stray(error)
             answer, extra = ReaderMessage.FAILED, pickle.dumps(what_ended(error, wanted.epoch))
         fault_points.reach("reader.before_end")
-        _send(self._channel, [HEADER.pack(answer, 0, 0, 0, 0, len(extra)), extra])
+        _send(self._channel, [HEADER.pack(answer, 0, 0, 0, len(extra)), extra])
         fault_points.reach("reader.after_end")
 
     def _send_frame(self, frame: Frame, number: int) -> None:
         nbytes = frame.nbytes
         is_large = nbytes >= LARGE_BYTES
         told = ReaderMessage.LARGE if is_large else ReaderMessage.BATCH
-        header = HEADER.pack(told, frame.pickling, frame.buffers, frame.first, frame.rows, nbytes)
+        header = HEADER.pack(told, frame.buffers, frame.first, frame.rows, nbytes)
         if not is_large:
             _send(self._channel, [header, *frame.parts])
             return
@@ -197,7 +194,7 @@ class _Reader:
         offset = self._commands.wait_for_room(number)
         with memoryview(self._arena.map) as whole, whole[offset : offset + nbytes] as room:
             frame.write_into(room)
-        _send(self._channel, [HEADER.pack(ReaderMessage.WRITTEN, 0, 0, 0, 0, 0)])
+        _send(self._channel, [HEADER.pack(ReaderMessage.WRITTEN, 0, 0, 0, 0)])
 
 
 def _send(channel: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
@@ -219,7 +216,7 @@ def _end_group() -> None:
 
 
 def _settle(start: Mapping[str, Any]) -> None:
-    role.become("reader")
+    process.become("reader")
     if start["dies_with_thread"]:  # the one that has started us ends with the trainer
         machine.die_with_parent(start["trainer_pid"])
     machine.raise_oom_score()
@@ -249,7 +246,7 @@ def main(start: Mapping[str, Any]) -> None:
             end_stray(error)
             failure = describe_failure(error, epoch=0, worker=None)
             extra = pickle.dumps((failure, describe_load_error(error, "the reader")))
-            _send(channel, [HEADER.pack(ReaderMessage.NOT_LOADED, 0, 0, 0, 0, len(extra)), extra])
+            _send(channel, [HEADER.pack(ReaderMessage.NOT_LOADED, 0, 0, 0, len(extra)), extra])
         else:
             settle_libraries()
             while (wanted := commands.next_pass()) is not None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 
 from loaderpool.system import capacity, clock, machine
-from loaderpool.system.stop_watch import StopWatch
+from loaderpool.system.machine import StopWatch
 from loaderpool.trainer.stream.reader.messages import COMMAND, ReaderCommand
 from loaderpool.transport.reports import LostReport, Verdict
 

@@ -11,14 +11,13 @@ import os
 import queue
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 
 from loaderpool.errors import PoolBrokenError, closed_error
 from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, clock, fault_points, machine
-from loaderpool.trainer.session.launch import environment, inherited, search_path
+from loaderpool.trainer.session.launch import Surroundings
 from loaderpool.trainer.stream.reader.reader import GRACE_S, Reader
 from loaderpool.transport import child_process
 
@@ -37,6 +36,7 @@ class Readers:
 
     def __init__(self, arena: Arena, place: tuple[int, int], files: Sequence[int]) -> None:
         self._arena, self._place, self._files = arena, place, files
+        self._around = Surroundings.of_now()
         self._idle: list[Reader] = []
         self._all: dict[int, Reader] = {}  # by pid
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()  # tells who waits for one to look again
@@ -120,8 +120,8 @@ class Readers:
                 theirs.callback(their_end.close)
                 crossing = [their_end.fileno(), self._arena.descriptor, *self._files]
                 start = {
-                    "path": search_path(),
-                    "argv": [str(argument) for argument in getattr(sys, "argv", ())],
+                    "path": self._around.path,
+                    "argv": self._around.argv,
                     "trainer_pid": os.getpid(),
                     "dies_with_thread": threading.current_thread() is threading.main_thread(),
                     "socket": crossing[0],
@@ -130,18 +130,13 @@ class Readers:
                     "files": crossing[2:],
                     "place": self._place,
                 }
-                file, nbytes = child_process.write_settings(start)
-                theirs.callback(os.close, file)
-                process = subprocess.Popen(
-                    child_process.command(
-                        "loaderpool.trainer.stream.reader.process", file, nbytes, "loaderpool-reader"
-                    ),
-                    pass_fds=[file, *crossing],
-                    stdin=subprocess.DEVNULL,
-                    stdout=inherited(sys.__stdout__, 1),
-                    stderr=inherited(sys.__stderr__, 2),
-                    start_new_session=True,  # Ctrl-C and Ctrl-Z of the terminal are the trainer's alone
-                    env=environment(),
+                process = child_process.start(
+                    "loaderpool.trainer.stream.reader.process",
+                    start,
+                    crossing,
+                    "loaderpool-reader",
+                    directory=self._around.directory,
+                    environment=self._around.environment,
                 )
                 mine.callback(_undo, process)
             except ValueError:  # the arena's descriptor is closed

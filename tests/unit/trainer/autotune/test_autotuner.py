@@ -110,3 +110,31 @@ def test_bounds_hold() -> None:
     assert workers == 6
     workers, _ = run(Autotuner(3, 6), 6, window_of(dataclasses.replace(BLOCKING, step_s=5.0)), seconds=400)
     assert workers == 3
+
+
+@pytest.mark.parametrize("others", [1.0, 1.5])
+def test_when_other_programs_give_cpus_back_there_are_more_workers_again(others: float) -> None:
+    """With half of the CPUs one worker is as fast as two, and no longer when all of them are there."""
+    quiet = Training(step_s=20e-3, batch=16, sample_cpu_s=3.4e-3, cpus=2, step_cpu_s=1e-3)
+    tuner = Autotuner(1, MOST)
+    workers, _ = run(tuner, 2, window_of(dataclasses.replace(quiet, others=others)), seconds=20)
+    assert workers == 1
+    workers, course = run(tuner, workers, window_of(quiet), seconds=60)
+    assert quiet.length(workers) <= 1.05 * quiet.length(MOST)
+    assert not course.after(30)
+
+
+def test_a_ceiling_is_tried_again_within_a_minute_where_workers_compute_all_the_time() -> None:
+    """For some seconds one worker was as fast as two, and nothing that is counted tells why."""
+    computing = Training(step_s=20e-3, batch=16, sample_cpu_s=3.4e-3, cpus=4, step_cpu_s=1e-3)
+
+    def window(workers: int, steps: int) -> Observed:
+        slower = 1 if workers == 1 else 2
+        return dataclasses.replace(computing, sample_cpu_s=slower * 3.4e-3).window(workers, steps=steps)
+
+    tuner = Autotuner(1, 2)
+    workers, course = run(tuner, 1, window, seconds=20)
+    assert workers == 1
+    assert course.changes  # two were tried
+    workers, course = run(tuner, workers, window_of(computing), seconds=60)
+    assert workers == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loaderpool.errors import LoaderpoolError
-from loaderpool.trainer.engine.engine_failure import EngineFailure
+from loaderpool.trainer.engine.run_context import EngineFailure
 
 
 def test_a_failure_is_raised_anew_and_passes_over_only_once_somebody_was_told() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, MemoryLimitError
-from loaderpool.trainer.engine.load_message import LoadMessage
-from loaderpool.trainer.engine.pool_engine import PoolEngine
+from loaderpool.trainer.engine.pool_engine import LoadMessage, PoolEngine
 from tests.support.hand_pool import FIRSTS, HandPool, consume, first, hand_pool, small_pool
 
 

@@ -17,7 +17,7 @@ from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.batch_form import BatchForm, batch_form
 from loaderpool.memory.extents import PAGE_BYTES
-from loaderpool.supervisor.host_room import travelling
+from loaderpool.supervisor.scheduler import travelling
 from loaderpool.trainer.engine.form_choice import spec_of_whole_batches
 from loaderpool.trainer.engine.ring import Ring, plan_ring
 from loaderpool.trainer.session.routing import Routing

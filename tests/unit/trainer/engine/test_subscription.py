@@ -240,7 +240,7 @@ def test_a_batch_over_which_hosts_died_is_named_with_its_indices(shuffle: bool) 
         pool._make = dies_over_the_fourth  # type: ignore[method-assign]
         batches = pool.batches()
         assert len(first(batches, 3)) == 3
-        with pytest.raises(lp.HostLostError) as caught:
+        with pytest.raises(lp.WorkerLostError) as caught:
             next(batches)
         error, indices = caught.value, pool.plan.indices(0, pool.plan.positions(0, 3))
         assert (error.batch, error.epoch, error.indices) == (3, 0, tuple(indices))

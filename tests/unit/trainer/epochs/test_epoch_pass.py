@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError, SampleError
+from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError
 from loaderpool.memory.layout import BatchCounts
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.epochs.epoch_pass import Pass
@@ -107,37 +107,6 @@ def test_a_pass_that_was_left_early_counts_and_its_run_ends(passes: tuple[FakeEn
     assert engine.runs[0].is_over and book.epoch == 1
     again = Pass(book, IterationLog())
     assert finish(again) == 3 and again.epoch == 1 and len(engine.runs) == 2
-
-
-def test_passes_side_by_side_have_numbers_and_runs_of_their_own(passes: tuple[FakeEngine, EpochTracker]) -> None:
-    engine, book = passes
-    both = Pass(book, IterationLog()), Pass(book, IterationLog())
-    for one_pass in (*both, *both):
-        one_pass.next_delivery()
-    assert [one_pass.epoch for one_pass in both] == [0, 1] and len(engine.runs) == 2
-    assert [finish(one_pass) for one_pass in both] == [1, 1]
-    # Of the two only the one that stands before the next epoch is kept for it.
-    assert [run.is_over for run in engine.runs] == [True, False]
-    after = Pass(book, IterationLog())
-    assert finish(after) == 3 and after.epoch == 2 and len(engine.runs) == 2
-
-
-def test_a_pass_that_delivered_nothing_does_not_count(passes: tuple[FakeEngine, EpochTracker]) -> None:
-    engine, book = passes
-    unread = Pass(book, IterationLog())
-    unread.close()
-    assert (unread.epoch, book.epoch) == (-1, 0)
-    engine.error = SampleError("first batch")
-    failed = Pass(book, IterationLog())
-    with pytest.raises(SampleError):
-        failed.next_delivery()
-    with pytest.raises(StopIteration):
-        failed.next_delivery()
-    assert book.epoch == 0 and book.counters.passes == 0
-    assert isinstance(book.last_error, SampleError) and engine.runs[0].is_over
-    engine.error = None
-    after = Pass(book, IterationLog())
-    assert finish(after) == 3 and after.epoch == 0
 
 
 def test_a_pass_that_could_not_begin_does_not_count(

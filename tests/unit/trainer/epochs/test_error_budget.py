@@ -14,7 +14,7 @@ from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.engine.delivery import Delivery
 from loaderpool.trainer.epochs.counters import Counters
-from loaderpool.trainer.epochs.error_budget import ErrorBudget
+from loaderpool.trainer.epochs.epoch_pass import ErrorBudget
 from loaderpool.transport.reports import RowFailure, describe_failure
 
 ROWS = 4

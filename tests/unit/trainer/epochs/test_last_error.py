@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loaderpool.errors import LoaderpoolError, SampleError
-from loaderpool.trainer.epochs.last_error import LastError
+from loaderpool.trainer.epochs.epoch_tracker import LastError
 from loaderpool.trainer.session.remote_errors import sample_error
 from loaderpool.transport.reports import describe_failure
 

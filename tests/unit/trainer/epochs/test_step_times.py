@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool.trainer.epochs.step_times import StepTimes
+from loaderpool.trainer.epochs.counters import StepTimes
 from loaderpool.trainer.explain.looks import StepCounts
 
 MS = 1_000_000
@@ -85,16 +85,17 @@ def test_marks_come_at_hand_overs_and_two_seconds_apart() -> None:
     consumer.take(0, 10, is_first=True)
     for _ in range(100):
         consumer.take(50, 0)
-    assert len(marks) == 3
-    assert all(2_000 * MS <= later - mark <= 2_100 * MS for mark, later in itertools.pairwise(marks))
+    assert [later - mark for mark, later in itertools.pairwise(marks[:4])] == [50 * MS] * 3  # steps that may compile
+    assert len(marks) == 6
+    assert all(2_000 * MS <= later - mark <= 2_100 * MS for mark, later in itertools.pairwise(marks[3:]))
 
 
-@pytest.mark.parametrize("name", ["live", "recorder", "on_mark"])
+@pytest.mark.parametrize("name", ["recorder", "on_mark"])
 def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
     """It takes down what is told of a hand-over, also between the look whether that is there and its use."""
 
     class Listener:
-        note_ask = note_hand_over = note = __call__ = staticmethod(lambda *args: None)
+        note = __call__ = staticmethod(lambda *args: None)
 
     class ClosedMeanwhile(StepTimes):
         found: Any = None

@@ -8,8 +8,7 @@ import re
 import pytest
 
 from loaderpool.trainer.explain.demand import cpus_of_others, demand_of
-from loaderpool.trainer.explain.observed import Pace
-from loaderpool.trainer.explain.thresholds import MOST_THREADS, WAITS_ABOVE
+from loaderpool.trainer.explain.observed import MOST_THREADS, WAITS_ABOVE, Pace
 from loaderpool.trainer.explain.verdicts import Finding, Verdict, find_verdict
 from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from loaderpool.memory.call_times import CallTimes, SlowCall
-from loaderpool.tools.cli.commands import cli
+from loaderpool.tools.commands import cli
 from loaderpool.trainer.explain.explanation import explain
 from loaderpool.trainer.explain.verdicts import Verdict
 from tests.support.trainings import COMPUTING, idle

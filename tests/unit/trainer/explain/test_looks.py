@@ -1,19 +1,14 @@
-"""What two looks at a loader tell, and the page on which they travel."""
+"""What two looks at a loader tell."""
 
 from __future__ import annotations
 
-import json
-import mmap
-import os
-import re
+import itertools
 
 import pytest
 
 from loaderpool.memory.call_times import BUCKETS, CallTimes, SlowCall
-from loaderpool.trainer.explain.decision import Autotuned, Decision
-from loaderpool.trainer.explain.looks import Look, look_from_json, look_to_json, observed_in
-from loaderpool.trainer.explain.observed import Pace
-from loaderpool.trainer.explain.page import LooksPage, PageContent
+from loaderpool.trainer.explain.looks import Look, observed_in
+from loaderpool.trainer.explain.observed import Autotuned, Decision, Pace
 from tests.support.looks import ABOUT, S, look
 
 START_NS = 3 * S
@@ -65,13 +60,35 @@ def test_how_fast_other_numbers_of_workers_were() -> None:
     assert observed_in(looks, ABOUT, 60.0).paces == (Pace(1, 320.0, 1 / 1280), Pace(3, 320.0, 3 / 1280))
 
 
-def test_looks_travel_as_json() -> None:
-    assert look_from_json(json.loads(json.dumps(look_to_json(seen(5))))) == seen(5)
-    decided = Autotuned(8, tuple(Decision(1.5 * each, each, each + 1, "data") for each in range(1, 20)))
-    full = seen(5)._replace(by_tf_data=True, autotuned=decided)
-    travelled = look_from_json(json.loads(json.dumps(look_to_json(full))))
-    assert travelled == full._replace(autotuned=decided._replace(decisions=decided.decisions[-8:]))
-    assert len(json.dumps(look_to_json(full._replace(autotuned=decided)))) < 4096
+def compiled(own_s: tuple[float, ...]) -> list[Look]:
+    """Looks at each of the first steps, which take so long, and two behind 100 and 200 more of 20 ms."""
+    found, own_ns, steps = [], 0, 0
+    for step_ns, count in [(0, 0), *((int(S * each), 1) for each in own_s), (2 * S, 100), (2 * S, 100)]:
+        own_ns, steps, number = own_ns + step_ns, steps + count, len(found)
+        counts = {"steps": steps, "steps_ns": own_ns, "wait_ns": 0, "ready_steps": steps, "ready_steps_ns": own_ns}
+        found.append(look(number, pids=(100, 101), end_ns=10 * S + own_ns, **counts))
+    return found
+
+
+@pytest.mark.parametrize("own_s", [(5.0, 0.02, 0.02), (5.0, 3.0, 0.02), (0.02, 0.02, 4.0)])
+def test_steps_that_compile_are_in_no_mean(own_s: tuple[float, ...]) -> None:
+    found = observed_in(compiled(own_s), ABOUT, 60.0)
+    assert found.steps >= 200
+    assert (found.step_s, found.ready_step_s) == pytest.approx((0.02, 0.02))
+
+
+def test_a_start_is_told_until_training_went_on_for_twice_as_long() -> None:
+    looks = [seen(number)._replace(steps=seen(number).steps._replace(wait_ns=0)) for number in range(5)]
+    assert [observed_in(looks[: count + 1], ABOUT, 60.0).start_s for count in (1, 2, 3, 4)] == [3.0, 3.0, 3.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "in_vain"), [((4, 8, 4), 8), ((2, 4, 8, 4), 8), ((4, 8), 0), ((4, 8, 5), 0), ((4, 2, 4), 0), ((4,), 0)]
+)
+def test_workers_that_auto_tried_in_vain_are_those_that_it_took_back(numbers: tuple[int, ...], in_vain: int) -> None:
+    decisions = tuple(Decision(1.0, *pair, "") for pair in itertools.pairwise(numbers))
+    last = seen(5)._replace(autotuned=Autotuned(32, decisions))
+    assert observed_in([seen(4), last], ABOUT, 60.0).in_vain == in_vain
 
 
 def test_what_was_measured_with_other_numbers_of_workers_is_left_out_once_there_is_enough_of_these() -> None:
@@ -79,53 +96,3 @@ def test_what_was_measured_with_other_numbers_of_workers_is_left_out_once_there_
     assert observed_in(looks, ABOUT, 60.0).steps == 40
     assert observed_in(looks[:3], ABOUT, 60.0).steps == 40  # one look with three workers tells nothing
     assert observed_in(looks[:4], ABOUT, 60.0).steps == 20
-
-
-def page_file() -> int:
-    """A descriptor of this process's page, as a reader opens it."""
-    for name in os.listdir("/proc/self/fd"):
-        path = f"/proc/self/fd/{name}"
-        if os.path.lexists(path) and re.search("memfd:loaderpool-looks", os.readlink(path)):
-            return os.open(path, os.O_RDONLY)
-    raise AssertionError("there is no page")
-
-
-def test_a_page_has_the_latest_looks() -> None:
-    page = LooksPage(ABOUT, {"pid": 17})
-    for number in range(40):
-        page.write(seen(number))
-    page.note_ask(5)
-    descriptor = page_file()
-    with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
-        content = PageContent(data[:])
-    assert (content.about, content.more, content.asked_ns) == (ABOUT, {"pid": 17}, 5)
-    assert content.looks == [seen(number) for number in range(8, 40)]
-    page.note_hand_over(9)
-    with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
-        content = PageContent(data[:])
-    assert (content.asked_ns, content.handed_over_ns) == (0, 9)
-    os.close(descriptor)
-
-
-def test_nobody_else_can_write_to_it() -> None:
-    page = LooksPage(ABOUT, {})
-    descriptor = page_file()
-    with pytest.raises(OSError, match=r"not permitted|Bad file|denied"):
-        os.write(descriptor, b"x")
-    with pytest.raises(OSError, match=r"not permitted|Bad file|denied"):
-        mmap.mmap(descriptor, 0)
-    path = f"/proc/self/fd/{descriptor}"
-    try:
-        writable = os.open(path, os.O_RDWR)  # root can
-    except PermissionError:
-        pass
-    else:
-        with pytest.raises(PermissionError):
-            os.pwrite(writable, b"x", 0)
-        with pytest.raises(PermissionError):
-            mmap.mmap(writable, 0)
-        with pytest.raises(PermissionError):
-            os.ftruncate(writable, 10)
-        os.close(writable)
-    os.close(descriptor)
-    page.write(seen(0))

@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 
 import loaderpool
-from loaderpool import Auto, Limits, Loader, WorkerOptions
+from loaderpool import Limits, Loader
 from loaderpool.trainer.explain import changes
 from loaderpool.trainer.explain.demand import cpus_used
 from loaderpool.trainer.explain.observed import Observed, Pace
 from loaderpool.trainer.explain.verdicts import Finding, Verdict, find_verdict
-from loaderpool.transport.payload.load_time import LoadTime
+from loaderpool.transport.messages import LoadTime
 from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training, idle, slowed, times
 
 FULL = Training(sample_cpu_s=24e-3, cpus=4)  # of four CPUs, none is free
+CACHED: dict[str, Any] = {
+    "can_have_cache": True,
+    "items": 10_000,
+    "room_bytes": 4 << 30,
+}  # 1.5 GB, a second epoch comes
 TINY = Training(step_s=150e-6, batch=32, sample_cpu_s=1e-6, step_cpu_s=100e-6)
 WIDE = Training(step_s=2e-3, batch=256, sample_cpu_s=60e-6, step_cpu_s=0.5e-3)
 
@@ -206,24 +211,51 @@ def test_a_number_that_is_found_by_itself_is_not_told_to_be_set() -> None:
     few = find_verdict(COMPUTING.window(2, most_workers=32))
     assert (few.verdict, few.change) == (Verdict.TOO_FEW_WORKERS, "")
     assert few.expect.startswith('workers="auto" tries 11 workers by itself: about 75 ms a step')
-    assert find_verdict(COMPUTING.window(2, most_workers=8)).change == "lp.Loader(..., workers=lp.Auto(max=11))"
+    assert find_verdict(COMPUTING.window(2, most_workers=8)).change == "lp.Loader(..., workers=(1, 11))"
     assert find_verdict(Training(sample_cpu_s=1e-3).window(16, most_workers=32)).change == ""
 
 
 def test_threads_are_for_what_hardly_computes() -> None:
-    assert find_verdict(BLOCKING.window(4)).change == "lp.Loader(..., worker_options=lp.WorkerOptions(threads=6))"
+    assert find_verdict(BLOCKING.window(4)).change == "lp.Loader(..., threads=6)"
     assert find_verdict(BLOCKING.window(4, can_have_threads=False)).change == "lp.Loader(..., workers=21)"
     assert find_verdict(MIXED.window(4)).change == "lp.Loader(..., workers=11)"
 
 
 def test_a_cache_is_named_only_where_one_may_be_given() -> None:
-    assert "cache" not in find_verdict(FULL.window(4)).change
-    assert "batch_fn" in find_verdict(FULL.window(4)).change
-    assert "cache" in find_verdict(FULL.window(4, can_have_cache=True)).change
+    assert find_verdict(FULL.window(4)).change == ""
+    assert "cache" in find_verdict(FULL.window(4, **CACHED)).change
     assert find_verdict(FULL.window(4, calls_of="batch")).change == ""
-    for window in (FULL.window(4), FULL.window(4, can_have_cache=True), FULL.window(4, calls_of="batch")):
+    for window in (FULL.window(4), FULL.window(4, **CACHED), FULL.window(4, calls_of="batch")):
         assert "`loaderpool profile` shows which lines" in find_verdict(window).expect
     assert find_verdict(dataclasses.replace(FULL, others=2.5).window(4)).change == ""  # which would have what is freed
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"room_bytes": 2 << 30},  # half of it is 1 GiB
+        {"room_bytes": 0},  # no epoch comes that would read it
+        {"items": 0},
+        {"items": 16_000_000},  # 2.4 TB
+        {"bytes": 0},
+    ],
+)
+def test_a_cache_is_told_only_where_it_fits_and_another_epoch_can_come(lacking: dict[str, Any]) -> None:
+    for window in (FULL.window(4, **CACHED), dataclasses.replace(TYPICAL[Verdict.SOURCE_LIMIT], **CACHED)):
+        assert "cache" in find_verdict(window).change
+        assert "cache" not in find_verdict(dataclasses.replace(window, **lacking)).change
+
+
+def test_what_a_cache_brings_is_told_with_both_sizes() -> None:
+    expect = find_verdict(FULL.window(4, **CACHED)).expect
+    assert expect.startswith("from the second epoch on fn is not called: at best 75 ms a step")
+    assert "10,000 items take 1.4 GiB, and half of the free memory is 2.0 GiB" in expect
+
+
+def test_a_function_of_batches_is_told_only_where_a_sample_takes_no_longer_than_its_call() -> None:
+    short = Training(step_s=10e-6, batch=256, sample_cpu_s=19e-6, step_cpu_s=10e-6, cpus=1)
+    assert "batch_fn" in find_verdict(short.in_process()).change
+    assert find_verdict(dataclasses.replace(short, sample_cpu_s=21e-6).in_process()).change == ""
 
 
 def test_who_has_the_cpus_is_told() -> None:
@@ -252,6 +284,105 @@ def test_a_limit_of_the_source_gives_back_workers_that_bring_nothing() -> None:
     assert "120 MiB a second" in find_verdict(read).why
 
 
+def test_a_limit_of_the_source_shows_where_more_workers_were_tried_in_vain() -> None:
+    """By `workers="auto"`, or by hand: the one number that there is now tells nothing."""
+    waits = BLOCKING.window(4)
+    rate = waits.samples_per_s
+    assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.5 * rate),))) is Verdict.SOURCE_WAITS
+    assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.08 * rate),))) is Verdict.SOURCE_WAITS
+    assert verdict(dataclasses.replace(waits, paces=(Pace(12, 1.08 * rate),))) is Verdict.SOURCE_LIMIT  # of 200 %
+    assert verdict(dataclasses.replace(waits, paces=(Pace(1, 0.9 * rate),))) is Verdict.SOURCE_LIMIT
+    found = find_verdict(dataclasses.replace(waits, paces=(Pace(4, rate), Pace(8, 1.03 * rate))))
+    assert found.verdict is Verdict.SOURCE_LIMIT
+    assert found.change == ""  # what was tried in vain is not told again
+    assert "samples/s with 4 workers" in found.why and "with 8, although CPUs are free" in found.why
+
+
+def test_what_auto_tried_in_vain_long_ago_is_not_told_to_be_tried() -> None:
+    waits = BLOCKING.window(4, most_workers=32, in_vain=8)
+    found = find_verdict(waits)
+    assert (found.verdict, found.change, found.expect) == (Verdict.SOURCE_LIMIT, "", "")
+    assert 'no more with the 8 that workers="auto" tried' in found.why
+    assert verdict(dataclasses.replace(waits, in_vain=0)) is Verdict.SOURCE_WAITS
+    assert verdict(COMPUTING.window(4, most_workers=32, in_vain=8)) is Verdict.TOO_FEW_WORKERS  # CPUs may be free again
+
+
+def test_memory_bandwidth_shows_where_more_workers_were_tried_in_vain() -> None:
+    few = WIDE.window(2)
+    rate, cpu_s = few.samples_per_s, few.cpu_s / few.samples
+    assert verdict(few) is Verdict.TOO_FEW_WORKERS
+    assert find_verdict(few).expect.startswith("if memory bandwidth is not full, ")
+    assert verdict(dataclasses.replace(few, paces=(Pace(4, rate, 1.1 * cpu_s),))) is Verdict.TOO_FEW_WORKERS
+    assert verdict(dataclasses.replace(few, paces=(Pace(4, 2 * rate, 1.5 * cpu_s),))) is Verdict.TOO_FEW_WORKERS
+    found = find_verdict(dataclasses.replace(few, paces=(Pace(4, rate, 1.5 * cpu_s),)))
+    assert found.verdict is Verdict.MEMORY_BANDWIDTH
+    assert "with 4 workers a sample costs 1.50 times the CPU time it costs with 2" in found.why
+
+
+def test_what_is_waited_for_may_serve_no_more_calls_and_that_is_said_of_workers_and_threads() -> None:
+    for threads in (True, False):
+        found = find_verdict(BLOCKING.window(4, can_have_threads=threads))
+        assert ("threads=" in found.change, "workers=" in found.change) == (threads, not threads)
+        assert found.expect.startswith("if what is waited for serves more calls, ")
+
+
+def test_a_streams_reader_is_told_with_the_reading_itself() -> None:
+    """It reads for 80 ms, and two workers make for 40: when both is theirs, each step is half of that."""
+    window = idle(workers=2, is_stream=True, cpus=2.0, machine_cpu_s=22.5, busy_s=20.0, cpu_s=20.0, idle_s=60.0)
+    window = dataclasses.replace(window, seconds=40.0, steps=500, wait_s=30.0, ready_steps=0, ready_steps_s=0.0)
+    found = find_verdict(window)
+    assert found.verdict is Verdict.STREAM_READER
+    assert found.step_s == pytest.approx((80e-3 + 40e-3) / 2)
+    assert "120 ms of reading and making for a batch; at best 60 ms a step" in found.expect
+    alone = find_verdict(dataclasses.replace(window, workers=1))
+    assert "workers=2)" in alone.change  # one would be slower than the reader
+
+
+def test_no_change_is_told_that_brings_next_to_nothing() -> None:
+    """Two thirds of the waiting are of no use: CPUs are nearly full with as many workers as there are."""
+    slight = Training(step_s=70e-3, batch=32, sample_cpu_s=25e-3, step_cpu_s=1e-3, cpus=11.2)
+    window = slight.window(11, ready_steps=0, ready_steps_s=0.0, cpus=13.0)
+    assert 0.03 < 1 - slight.step_s / window.step_s < 0.05
+    found = find_verdict(window, waits_above=0.02)
+    assert (found.verdict, found.change, found.step_s) == (Verdict.TOO_FEW_WORKERS, "", None)
+    assert "1.05 times" in found.expect
+    assert find_verdict(slight.window(9)).change
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(9.9, 500), (25.0, 24)])
+def test_what_is_not_clear_yet_is_a_warm_up(seconds: float, steps: int) -> None:
+    found = find_verdict(short_of(idle(), seconds, steps))
+    assert found.verdict is Verdict.WARM_UP
+    assert found.why.endswith("do not tell what is waited for: 10 s and 200 do")
+    assert verdict(short_of(idle(), 10.1, 500)) is Verdict.INCOMPLETE
+    assert verdict(short_of(idle(), 31.0, 24)) is Verdict.INCOMPLETE
+
+
+def short_of(window: Observed, seconds: float, steps: int) -> Observed:
+    """The same shares in so many seconds, in steps of eight samples."""
+    times_s = ("wait_s", "busy_s", "idle_s", "cpu_s", "machine_cpu_s", "trainer_cpu_s")
+    factor = seconds / window.seconds
+    sums = {name: factor * getattr(window, name) for name in times_s}
+    return dataclasses.replace(window, seconds=seconds, steps=steps, samples=8 * steps, made=0, ready_steps=0, **sums)
+
+
+def test_slow_calls_are_told_whether_workers_find_time_to_be_idle_or_not() -> None:
+    """Advice goes by what helps; the verdict does not waver as the share of busy time does."""
+    waits = dataclasses.replace(BLOCKING.window(2), calls=idle().calls)
+    for share in (0.8, 0.84, 0.86, 0.95, 1.0):
+        window = slowed(with_busy(waits, share), 0.5 * waits.busy_s)
+        assert verdict(window) is Verdict.STRAGGLERS
+        found = find_verdict(window)
+        assert "threads=" in found.change
+        assert found.expect.endswith("a step, as the order still waits for slow calls")
+    assert verdict(slowed(waits, 0.1 * waits.busy_s)) is Verdict.SOURCE_WAITS
+
+
+def with_busy(window: Observed, share: float) -> Observed:
+    worked_s = window.busy_s + window.idle_s
+    return dataclasses.replace(window, busy_s=share * worked_s, idle_s=(1 - share) * worked_s)
+
+
 def test_a_memory_limit_is_raised_to_what_slots_need() -> None:
     assert find_verdict(idle(slots=4, slots_wanted=19, slot_bytes=400 << 20)).change == (
         'lp.Loader(..., limits=lp.Limits(memory="7600MiB"))'
@@ -274,10 +405,9 @@ def test_an_order_that_is_given_up_already_is_not_to_be_given_up() -> None:
     "window",
     [
         slowed(idle(), 30.0),
-        idle(is_stream=True),
         idle(slots=4, slots_wanted=19, slot_bytes=400 << 20),
     ],
-    ids=["stragglers", "stream's reader", "memory limit"],
+    ids=["stragglers", "memory limit"],
 )
 def test_no_step_is_expected_that_is_longer_than_it_is(window: Observed) -> None:
     """Workers make batches between passes, too, and what they did there is no part of these steps."""
@@ -340,9 +470,9 @@ def test_a_start_is_told_to_be_paid_once() -> None:
 
 def test_what_a_start_took_its_time_for_is_told_where_it_was_measured() -> None:
     start = TYPICAL[Verdict.START_UP]
-    imported = dataclasses.replace(start, load_time=LoadTime(24.0, "train", 23.0))
+    imported = dataclasses.replace(start, load_time=LoadTime(24.0, 23.0, "train"))
     assert "to load the function took 24 s, 23 s of it to import 'train'; then" in find_verdict(imported).why
-    read = dataclasses.replace(start, load_time=LoadTime(24.0, "train", 1.0))
+    read = dataclasses.replace(start, load_time=LoadTime(24.0, 1.0, "train"))
     assert "to load the function took 24 s; then" in find_verdict(read).why
 
 
@@ -375,14 +505,15 @@ def changed() -> list[Observed]:
         COMPUTING.window(2, most_workers=8),
         dataclasses.replace(TINY, sample_cpu_s=3e-6).in_process(),
         TINY.window(2, by_tf_data=True),
-        FULL.window(4, can_have_cache=True),
+        FULL.window(4, **CACHED),
+        idle(is_stream=True),
         idle(epochs=20, epoch_starts_s=35.0, by_tf_data=True),
     ]
 
 
 CALLABLES: dict[str, Any] = {
-    "lp.Loader": Loader, "lp.Auto": Auto, "lp.Loader.from_generator": Loader.from_generator,
-    "lp.WorkerOptions": WorkerOptions, "lp.Limits": Limits, "loader.for_keras": Loader.for_keras,
+    "lp.Loader": Loader, "lp.Loader.from_generator": Loader.from_generator,
+    "lp.Limits": Limits, "loader.for_keras": Loader.for_keras,
     "loader.as_dataset": Loader.as_dataset,
 }  # fmt: skip
 
@@ -396,7 +527,7 @@ def test_a_change_is_code_with_arguments_that_there_are(code: str) -> None:
         if name != "model.fit":  # Keras' own, which is given a dataset alone
             known = inspect.signature(CALLABLES[name]).parameters
             assert {keyword.arg for keyword in call.keywords} <= set(known)
-        if name in ("lp.Auto", "lp.WorkerOptions", "lp.Limits"):
+        if name == "lp.Limits":
             eval(ast.unparse(call), {"lp": loaderpool})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import os
 import time
@@ -160,32 +159,3 @@ def test_who_wants_to_know_is_told_of_each_return(slots: LentSlots) -> None:
     assert told == [4]
     anchors.clear()
     assert told == [4, 5]
-
-
-def test_slots_that_are_held_back_return_when_they_are_let_go(slots: LentSlots) -> None:
-    anchor = slots.lend(1)
-    slots.lender.hold()
-    assert slots.lender.is_held
-    del anchor
-    slots.lender.give_back(2, ticket=9)
-    assert not slots.lender.lent
-    assert slots.ends.numbers() == []
-    slots.lender.let_go()
-    assert (sorted(slots.ends.numbers()), slots.lender.is_held) == ([1, 2], False)
-    slots.lender.let_go()
-    slots.lender.give_back(3, ticket=9)
-    assert slots.ends.numbers() == [3]
-
-
-def test_a_slot_that_returns_while_others_are_let_go_is_not_kept(slots: LentSlots) -> None:
-    """A finalizer on another thread has seen the hold, and says so when it is over."""
-
-    class Late(collections.deque[bytes]):
-        def append(self, message: bytes) -> None:
-            slots.lender.let_go()
-            super().append(message)
-
-    slots.lender.hold()
-    slots.lender._held = Late()
-    slots.lender.give_back(4, ticket=9)
-    assert slots.ends.numbers() == [4]

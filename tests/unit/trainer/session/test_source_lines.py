@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loaderpool.trainer.session import remote_errors
-from loaderpool.trainer.session.source_lines import with_source_lines
+from loaderpool.trainer.session.remote_errors import with_source_lines
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
 CELL = "/tmp/ipykernel_4711/1234.py"  # as ipykernel names a cell: no such file

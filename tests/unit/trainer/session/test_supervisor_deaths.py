@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderpool.trainer.session.supervisor_deaths import SupervisorDeaths
+from loaderpool.trainer.session.supervisor_process import SupervisorDeaths
 
 
 def test_supervisors_that_die_without_progress_are_too_many_after_eight_and_the_error_names_the_samples() -> None:

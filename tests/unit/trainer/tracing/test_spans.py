@@ -92,13 +92,6 @@ def test_each_process_has_a_row_with_a_name() -> None:
     assert trace.named("batch 0 lent")[0]["dur"] == pytest.approx(12_000)
 
 
-def test_what_is_counted() -> None:
-    counters = shown(slow_sample()).counters
-    assert [value for _, value in counters["workers busy"]] == [2, 1, 2, 1, 0]
-    assert [value for _, value in counters["batches ready"]] == [1, 0, 1, 2, 1, 0][-len(counters["batches ready"]) :]
-    assert counters["batches ready"][-1][1] == 0
-
-
 def test_rows_of_one_batch_are_tickets_that_all_lead_to_it() -> None:
     made = HandMadeRecording()
     made.ticket(0, 10, 50, 4, ticket=1, rows=(0, 16))

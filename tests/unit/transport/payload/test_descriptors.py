@@ -11,8 +11,8 @@ import pytest
 
 from loaderpool.system import machine
 from loaderpool.transport.messages import Control, encode
-from loaderpool.transport.payload import descriptors
-from loaderpool.transport.payload.descriptors import ReceivedDescriptors
+from loaderpool.transport.payload import loaded
+from loaderpool.transport.payload.loaded import ReceivedDescriptors
 
 pytestmark = pytest.mark.no_leaks
 
@@ -50,7 +50,7 @@ def test_files_are_found_by_loader_and_closed_with_it(pair: tuple[socket.socket,
         assert not any(map(os.get_inheritable, found.of(loader, 1)))
     for loader in (3, 4, 5, 9):
         found.drop(loader)
-    assert found.by_loader() == {}
+    assert found.by_loader == {}
 
 
 def test_files_that_come_again_take_the_place_of_the_first(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -69,7 +69,7 @@ def test_what_does_not_come_is_an_error(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, theirs = pair
-    monkeypatch.setattr(descriptors, "_ARRIVE_S", 0.01)
+    monkeypatch.setattr(loaded, "_ARRIVE_S", 0.01)
     with pytest.raises(TimeoutError):
         ReceivedDescriptors(theirs).of(1, 1)
     with pytest.raises(OSError, match="not handed over"):

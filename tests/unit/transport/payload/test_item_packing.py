@@ -19,19 +19,20 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import UnpicklableError
-from loaderpool.sources import as_source
 from loaderpool.sources.packed import PackedItems
+from loaderpool.sources.recognise import as_source
 from loaderpool.system import capacity
-from loaderpool.transport.payload import item_packing
-from loaderpool.transport.payload.ship import OUT_OF_BAND_BYTES, ship
-from loaderpool.transport.payload.unship import unship
+from loaderpool.transport.payload import packing
+from loaderpool.transport.payload.loaded import unship
+from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
+from loaderpool.transport.payload.ship import ship
 
 N = 3000
 
 
 @pytest.fixture(autouse=True)
 def _small_lists_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_packing, "_LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr(packing, "_LEAST_BYTES", 1 << 10)
 
 
 @dataclasses.dataclass
@@ -167,9 +168,9 @@ def test_what_is_small_or_is_no_plain_list_stays_as_it_is(kind: str, monkeypatch
         pass
 
     if kind == "few bytes":
-        monkeypatch.setattr(item_packing, "_LEAST_BYTES", 1 << 20)
+        monkeypatch.setattr(packing, "_LEAST_BYTES", 1 << 20)
     sources: dict[str, Any] = {
-        "few": [{"i": i} for i in range(item_packing.LEAST_ITEMS - 1)],
+        "few": [{"i": i} for i in range(packing.LEAST_ITEMS - 1)],
         "few bytes": [{"i": i} for i in range(N)],
         "list subclass": Mine({"i": i} for i in range(N)),
         "two-dimensional": np.full((N, 2), "text", object),
@@ -241,9 +242,9 @@ def test_a_memmap_in_items_is_opened_once_and_not_at_each_reading(tmp_path: path
 def test_classes_of_the_script_travel_once_and_are_the_function_s_own() -> None:
     code = """
         import dataclasses, pickle, sys
-        from loaderpool.transport.payload import item_packing
+        from loaderpool.transport.payload import packing
         from loaderpool.transport.payload.ship import ship
-        item_packing._LEAST_BYTES = 1 << 10
+        packing._LEAST_BYTES = 1 << 10
 
         @dataclasses.dataclass
         class Item:

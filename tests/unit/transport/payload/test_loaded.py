@@ -16,8 +16,9 @@ from loaderpool.memory.arena import Arena
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.system import capacity
 from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.placement import put_shipment
-from loaderpool.transport.payload.ship import OUT_OF_BAND_BYTES, ship
+from loaderpool.transport.payload.ship import ship
 
 LOADER = 7
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.sources import as_source
+from loaderpool.sources.recognise import as_source
 from loaderpool.transport.payload.ship import ship
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 import random
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import loaderpool as lp
-from loaderpool.transport.payload.ship import OUT_OF_BAND_BYTES, Shipment, ship
-from loaderpool.transport.payload.unship import describe_load_error, unship
+from loaderpool.transport.payload.loaded import describe_load_error, unship
+from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
+from loaderpool.transport.payload.ship import Shipment, ship
 from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
@@ -286,20 +284,3 @@ def test_advice_exists_for_any_error() -> None:
     assert "libfoo.so" in describe_load_error(ImportError("libfoo.so: cannot open"))
     assert "EOFError" in describe_load_error(load_error(Shipment(b"\x80\x05", ())))
     assert "SystemExit" in describe_load_error(SystemExit(2))
-
-
-@pytest.mark.parametrize("name", ["fn", "augment", "batch_fn", "setup", "make_generator"])
-def test_a_file_that_a_module_opens_is_refused_whichever_function_reads_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "has_a_file_open.py").write_text(
-        "handle = open(__file__, 'rb')\n\ndef read(sample=None):\n    return handle.read(1)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("has_a_file_open")
-    try:
-        with pytest.raises(lp.UnpicklableError, match=f"{name} → global 'handle' used by read"):
-            ship({name: module.read})
-    finally:
-        module.handle.close()
-        del sys.modules["has_a_file_open"]

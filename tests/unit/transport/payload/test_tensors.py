@@ -13,7 +13,7 @@ TORCH = """
     import numpy as np, torch
     import loaderpool as lp
     from loaderpool.transport.payload.ship import ship
-    from loaderpool.transport.payload.unship import unship
+    from loaderpool.transport.payload.loaded import unship
     from tests.support.shipping_child import in_child
 
     shm = set(os.listdir("/dev/shm"))
@@ -57,7 +57,7 @@ TORCH = """
 JAX = """
     import numpy as np, jax, jax.numpy as jnp
     from loaderpool.transport.payload.ship import ship
-    from loaderpool.transport.payload.unship import unship
+    from loaderpool.transport.payload.loaded import unship
     from tests.support.shipping_child import in_child
 
     table = jnp.arange(40_000.0).reshape(-1, 4)

@@ -1,0 +1,200 @@
+"""`Loader.from_sequence`: a `keras.utils.PyDataset` / `Sequence` as it is, its hooks on the user's own object.
+
+Imports nothing of Keras: whatever has `__len__` and `__getitem__(batch_index)` will do.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import hashlib
+import io
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderpool.errors import ArgumentError, LoaderpoolError, brief
+from loaderpool.sources.recognise import length_of
+from loaderpool.sources.sequence import FIRST_BATCH, BatchSequence, ImageFlow, attributes_of, is_image_flow
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.loader import Loader
+
+_HOOKS = ("on_epoch_begin", "on_epoch_end")
+# Hooks that come from these are Keras' own, which do nothing.
+_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
+_NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "augment", "cache", "pad", "ragged", "buckets")
+# What is in these is in no attribute. (Of a tuple or a str it cannot change.)
+_CONTAINERS = (list, dict, set, bytearray, collections.deque, array.array, np.ndarray)
+# Where a value cannot be pickled it never travelled (`__getstate__` left it out), so workers need no news of it.
+_UNPICKLABLE = b"unpicklable"
+
+
+def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]) -> Loader:
+    """Make a loader of a Sequence; `Loader.from_sequence` has the arguments."""
+    for name in _NOT_FOR_SEQUENCES:
+        if name in settings:
+            raise ArgumentError(f"from_sequence takes no {name}: the sequence's [i] is a whole batch as it is")
+    if isinstance(sequence, (type, str, bytes)) or not hasattr(type(sequence), "__getitem__"):
+        raise ArgumentError(
+            f"from_sequence needs an instance whose __getitem__(batch_index) gives a batch, got {brief(sequence)}"
+        )
+    hook_kind, source_kind = (FlowHooks, ImageFlow) if is_image_flow(sequence) else (SequenceHooks, BatchSequence)
+    found, source = hook_kind(sequence), source_kind(sequence)
+    if workers is None:
+        own = getattr(sequence, "workers", 1)
+        workers = own if isinstance(own, int) and own >= 0 and own != 1 else "auto"
+    hooks = found if found.overridden else None
+    return make(source, batch_size=None, workers=workers, _hooks=hooks, **settings)
+
+
+class SequenceHooks:
+    """Calls the sequence's hooks in the trainer and tells what they changed.
+
+    What changed is found part by part: the pickle of each attribute, in slots or not, with arrays by checksum of their
+    bytes (an in-place shuffle shows in no identity). So what the user changes between two hooks is told with the next
+    one. What a hook changes elsewhere, in the class or in globals, is not found.
+    """
+
+    def __init__(self, sequence: Any) -> None:
+        self._sequence = sequence
+        self.overridden = [name for name in _HOOKS if self._finds_hook(name)]
+        if self.overridden and isinstance(sequence, _CONTAINERS):
+            base = next(base.__name__ for base in type(sequence).__mro__ if base in _CONTAINERS)
+            raise ArgumentError(
+                f"from_sequence: {type(sequence).__name__} has {self.overridden[0]} and is itself a {base}, and what "
+                f"a hook does to a {base}'s own items is not sent to the workers, only attributes are. Keep the items "
+                "in an attribute, as collections.UserList does"
+            )
+        self._parts = _checksums(sequence) if self.overridden else {}  # as the workers know it
+        self._found: dict[str, bytes] = {}  # as it was when changes were last looked for
+        self._ran = ""  # the hook that ran since; what it changed was not told yet
+        batches = BatchSequence(sequence)
+        if self.overridden and batches.is_endless:
+            raise ArgumentError(
+                f"from_sequence: {type(sequence).__name__} is endless (num_batches is None, or it has no length), so "
+                f"its {self.overridden[0]} would not run: only fit knows where steps_per_epoch ends an epoch. Give "
+                "those steps as its num_batches; its hooks then run between epochs, and each begins with index 0"
+            )
+        self._batches = None if batches.is_endless else length_of(batches)
+
+    def anew(self) -> SequenceHooks:
+        """The same hooks for another loader, whose workers know the sequence as it is now."""
+        return type(self)(self._sequence)
+
+    @property
+    def has_epoch_begin(self) -> bool:
+        """Whether the user has overridden `on_epoch_begin`."""
+        return "on_epoch_begin" in self.overridden
+
+    def before_epoch(self) -> dict[str, Any] | None:
+        """`on_epoch_begin`."""
+        return self._call("on_epoch_begin")
+
+    def after_epoch(self) -> dict[str, Any] | None:
+        """`on_epoch_end`."""
+        return self._call("on_epoch_end")
+
+    def told(self) -> None:
+        """What the latest call returned has reached the workers. Without this the next call tells it again."""
+        self._parts, self._ran = self._found, ""
+
+    def _finds_hook(self, name: str) -> bool:
+        if callable(attributes_of(self._sequence).get(name)):
+            return True
+        owner = next((cls for cls in type(self._sequence).__mro__ if name in vars(cls)), None)
+        return owner is not None and owner.__module__.partition(".")[0] not in _BASE_MODULES
+
+    def _run(self, name: str) -> None:
+        getattr(self._sequence, name)()
+
+    def _call(self, name: str) -> dict[str, Any] | None:
+        if name in self.overridden:
+            self._ran = name  # first: where the hook raises, it may have changed something before
+            self._run(name)
+        if not self._ran:
+            return None
+        batches = len(BatchSequence(self._sequence))
+        if batches != self._batches:
+            raise LoaderpoolError(
+                f"{type(self._sequence).__name__}.{self._ran} changed the number of batches from {self._batches} to "
+                f"{batches}; make a new loader for each length"
+            )
+        known, found = self._parts, _checksums(self._sequence)
+        self._found, attributes = found, attributes_of(self._sequence)
+        changed = [part for part, checksum in found.items() if known.get(part) != checksum]
+        deleted = sorted(set(known) - set(found))
+        if not changed and not deleted:
+            self._ran = ""
+            return None
+        # What cannot be pickled is named by the key that it has here.
+        owner = type(self._sequence).__name__
+        keys = {part: f"attribute .{part} of {owner}, as {self._ran} left it" for part in changed}
+        return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
+
+
+class FlowHooks(SequenceHooks):
+    """The same of an `ImageDataGenerator`'s flow: its order is made here, at first and after each epoch.
+
+    With a seed of the flow's own the order is that of the seed and of the batches before it, whatever else draws from
+    `numpy.random`; else it is drawn from `numpy.random` as it stands in this process.
+    """
+
+    def __init__(self, sequence: Any) -> None:
+        if getattr(sequence, FIRST_BATCH, None) is None:
+            setattr(sequence, FIRST_BATCH, 0)
+        if sequence.index_array is None:
+            with _drawing_by(sequence):
+                sequence._set_index_array()
+        super().__init__(sequence)
+
+    def _finds_hook(self, name: str) -> bool:
+        is_its_own = name == "on_epoch_end" and (self._sequence.shuffle or self._sequence.seed is not None)
+        return is_its_own or super()._finds_hook(name)
+
+    def _run(self, name: str) -> None:
+        if name != "on_epoch_end":
+            super()._run(name)
+            return
+        setattr(self._sequence, FIRST_BATCH, getattr(self._sequence, FIRST_BATCH) + len(self._sequence))
+        with _drawing_by(self._sequence):
+            super()._run(name)
+
+
+@contextlib.contextmanager
+def _drawing_by(flow: Any) -> Iterator[None]:
+    """`numpy.random` is what the flow's seed makes it, and afterwards what it was."""
+    if flow.seed is None:
+        yield
+        return
+    state = np.random.get_state()
+    try:
+        np.random.seed(flow.seed + getattr(flow, FIRST_BATCH))
+        yield
+    finally:
+        np.random.set_state(state)
+
+
+def _checksums(sequence: Any) -> dict[str, bytes]:
+    return {name: _checksum(value) for name, value in attributes_of(sequence).items()}
+
+
+def _checksum(value: Any) -> bytes:
+    from loaderpool.transport.payload.pickler import PayloadPickler  # as what is sent: cloudpickle takes 30 ms
+
+    digest = hashlib.blake2b(digest_size=16)
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        digest.update(buffer.raw())
+        return False  # out of band: not in the pickle
+
+    try:
+        with io.BytesIO() as file:
+            PayloadPickler(file, protocol=5, buffer_callback=take).dump(value)
+            digest.update(file.getbuffer())
+    except Exception:
+        return _UNPICKLABLE
+    return digest.digest()

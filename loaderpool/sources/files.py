@@ -1,0 +1,447 @@
+"""Files by record: what all sources over files have in common, and what a format of your own is made from."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.errors import (
+    ArgumentError,
+    LoaderpoolError,
+    SourceError,
+    brief,
+    counted,
+    shortened,
+)
+from loaderpool.sources.extras import import_extra
+from loaderpool.sources.recognise import position_of
+from loaderpool.system import machine
+from loaderpool.system.long_work import LongWork
+
+_SHORT_OFFSETS = 1 << 32
+"""Bytes from which on offsets need more than 32 bits."""
+_MOST_OPEN = machine.descriptors_to_keep(64)
+"""Files open at once in a process, of all its sources. Fewer: a shuffle over many files opens one for most items. More:
+they would near the 1024 descriptors that many systems allow a process, and each HDF5 file has caches of its own."""
+_ADVICE = "make the source again; where a file has to change while it is read, write a new file and rename it"
+
+# How compressed files begin, and what unpacks them. No text begins so. File names are not looked at.
+_COMPRESSED = {
+    rb"\x1f\x8b": ("gzip", "gunzip --keep"),
+    rb"BZh[1-9]1AY&SY": ("bzip2", "bunzip2 --keep"),
+    rb"\xfd7zXZ\0": ("xz", "unxz --keep"),
+    rb"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    rb"PK\x03\x04": ("zip", "unzip"),
+}
+
+
+class Record(NamedTuple):
+    """Where a record is.
+
+    Attributes:
+        path: of its file, absolute.
+        number: of the record in its file, from 0.
+        start: its first byte; `number` again where `index` gave a number of records.
+        length: of the record, in bytes; 1 where `index` gave a number of records.
+    """
+
+    path: str
+    number: int
+    start: int
+    length: int
+
+
+class FileSource:
+    """Records of files by index; the base of a format of your own (docs/how-to/own-sources.md).
+
+    All such sources share:
+
+    - A shuffle is over all records of all files, without a buffer.
+    - Patterns are not expanded: pass `sorted(glob.glob(...))`.
+    - Each file is indexed once, when the source is made: 4 or 8 bytes a record, which all workers share.
+    - Each process keeps the 64 files open that it used last.
+    - A file that has changed is refused; a compressed one is an `ArgumentError`.
+    - Saved states know the source by its class, the sizes of its files and `makes`.
+
+    Args:
+        paths: one path or a list of them, read in this order.
+        makes: what besides the files decides what records are: plain values.
+
+    Attributes:
+        kind: class attribute: what the files are, such as "HDF5".
+        unit: class attribute: what a record is called, such as "line".
+        paths: absolute.
+
+    Raises:
+        SourceError: a file or record is damaged or cannot be opened (then also an `OSError`), or has changed.
+    """
+
+    kind = "data"
+    unit = "record"
+    _library = ""  # what reading imports: here, and once in the supervisor, so that workers inherit it
+
+    def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, makes: Any = ()) -> None:
+        self._import_library()
+        self.paths = _checked_paths(paths, self.kind)
+        self._makes = makes
+        self._handles = _Handles()
+        self._stamps = tuple(map(Stamp.of, self.paths))
+        self._index_files()
+        if not len(self):
+            raise ArgumentError(f"paths: there is no {self.unit} in {self._described}")
+
+    # ---- what a subclass says ----
+
+    def index(self, path: str) -> Any:
+        """How many records a file has; or the offsets of each record's first byte, and last the end of the last one.
+
+        Offsets are a list, an array, or an iterator of arrays.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define index(path)")
+
+    def open(self, path: str) -> Any:
+        """Open a file in this process, for `read`; by default for its bytes.
+
+        What it returns must close itself when nothing refers to it, as files of Python do.
+        """
+        return _OpenFile(path)
+
+    def read(self, handle: Any, record: Record) -> Any:
+        """Return a record's item, no view into `handle`; several threads may call it at once.
+
+        Args:
+            handle: what `open` returned; by default with `handle.read(record)`, which gives the bytes.
+            record: where it is: `path`, its `number` in the file, `start` and `length` in bytes (where `index` gave a
+                number: `number` and 1; define `open`, too).
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define read(handle, record)")
+
+    def where(self, record: Record) -> str:
+        """Name a record in a message, such as "row 2 of /data/x.h5"."""
+        if self._starts is None:
+            return f"{self.unit} {record.number} of {record.path}"
+        return f"{self.unit} {record.number + 1} of {record.path} (at byte {record.start})"
+
+    # ---- what it is then ----
+
+    def __len__(self) -> int:
+        return self._first_records[-1]
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        position = position_of(index, len(self))
+        file = bisect.bisect_right(self._first_records, position) - 1  # of files without records, the one behind them
+        start, length = number, _ = position - self._first_records[file], 1
+        if self._starts is not None:
+            start = int(self._starts[position])
+            length = int(self._starts[position + 1]) - start
+            start -= self._first_bytes[file]
+        record = Record(self.paths[file], number, start, length)
+        handle = self._handles.get(file, self._opened)
+        try:
+            return self.read(handle, record)
+        except (LoaderpoolError, NotImplementedError):
+            raise
+        except Exception as error:
+            raise SourceError(f"{self.where(record)} cannot be read: {type(error).__name__}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} {self.unit}{'s' * (len(self) != 1)} of {self._described}>"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._import_library()
+
+    @property
+    def _described(self) -> str:
+        return self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files from {self.paths[0]} on"
+
+    @property
+    def _loaderpool_fingerprint(self) -> str:
+        """The same in each process and for a copy of the files elsewhere: neither paths nor times are looked at."""
+        facts = self._makes, [stamp.size for stamp in self._stamps], self._first_records
+        return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+
+    def _import_library(self) -> None:
+        if self._library:
+            import_extra(self._library, type(self).__name__)
+
+    def _index_files(self) -> None:
+        """Lay the records of all files end to end: record i is bytes `_starts[i]` to `_starts[i + 1]`."""
+        total = sum(stamp.size for stamp in self._stamps)
+        dtype = np.uint32 if total < _SHORT_OFFSETS else np.int64
+        pieces: list[npt.NDArray[Any]] = []
+        first_records, first_bytes = [0], []  # of each file its first record, and where its byte 0 would lie
+        begin = before = 0
+        with LongWork(f"loaderpool: finding the records of {counted(len(self.paths), 'file')}", total, "bytes") as work:
+            for path, stamp in zip(self.paths, self._stamps, strict=True):
+                mine: list[npt.NDArray[Any]] = []
+                records, first_byte = 0, begin
+                with self._named(path):
+                    found = self.index(path)
+                    if isinstance(found, (int, np.integer)):
+                        records = int(found)
+                    else:
+                        for offsets in self._checked_offsets(found, stamp.size):
+                            if not mine:
+                                first_byte = begin - int(offsets[0])
+                            mine.append((offsets + first_byte).astype(dtype))
+                            work.reach(before + int(offsets[-1]))
+                    stamp.check(path)
+                if mine:
+                    begin, mine[-1] = int(mine[-1][-1]), mine[-1][:-1]
+                    records = sum(map(len, mine))
+                    pieces += mine
+                first_records.append(first_records[-1] + records)
+                first_bytes.append(first_byte)
+                before += stamp.size
+                work.reach(before)
+        self._first_records, self._first_bytes = tuple(first_records), tuple(first_bytes)
+        self._starts: npt.NDArray[Any] | None = None
+        if pieces:
+            self._starts = np.concatenate([*pieces, np.array([begin], dtype)])
+            self._starts.flags.writeable = False
+
+    def _checked_offsets(self, found: Any, size: int) -> Iterator[npt.NDArray[np.int64]]:
+        last = 0
+        for piece in found if isinstance(found, Iterator) else [found]:
+            offsets = np.asarray(piece)
+            if offsets.ndim == 1 and not len(offsets):
+                continue
+            is_sound = offsets.ndim == 1 and offsets.dtype.kind in "iu"
+            if is_sound:
+                offsets = offsets.astype(np.int64)
+                is_sound = bool(last <= offsets[0] and offsets[-1] <= size and (np.diff(offsets) >= 0).all())
+            if not is_sound:
+                raise SourceError(
+                    f"{type(self).__name__}.index must give a number of records, or ascending offsets up to the size "
+                    f"of the file ({size}), got {brief(piece)}"
+                )
+            last = int(offsets[-1])
+            yield offsets
+
+    def _opened(self, file: int) -> Any:
+        path = self.paths[file]
+        self._stamps[file].check(path)
+        with self._named(path):
+            return self.open(path)
+
+    @contextlib.contextmanager
+    def _named(self, path: str) -> Iterator[None]:
+        """Have errors of the format's own code name the file."""
+        try:
+            yield
+        except (LoaderpoolError, ImportError, NotImplementedError):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno:
+                raise _unreadable(path, error) from error
+            raise SourceError(
+                f"{path} cannot be read as {self.kind} ({type(error).__name__}: {error}): it is cut, damaged, or no "
+                f"{self.kind} file"
+            ) from error
+
+
+# ---- open files ----
+
+
+class Stamp(NamedTuple):
+    """A file as it was when it was indexed."""
+
+    size: int
+    modified_ns: int
+
+    @staticmethod
+    def of(path: str) -> Stamp:
+        """Take the stamp of a file as it is now."""
+        status = os.stat(path)
+        return Stamp(status.st_size, status.st_mtime_ns)
+
+    def check(self, path: str) -> None:
+        """Raise SourceError where a file is not as it was."""
+        try:
+            now = Stamp.of(path)
+        except OSError as error:
+            raise SourceError(f"{path} was there when it was indexed, and now: {error}") from error
+        if now == self:
+            return
+        if now.size != self.size:
+            how = "shorter" if now.size < self.size else "longer"
+            what = f"became {how} since it was indexed ({self.size} bytes then, {now.size} now)"
+        else:
+            what = "was written to since it was indexed (same size, other time of modification)"
+        raise SourceError(f"{path} {what}; {_ADVICE}")
+
+
+class _Handles:
+    """What a source has open in this process, by number of the file. It travels empty.
+
+    Threads may use it at the same time without a lock, for each step is one call of a dict. A handle that is given up
+    closes itself when the last thread that reads from it is done.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Handles, ()
+
+    def get(self, file: int, make: Callable[[int], Any]) -> Any:
+        """What is open of this file, or else what `make(file)` gives; raises what that raises."""
+        if _recent_in != os.getpid():
+            _forget_inherited()
+        key = id(self), file
+        try:
+            handle = self._open[file]
+            _recent.move_to_end(key)
+            return handle
+        except KeyError:  # also where another thread has just given it up
+            pass
+        handle = self._open.setdefault(file, make(file))
+        _recent[key] = weakref.ref(self)
+        _recent.move_to_end(key)  # a source that is gone may have had the same id
+        while len(_recent) > _MOST_OPEN:
+            (_, oldest), reference = _recent.popitem(last=False)
+            if (owner := reference()) is not None:
+                owner._open.pop(oldest, None)
+        return handle
+
+
+_recent: OrderedDict[tuple[int, int], weakref.ref[_Handles]] = OrderedDict()  # the one used last at the end
+_recent_in = os.getpid()
+
+
+def _forget_inherited() -> None:
+    """In a fork: let go of what it inherited, before anything is opened; HDF5 would give the inherited file again."""
+    global _recent_in
+    for reference in list(_recent.values()):
+        if (owner := reference()) is not None:
+            owner._open.clear()
+    _recent.clear()
+    _recent_in = os.getpid()
+
+
+_READ_ONLY = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_lock = threading.Lock()
+
+
+def _read_in_turn(descriptor: int, nbytes: int, offset: int) -> bytes:
+    """Read at an offset, with the file's one position where it was; for threads, not for forks."""
+    with _lock:
+        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        try:
+            return os.read(descriptor, nbytes)
+        finally:
+            os.lseek(descriptor, before, os.SEEK_SET)
+
+
+# (descriptor, nbytes, offset): at most so many bytes from there on; without them moving, the file's position.
+read_at = os.pread if hasattr(os, "pread") else _read_in_turn
+
+
+class _OpenFile:
+    """A file's bytes. Ownership: closes it with the last reference; not in a fork, which may have lost the number."""
+
+    __slots__ = ("_descriptor", "_owner")
+
+    def __init__(self, path: str) -> None:
+        self._owner = 0
+        self._descriptor = os.open(path, _READ_ONLY)
+        self._owner = os.getpid()
+
+    def __del__(self, getpid: Any = os.getpid, close: Any = os.close) -> None:
+        if self._owner == getpid():
+            close(self._descriptor)
+
+    def read(self, record: Record) -> bytes:
+        """Exactly the record's bytes."""
+        data = read_at(self._descriptor, record.length, record.start)
+        while len(data) < record.length:  # a signal, a network file system, or the file was cut
+            more = read_at(self._descriptor, record.length - len(data), record.start + len(data))
+            if not more:
+                raise SourceError(f"{record.path} ends before byte {record.start + record.length}; {_ADVICE}")
+            data += more
+        return data
+
+
+# ---- paths ----
+
+
+def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
+    """Absolute, in the order given; relative ones are those of the working directory as it is now.
+
+    Patterns are not expanded: the order of what they match is not the same on every machine, and order is what decides
+    which item has which index.
+    """
+    given = paths if isinstance(paths, (list, tuple)) else [paths]
+    for path in given:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError(
+                f"paths must be a path or a list of paths, got {brief(path)} of type {type(path).__name__}"
+            )
+    if not given:
+        raise ArgumentError(f"paths is empty: give at least one {kind} file; is a glob pattern before it wrong?")
+    return tuple(_checked_path(os.fsdecode(path)) for path in given)
+
+
+def _checked_path(shown: str) -> str:
+    if "\0" in shown:
+        raise ArgumentError(f"paths: {brief(shown)} has a NUL character, which no file name has")
+    path = os.path.abspath(shown)
+    if os.path.isdir(path):
+        pattern = brief(os.path.join(shown, "*"))
+        raise ArgumentError(f"paths: {path} is a folder: pass its files, such as sorted(glob.glob({pattern}))")
+    if any(sign in path for sign in "*?[") and not os.path.exists(path):
+        raise ArgumentError(
+            f"paths: there is no file {path}. If it is meant as a pattern: those are not expanded here; pass "
+            f"sorted(glob.glob({brief(shown)}))"
+        )
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if not stat.S_ISREG(mode):  # a pipe blocks until it is written to, and a device may have no end
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise ArgumentError(
+            f"paths: {path} is {kind}, and no plain file that can be read at any place: write what it gives to a file"
+        )
+    return path
+
+
+def _unreadable(path: str, error: OSError) -> SourceError:
+    """Return the error for a file that cannot be opened, which is also of the class of what was raised."""
+
+    def say(error: OSError) -> str:
+        return f"{shortened(str(error.filename))} cannot be read: {error.strerror} ({kind.__name__})"
+
+    kind = type(error)
+    both: Any = type(SourceError.__name__, (kind, SourceError), {"__str__": say, "__module__": SourceError.__module__})
+    found: SourceError = both(error.errno, error.strerror, path)
+    return found
+
+
+# ---- for formats ----
+
+
+def refuse_compressed(path: str, what: str) -> None:
+    """Raise ArgumentError where a file is a compressed one, of which `what` cannot be read without all before it."""
+    with open(path, "rb") as file:
+        head = file.read(16)
+    for beginning, (kind, command) in _COMPRESSED.items():
+        if re.match(beginning, head):
+            raise ArgumentError(
+                f"paths: {path} is compressed ({kind}), and {what} in it cannot be read without all before it: "
+                f"unpack it first ({command}) and pass the result"
+            )

@@ -1,0 +1,232 @@
+"""Columns of equal length, and tables, read by row: an item is in the structure that the columns came in."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.element.structure import Structure, listed
+from loaderpool.errors import ArgumentError, brief
+from loaderpool.sources.extras import import_extra
+
+
+class Columns:
+    """Row i of each column, in the structure of the columns; read-only, and of the columns' own data.
+
+    Args:
+        structure: how an item is built.
+        columns: one for each of its leaves, all of `size` rows.
+        size: rows.
+    """
+
+    __slots__ = ("_columns", "_getters", "_size", "_structure", "_unflatten")
+
+    def __init__(self, structure: Structure, columns: list[Any], size: int) -> None:
+        self._structure = structure
+        self._columns = columns
+        self._size = size
+        # Looked up once, not for each row.
+        self._getters = [column.__getitem__ for column in columns]
+        self._unflatten = structure.unflatten
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Any:
+        return self._unflatten([get(index) for get in self._getters])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Columns, (self._structure, self._columns, self._size)
+
+    def map(self, function: Callable[[Any, str], Any]) -> Columns:
+        """Other columns of as many rows: the function's results for each, which it gets with its path."""
+        columns = [function(column, path) for column, path in zip(self._columns, self._structure.paths, strict=True)]
+        return Columns(self._structure, columns, self._size)
+
+    def __repr__(self) -> str:
+        return f"<{self._size} rows of {self._structure}>"
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value has rows as an array has: NumPy's, HDF5's, PyTorch's."""
+    if isinstance(value, np.ndarray):
+        return True
+    kind = type(value)
+    has_rows = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
+    return has_rows and hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+# ---- tables, recognised by name: importing a library for it would cost more than all of loaderpool ----
+
+_TABLES = {
+    "pandas": {"DataFrame", "Series", "Index"},
+    "polars": {"DataFrame", "Series"},
+    "pyarrow": {"Table", "RecordBatch", "ChunkedArray", "Array"},
+}
+_EXACT_IN_FLOAT64 = 1 << 53
+_PIECES = {
+    "string": "text", "large_string": "text", "string_view": "text",
+    "binary": "bytes", "large_binary": "bytes", "binary_view": "bytes",
+}  # fmt: skip
+_MAKE_ROW: dict[str, Callable[[Any], Any]] = {
+    "text": functools.partial(str, encoding="utf-8"),
+    "bytes": bytes,
+    "numbers": np.array,  # a copy, which may be written to
+}
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value is a table or a column of pandas, polars or pyarrow."""
+    return bool(_table_kinds(value))
+
+
+def _table_kinds(value: Any) -> set[tuple[str, str]]:
+    """Library and name of the classes that it is of."""
+    homes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
+    return {(home, kind) for home, kind in homes if kind in _TABLES.get(home, ())}
+
+
+def table_columns(table: Any, name: str) -> Any:
+    """Return a table by row as dicts of column name to value; a single column as its values. By position, not by label.
+
+    The libraries' own row access is slow, and pandas' makes one dtype of all values of a row; an array for each column
+    keeps theirs. Workers need none of the libraries to read them.
+
+    Raises:
+        ArgumentError: no columns, two of one name, or values that cannot be read as they are.
+        ImportError: a table of polars, and pyarrow is not installed.
+    """
+    kinds = _table_kinds(table)
+    libraries = {home for home, _ in kinds}
+    kind = type(table).__name__
+    if not kinds & {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}:
+        return table.to_numpy() if "pandas" in libraries else _arrow_rows(table, name)
+    labels: list[Hashable] = list(table.schema.names if "pyarrow" in libraries else table.columns)
+    if not labels:
+        raise ArgumentError(f"{name} is a {kind} of no columns")
+    if twice := repeated(labels):
+        raise ArgumentError(f"{name} is a {kind} with several columns of the name {twice}; rename them")
+    if "pandas" in libraries:
+        columns = [table.iloc[:, position].to_numpy() for position in range(len(labels))]
+    else:
+        column_at = table.column if "pyarrow" in libraries else table.to_series
+        columns = [_arrow_rows(column_at(at), f"{name}[{brief(label)}]") for at, label in enumerate(labels)]
+    return Columns(Structure("dict", tuple(labels), (Structure("leaf"),) * len(labels)), columns, len(table))
+
+
+def repeated(names: Iterable[Any]) -> str:
+    """Return the names that are there more than once, the first few of them; "" where each is there once."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    return listed(twice) if twice else ""
+
+
+# ---- columns of polars and pyarrow: by the trainer's pyarrow into arrays, from which workers make rows ----
+
+
+class PiecesColumn:
+    """Texts, bytes or lists of numbers, one after the other in one array; a row is made when it is read.
+
+    Args:
+        kind: what a row is: "text", "bytes" or "numbers".
+        offsets: `int64[rows + 1]`, where each begins; the last is where all end.
+        values: `uint8[bytes]`, or the numbers of all.
+        missing: `bool[rows]`, or None where none is.
+    """
+
+    __slots__ = ("_make", "_missing", "_offsets", "_state", "_values")
+
+    def __init__(self, kind: str, offsets: npt.NDArray[Any], values: npt.NDArray[Any], missing: Any) -> None:
+        self._state = (kind, offsets, values, missing)
+        self._make = _MAKE_ROW[kind]
+        # Of a memoryview a number is a Python int, which takes a third of the time.
+        self._offsets = offsets.data
+        self._values: Any = values if kind == "numbers" else values.data
+        self._missing = None if missing is None else missing.data
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, row: int) -> Any:
+        if self._missing is not None and self._missing[row]:
+            return None
+        return self._make(self._values[self._offsets[row] : self._offsets[row + 1]])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PiecesColumn, self._state
+
+
+def _arrow_rows(column: Any, name: str) -> Any:
+    """Return a column by row: as `_rows_of`, or a list of the library's own Python objects."""
+    pa = import_extra("pyarrow", f"{name}, of polars,")
+    if hasattr(column, "to_pylist"):
+        rows = _rows_of(pa, column, name)
+        return column.to_pylist() if rows is None else rows
+    try:
+        rows = None if str(column.dtype) == "Object" else _rows_of(pa, column.to_arrow(), name)
+    except pa.ArrowInvalid:  # a type that only polars has
+        rows = None
+    return column.to_list() if rows is None else rows
+
+
+def _rows_of(pa: Any, column: Any, name: str) -> Any:
+    """Return a column of pyarrow as an array or as `PiecesColumn`; None where its type is for neither.
+
+    Numbers and times are looked at in the column's own memory where they stand in one chunk and none is null. A null
+    among numbers is NaN (and the numbers are floats), among times NaT, else None.
+
+    Raises:
+        ArgumentError: it has nulls beside integers that no float64 can hold.
+    """
+    types, kind = pa.types, column.type
+    if types.is_dictionary(kind):
+        return _rows_of(pa, column.cast(kind.value_type), name)
+    pieces = _PIECES.get(str(kind))
+    if pieces:
+        column = column.cast(pa.large_string() if pieces == "text" else pa.large_binary())
+    elif (types.is_list(kind) or types.is_large_list(kind)) and _is_number(types, kind.value_type):
+        pieces, column = "numbers", column.cast(pa.large_list(kind.value_field))
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pieces:
+        return _pieces_of(column, pieces)
+    if types.is_fixed_size_list(kind) and not column.null_count:
+        values = _rows_of(pa, column.flatten(), name)
+        is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "iufb"
+        return values.reshape(len(column), kind.list_size, *values.shape[1:]) if is_numeric else None
+    if not (_is_number(types, kind) or types.is_boolean(kind) or types.is_timestamp(kind)):
+        return None
+    if column.null_count and types.is_integer(kind):
+        there = column.drop_null().to_numpy()
+        if len(there) and max(abs(int(there.min())), abs(int(there.max()))) > _EXACT_IN_FLOAT64:
+            raise ArgumentError(
+                f"{name} has nulls, which are read as NaN, and integers beyond 2**53, which a float64 cannot hold: "
+                "fill its nulls first, or make the column one of text"
+            )
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _is_number(types: Any, kind: Any) -> bool:
+    return any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_date, types.is_duration))
+
+
+def _pieces_of(column: Any, kind: str) -> PiecesColumn | None:
+    """Return texts, bytes or lists; None where there are nulls within the lists."""
+    rows = len(column)
+    offsets = np.frombuffer(column.buffers()[1], np.int64, rows + 1, 8 * column.offset)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if kind == "numbers":
+        inner = column.values.slice(first, last - first)
+        if inner.null_count:
+            return None
+        values = inner.to_numpy(zero_copy_only=False)
+    else:
+        values = np.zeros(0, np.uint8)
+        if last > first:
+            values = np.frombuffer(column.buffers()[2], np.uint8, last - first, first)
+    missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    return PiecesColumn(kind, offsets - first if first else offsets, values, missing)

@@ -1,0 +1,132 @@
+"""Text files by line, and JSON lines by value."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.errors import ArgumentError, SourceError, brief, shortened
+from loaderpool.sources.files import FileSource, Record, refuse_compressed
+
+_CHUNK_BYTES = 8 << 20
+"""Read at a time. Smaller: more calls for each gigabyte. Larger: more than a processor's cache, and slower."""
+
+_NEWLINE, _RETURN = b"\n\r"
+
+
+class TextLines(FileSource):
+    r"""Lines of text files as str, empty ones too: a `FileSource`. A line ends with "\n" or "\r\n".
+
+    Args:
+        paths: as in `FileSource`.
+        encoding: as of `open`, but not UTF-16 or UTF-32.
+        strip: leave out the line end.
+        errors: as of `open`: what to do with bytes that cannot be decoded.
+
+    Raises:
+        SourceError: when a line is read: it cannot be decoded.
+    """
+
+    kind, unit = "text", "line"
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        encoding: str = "utf-8",
+        strip: bool = True,
+        errors: str = "strict",
+    ) -> None:
+        if not isinstance(strip, bool):
+            raise ArgumentError(f"strip must be True or False, got {brief(strip)}")
+        _check_encoding(encoding, errors)
+        self._encoding, self._errors, self._strip = encoding, errors, strip
+        super().__init__(paths, makes=(encoding, errors, strip))
+
+    def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
+        """Where its lines begin."""
+        return _line_starts(path)
+
+    def read(self, handle: Any, record: Record) -> str:
+        """A line, decoded."""
+        data: bytes = handle.read(record)
+        if self._strip and data.endswith(b"\n"):
+            data = data[:-2] if data.endswith(b"\r\n") else data[:-1]
+        try:
+            return data.decode(self._encoding, self._errors)
+        except UnicodeError as error:
+            raise SourceError(
+                f"{self.where(record)} cannot be decoded: {error}. Is encoding={brief(self._encoding)} right? "
+                'errors="replace" puts a mark in place of such bytes'
+            ) from error
+
+
+class JsonLines(FileSource):
+    r"""Values of JSON lines files in UTF-8, one on each line: a `FileSource`. Empty lines are no items.
+
+    Args:
+        paths: as in `FileSource`.
+
+    Raises:
+        SourceError: when an item is read: it is no JSON.
+    """
+
+    kind, unit = "JSON lines", "JSON line"
+
+    def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+        super().__init__(paths)
+
+    def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
+        """Where its lines begin; a blank one belongs to the line before it."""
+        return _line_starts(path, skip_blank=True)
+
+    def read(self, handle: Any, record: Record) -> Any:
+        """The value of a line."""
+        return json.loads(handle.read(record))
+
+
+def _line_starts(path: str, skip_blank: bool = False) -> Iterator[npt.NDArray[np.int64]]:
+    r"""Where lines begin, and last where the file ends; "\n" and "\r\n" alone are blank lines."""
+    refuse_compressed(path, "a line")
+    buffer = np.empty(_CHUNK_BYTES, np.uint8)
+    begin = at = before = 0  # where the line begins that has no end yet, bytes read so far, and the last of them
+    with open(path, "rb", buffering=0) as file:  # never mapped: to touch a page of a file that was cut ends a process
+        while size := file.readinto(buffer.data):
+            chunk = buffer[:size]
+            newlines = np.flatnonzero(chunk == _NEWLINE)
+            ends = newlines + (1 + at)
+            if ends.size:
+                starts = np.concatenate(([begin], ends[:-1]))
+                begin = int(ends[-1])
+                if skip_blank:
+                    lengths, ahead = ends - starts, np.where(newlines, chunk[newlines - 1], before)
+                    starts = starts[~((lengths == 1) | ((lengths == 2) & (ahead == _RETURN)))]
+                yield starts
+            at += size
+            before = int(chunk[-1])
+    yield np.array([begin, at] if begin < at else [at])
+
+
+def _check_encoding(encoding: Any, errors: Any) -> None:
+    """Whether both are those of `open`, and lines end with the byte 10."""
+    for name, value in (("encoding", encoding), ("errors", errors)):
+        if not isinstance(value, str):
+            raise ArgumentError(f"{name} must be a str, got {brief(value)}")
+    try:
+        encoded = "\n".encode(encoding)
+    except (LookupError, ValueError) as error:  # also of what is no text encoding, such as "hex"
+        raise ArgumentError(f"encoding: {shortened(str(error))}") from None
+    try:
+        codecs.lookup_error(errors)
+    except LookupError as error:
+        raise ArgumentError(f"errors: {shortened(str(error))}") from None
+    if encoded.removeprefix(codecs.BOM_UTF8) != b"\n":
+        raise ArgumentError(
+            f"encoding must be one in which a line end is the byte 10, and {brief(encoding)} is not: "
+            f"convert the file, as with iconv -f {shortened(encoding)} -t utf-8"
+        )

@@ -1,0 +1,134 @@
+"""Which of the actors this process is, whose code it runs, files that it writes whole; how many others may die."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Literal
+
+from loaderpool.errors import brief
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Role = Literal["trainer", "supervisor", "worker", "reader", "dispatcher", "host"]
+_role: Role = "trainer"
+_node = ""
+
+
+def become(new_role: Role, on_node: str | None = None) -> None:
+    """Say what this process is from now on, and where.
+
+    Args:
+        new_role: what it is.
+        on_node: as `node` tells it; None: as it was, or as the process that this was forked of.
+    """
+    global _role, _node
+    _role = new_role
+    _node = _node if on_node is None else on_node
+    os.environ["LOADERPOOL_ROLE"] = new_role  # seen by users' setup hooks, and by processes they start
+
+
+def role() -> Role:
+    """Return what this process is."""
+    return _role
+
+
+def node() -> str:
+    """Return the address of the node that this process works on for another machine; empty: it works for this one."""
+    return _node
+
+
+def is_trainer() -> bool:
+    """Whether loaders may start here."""
+    return _role == "trainer"
+
+
+# ---- whose code: the user's own, an installed package's, or Python's ----
+
+# By these names, and not by where this interpreter installs: packages of another environment may be on the path, too.
+_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+_STDLIB = os.path.join(os.path.dirname(os.__file__), "")
+_OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module that is imported is a package's, not the user's own."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and is_installed_file(file)
+
+
+def is_installed_file(path: str) -> bool:
+    """Whether a file lies where packages are installed."""
+    return not _DIRECTORIES.isdisjoint(path.replace(os.sep, "/").split("/"))  # Windows has both in one path
+
+
+def is_library(module: str | None) -> bool:
+    """Whether a module is no code of the user's own: ours, Python's, or a package's."""
+    root = (module or "").partition(".")[0]
+    return root == "loaderpool" or root in sys.stdlib_module_names or is_installed(module or "")
+
+
+def is_library_file(path: str) -> bool:
+    """Whether a file has no code of the user's own, as `is_library` says it of modules."""
+    return path.startswith((_OURS, _STDLIB)) or is_installed_file(path)
+
+
+# ---- files ----
+
+
+def why_no_file(path: Path, example: str) -> str:
+    """Return why no file can stand there, as an answer to "path is ..."; "": one can, as far as is seen beforehand."""
+    if path.is_dir():
+        return f"{brief(str(path))} is a directory: name a file, such as {brief(str(path / example))}"
+    if not path.parent.is_dir():
+        return f"the directory {brief(str(path.parent))} does not exist"
+    return ""
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file; where that fails half-way, with an OSError, what stood there before still does."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # which shall name the file that the caller knows
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+class RestartLimit:
+    """Counts the latest deaths; more than so many within so many seconds are too many (None: no limit)."""
+
+    def __init__(self, max_restarts: tuple[int, float] | None) -> None:
+        self._most = max_restarts[0] if max_restarts else None
+        self._window_ns = int(max_restarts[1] * 1e9) if max_restarts else 0
+        self._deaths: collections.deque[int] = collections.deque()  # when; kept only where there is a limit
+
+    @property
+    def count(self) -> int:
+        """How many there were of late."""
+        return len(self._deaths)
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether these were too many."""
+        return self._most is not None and len(self._deaths) > self._most
+
+    def note(self, now_ns: int) -> None:
+        """Count the death of a process."""
+        if self._most is not None:
+            self._deaths.append(now_ns)
+            while self._deaths[0] < now_ns - self._window_ns:
+                self._deaths.popleft()
+
+    def forgive(self, deaths: int) -> None:
+        """Count the latest deaths no more."""
+        for _ in range(min(deaths, len(self._deaths))):
+            self._deaths.pop()

@@ -1,0 +1,168 @@
+"""What functions, classes and objects hold, by name: closures, globals, defaults, partials, members, attributes, items.
+
+`parts_of` looks one step into a value, `walk` goes on from there. Nothing of the user's is called. Which variable
+cannot be pickled, which large list is captured, which global has changed: each is a loop over one of the two.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from loaderpool.system.process import is_library
+
+# Values that are entered. More: the line that makes a loader is slower than its pickling where there are many objects.
+_MOST_ENTERED = 20_000
+# Items of a container that is entered. A longer one is data; its items are not looked at one by one.
+MOST_ITEMS = 1000
+_PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType})
+_CONTAINERS = (list, tuple, set, frozenset, collections.deque)
+_LruCache: Any = type(functools.lru_cache(lambda: None))
+_WRAPPERS = (_LruCache, staticmethod, classmethod, property, functools.cached_property)
+_HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *_WRAPPERS)
+CODE = (type, types.FunctionType, *_HOLDERS)
+# What a class has besides what its author wrote.
+_NOT_THE_AUTHORS = frozenset(
+    {"__dict__", "__weakref__", "_abc_impl", "__module__", "__doc__", "__slotnames__"}
+    | {"__firstlineno__", "__static_attributes__"}
+)
+
+
+class Part(NamedTuple):
+    """Something that a value holds."""
+
+    label: str  # in words, such as "closure variable 'records' of function load"
+    name: str  # as code writes it: "records"; behind that of the holder: ".records", "['records']"; "": as the holder
+    value: Any
+
+
+class Found(NamedTuple):
+    """Something that a walk has come to."""
+
+    path: tuple[str, ...]  # the root's name, then the labels of the parts on the way
+    name: str  # as code would write it: "records", "dataset.settings.size"
+    value: Any
+    holder: Any  # what holds it; None: it is a root
+
+
+def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: int = _MOST_ENTERED) -> Iterator[Found]:
+    """The roots, and all that they lead to, nearest first; each way to a value comes, but it is entered only once.
+
+    Args:
+        roots: such as a loader's arguments, by name.
+        enters: whether to look into a function, class or object (`parts_of`). Text, numbers and modules are not asked
+            for, nor containers, which are entered up to `MOST_ITEMS` items.
+        most_entered: the walk ends after so many values.
+    """
+    entered: dict[int, Any] = {}  # holds them, so that no id comes twice
+    waiting = collections.deque(Found((name,), name, value, None) for name, value in roots.items())
+    while waiting and len(entered) < most_entered:
+        found = waiting.popleft()
+        yield found
+        value, kind = found.value, type(found.value)
+        if kind in _PLAIN or issubclass(kind, types.ModuleType) or id(value) in entered:
+            continue
+        is_container = issubclass(kind, (dict, *_CONTAINERS))
+        if _length(value, kind) > MOST_ITEMS if is_container else not enters(value):
+            continue
+        entered[id(value)] = value
+        for part in parts_of(value):
+            name = part.name if part.name[:1].isidentifier() else f"{found.name}{part.name}"
+            waiting.append(Found((*found.path, part.label), name, part.value, value))
+
+
+def parts_of(value: Any) -> Iterator[Part]:
+    """What a value holds, one step into it."""
+    kind = type(value)  # not isinstance: it asks a proxy for what it stands for
+    if issubclass(kind, types.FunctionType):
+        yield from _of_function(value)
+    elif issubclass(kind, types.MethodType):
+        yield Part(f"the object of the method {value.__qualname__}", "", value.__self__)
+        yield Part(f"the method {value.__qualname__}", "", value.__func__)
+    elif issubclass(kind, types.BuiltinFunctionType):
+        if not isinstance(value.__self__, (types.ModuleType, type, type(None))):  # `table.get`
+            yield Part(f"the object of the method {value.__name__}", "", value.__self__)
+    elif issubclass(kind, functools.partial):
+        yield Part("the function of the partial", "", value.func)
+        yield from (Part(f"argument {at} of the partial", "", each) for at, each in enumerate(value.args))
+        yield from (Part(f"argument {key!r} of the partial", key, each) for key, each in value.keywords.items())
+    elif issubclass(kind, _WRAPPERS):
+        what = "the cached function" if issubclass(kind, _LruCache) else "the function"
+        for name in ("__wrapped__", "fget", "fset", "fdel", "func"):
+            function = getattr(value, name, None)
+            if function is not None:
+                yield Part(f"{what} {getattr(function, '__qualname__', '')}", "", function)
+    elif issubclass(kind, type):
+        name = value.__qualname__
+        yield from (Part(f"base of class {name}", base.__qualname__, base) for base in value.__bases__)
+        for key, each in vars(value).items():
+            if key not in _NOT_THE_AUTHORS:
+                yield Part(f"attribute .{key} of class {name}", f"{name}.{key}", each)
+    else:
+        yield from _of_items(value, kind)
+        if kind not in (dict, *_CONTAINERS):
+            is_ours = kind.__module__.partition(".")[0] == "loaderpool"  # a source's wrapper, which the user never sees
+            for key, each in _attributes(value):
+                yield Part(f"attribute .{key} of {kind.__qualname__}", "" if is_ours else f".{key}", each)
+            yield Part(f"class {kind.__qualname__}", kind.__qualname__, kind)
+
+
+def is_users(value: Any) -> bool:
+    """Whether code or an object is the user's own, or of a kind of Python's, or ours, that holds such (a partial)."""
+    kind = type(value)
+    if issubclass(kind, (types.FunctionType, type)):
+        return not is_library(str(value.__module__))
+    if issubclass(kind, _HOLDERS):
+        return True
+    module = str(kind.__module__)
+    return module.partition(".")[0] == "loaderpool" or not is_library(module)
+
+
+def _of_function(function: types.FunctionType) -> Iterator[Part]:
+    from cloudpickle import cloudpickle as internals  # 30 ms, which not every process needs
+
+    code, name = function.__code__, function.__qualname__
+    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not set yet
+            yield Part(f"closure variable {variable!r} of function {name}", variable, cell.cell_contents)
+    for variable in internals._extract_code_globals(code):  # of functions inside, too
+        if variable in function.__globals__:
+            yield Part(f"global {variable!r} used by {name}", variable, function.__globals__[variable])
+    defaults = function.__defaults__ or ()
+    named = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+    for variable, value in {**named, **(function.__kwdefaults__ or {})}.items():
+        yield Part(f"default of {variable!r} of {name}", variable, value)
+    for key, value in vars(function).items():  # such as __wrapped__
+        yield Part(f"attribute .{key} of function {name}", f"{function.__name__}.{key}", value)
+
+
+def _of_items(value: Any, kind: type) -> Iterator[Part]:
+    """Items by what a container is made of: a class of the user's may tell something else."""
+    if issubclass(kind, dict):
+        for key, item in list(dict.items(value)):
+            yield Part(f"item {key!r:.80} of the {kind.__name__}", f"[{key!r:.80}]", item)
+    for base in _CONTAINERS:
+        if issubclass(kind, base):
+            items: Any = base.__iter__(value)
+            for at, item in enumerate(items):
+                yield Part(f"item {at} of the {kind.__name__}", f"[{at}]", item)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    with contextlib.suppress(Exception):  # a proxy's own code, or it has none
+        yield from list(object.__getattribute__(value, "__dict__").items())
+    for cls in type(value).__mro__:
+        if "__slots__" in vars(cls):
+            for name, member in vars(cls).items():
+                if type(member) is types.MemberDescriptorType:
+                    with contextlib.suppress(AttributeError):  # never set
+                        yield name, member.__get__(value)
+
+
+def _length(value: Any, kind: type) -> int:
+    base: Any = next(base for base in (dict, *_CONTAINERS) if issubclass(kind, base))
+    return int(base.__len__(value))

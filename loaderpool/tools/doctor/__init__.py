@@ -1,1 +1,0 @@
-"""What a machine allows and how a loader fares on it, each fact with a verdict; prints nothing."""

@@ -1,0 +1,79 @@
+"""`loaderpool profile`: py-spy over a loader's processes. Run as a program, this module is what py-spy looks at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from loaderpool.settings.groups import MAX_WORKERS
+from loaderpool.system import clock
+from loaderpool.tools.commands import SECONDS, output
+from loaderpool.tools.target import load_target
+
+_FORMATS = {".svg": "flamegraph", ".json": "speedscope", ".txt": "raw"}
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  loaderpool profile train:make_loader\n"
+    "  loaderpool profile train:make_loader --idle --seconds 30 -o profile.json"
+)
+@click.argument("target")
+@click.option("--seconds", metavar="N", type=SECONDS, default=10, show_default=True, help="How long.")
+@click.option("--workers", metavar="N", type=click.IntRange(0, MAX_WORKERS), help="[default: as many as TARGET has]")
+@click.option("--idle", is_flag=True, help="Record threads that wait, too: for data, a server, a lock.")
+@click.option(
+    "-o", "--output", "path", metavar="FILE", callback=output(*_FORMATS), default="profile.svg", show_default=True,
+    help=".svg: a flame graph; .json: for https://www.speedscope.app; .txt: stacks and how often each was seen.",
+)  # fmt: skip
+def profile(target: str, seconds: float, workers: int | None, idle: bool, path: Path) -> None:
+    """Record where TARGET's workers spend their time, with py-spy.
+
+    TARGET is package.module:name, a Loader or a function without arguments that makes one. It runs in a process of
+    its own, with its workers, for some seconds from the first batch on; nothing is trained.
+    """
+    py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if py_spy is None:
+        raise click.ClickException("py-spy is missing; install it by: pip install 'loaderpool[cli]'")
+    load_target(target).close()  # what is wrong with it is said here, in a sentence
+    with tempfile.TemporaryDirectory() as folder:
+        is_over = Path(folder, "is-over")
+        program = [sys.executable, "-m", __name__, target, str(seconds), str(workers), str(is_over)]
+        # A kernel lets a process read its descendants' memory, and often no other one's: so py-spy starts the program.
+        command = [py_spy, "record", "--subprocesses", *["--idle"] * idle, "--format", _FORMATS[path.suffix]]
+        # Ctrl-C ends the recording: py-spy hears it, too, and writes what it has.
+        signal.signal(signal.SIGINT, lambda *_: is_over.touch())
+        status = subprocess.call([*command, "--output", str(path), "--", *program])
+        if status != 0:
+            raise click.ClickException(
+                f"py-spy ended with exit status {status}. In a container it needs the capability SYS_PTRACE: "
+                "docker run --cap-add SYS_PTRACE"
+            )
+        if not is_over.exists():
+            raise click.ClickException(f"{target} failed, as shown above; {path} has what was recorded before")
+
+
+def _run(target: str, seconds: str, workers: str, is_over: str) -> None:
+    loader = load_target(target)
+    if workers != "None":
+        loader = loader.replace(workers=int(workers))
+    until_ns = 0
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(loader):
+        while not until_ns or clock.monotonic_ns() < until_ns:
+            for _ in loader:
+                until_ns = until_ns or clock.monotonic_ns() + int(float(seconds) * 1e9)
+                if clock.monotonic_ns() > until_ns:
+                    break
+    Path(is_over).touch()
+
+
+if __name__ == "__main__":
+    _run(*sys.argv[1:])

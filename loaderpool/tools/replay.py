@@ -1,0 +1,136 @@
+"""`loaderpool replay`: one sample of a training again, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import pdb
+import reprlib
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from loaderpool.element.leaf import convert_leaf
+from loaderpool.element.spec import ElementSpec
+from loaderpool.element.structure import sketch
+from loaderpool.errors import ArgumentError, SpecMismatchError, counted, readable_s
+from loaderpool.system import clock
+from loaderpool.tools.commands import plain_table, results, say
+from loaderpool.tools.target import load_target
+from loaderpool.trainer.loader_core import without_workers
+from loaderpool.trainer.replay import Call, Replay
+from loaderpool.transport.reports import describe_failure
+
+_SHOWN_INDICES = 8
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  loaderpool replay train:make_loader --index 1234 --epoch 2\n"
+    "  loaderpool replay train:make_loader --index 1234 --pdb"
+)
+@click.argument("target")
+@click.option("--index", metavar="I", type=int, required=True, help="Index into the source, as errors name it.")
+@click.option(
+    "--epoch", metavar="E", type=click.IntRange(0), default=0, show_default=True, help="Which epoch's sample it is."
+)
+@click.option("--pdb", "debug", is_flag=True, help="Where it raises, open the debugger there.")
+def replay(target: str, index: int, epoch: int, debug: bool) -> None:
+    """Make one sample of TARGET again, alone and in this process, with the random streams that it has in training.
+
+    TARGET is package.module:name, a Loader or a function without arguments that makes one. No worker is started, so
+    breakpoint() works, an error has its traceback here, and a crash in a C extension prints the Python stack. For
+    batch_fn it is the whole batch that has the index.
+    """
+    with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):  # stderr is no file
+        faulthandler.enable()
+    with without_workers():
+        loader = load_target(target)
+    try:
+        wanted = Replay(loader, index, epoch)
+    except ArgumentError as error:
+        raise click.UsageError(str(error), click.get_current_context(silent=True)) from None
+    console = results()
+    say(console, _announcement(target, wanted.call), style="bold")
+    if wanted.has_hooks and epoch:
+        say(console, "Note: on_epoch_begin and on_epoch_end are not called; the data are those of epoch 0.")
+    console.file.flush()  # a crash would take it along
+    started_s = clock.monotonic_s()
+    try:
+        result = wanted.run()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: in a worker it is an error like others
+        _show_error(error, wanted, debug)
+        raise click.exceptions.Exit(1) from None
+    elapsed_s = clock.monotonic_s() - started_s
+    try:
+        spec = wanted.spec_of(result)
+    except SpecMismatchError as error:
+        raise click.ClickException(f"it ran for {readable_s(elapsed_s)}, and {error}") from None
+    _show_result(console, spec, result, elapsed_s)
+
+
+def _announcement(target: str, call: Call) -> str:
+    if len(call.indices) > 1:
+        shown = ", ".join(map(str, call.indices[:_SHOWN_INDICES])) + ", ..." * (len(call.indices) > _SHOWN_INDICES)
+        what = f"batch {call.batch} of {target}, source indices {shown}"
+    else:
+        what = f"source index {call.index} of {target}"
+    return f"Replaying {what}, in epoch {call.epoch}: position {call.position:,}, batch {call.batch}, row {call.row}"
+
+
+def _show_error(error: BaseException, wanted: Replay, debug: bool) -> None:
+    call = wanted.call
+    failure = describe_failure(error, epoch=call.epoch, worker=None, index=call.index)
+    click.echo(failure.traceback_text.rstrip(), err=True)
+    if wanted.why_no_out is not None:
+        first = str(wanted.why_no_out).partition("\n")[0]
+        told = f"out was None: a training learns how it looks from its first sample, which ends with\n{first}"
+        click.echo(f"\n{told}", err=True)
+    if debug:
+        pdb.post_mortem(error.__traceback__)
+    else:
+        click.echo("\nTo look around where it raised, add --pdb.", err=True)
+
+
+def _show_result(console: Console, spec: ElementSpec, result: Any, elapsed_s: float) -> None:
+    table: Table = plain_table(console.is_terminal)
+    table.add_column("component", overflow="fold")
+    table.add_column("type", overflow="fold")
+    table.add_column("min", justify="right")
+    table.add_column("max", justify="right")
+    table.add_column("", overflow="fold")
+    nbytes = 0
+    structure = spec.structure
+    for leaf, path, component in zip(structure.flatten(result), structure.paths, spec.components, strict=True):
+        array = convert_leaf(leaf, path)
+        nbytes += array.nbytes
+        table.add_row(path or "(all of it)", str(component), *_summary(array))
+    console.print(table)
+    count = structure.num_leaves
+    say(
+        console,
+        f"It took {readable_s(elapsed_s)} and gave {counted(count, 'component')}, {nbytes:,} bytes: {sketch(result)}",
+        style="dim",
+    )
+
+
+def _summary(array: npt.NDArray[Any]) -> tuple[str, str, str]:
+    """The smallest and largest number, NaN left out, and how many are NaN or infinite; of text its first piece."""
+    values = array.ravel()
+    if not values.size or values.dtype.kind in "OSUc":
+        return "", "", reprlib.repr(values[0]) if values.size else "empty"
+    if values.dtype.kind in "biu":
+        return str(values.min()), str(values.max()), ""
+    counts = {"NaN": np.count_nonzero(np.isnan(values)), "inf": np.count_nonzero(np.isinf(values))}
+    remark = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    values = values[~np.isnan(values)]
+    if not values.size:
+        return "", "", remark
+    return f"{float(values.min()):.6g}", f"{float(values.max()):.6g}", remark

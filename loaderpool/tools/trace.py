@@ -1,0 +1,66 @@
+"""`loaderpool trace`: what happened in the last seconds of a training that runs, as a file for a trace viewer."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loaderpool.memory.recorder import DELIVERIES, read_ring
+from loaderpool.tools.commands import SECONDS, answering_for
+from loaderpool.tools.top import memory_files, only_training, read_at, read_training
+from loaderpool.trainer.explain.page import RING_NAME
+from loaderpool.trainer.tracing.chrome import VIEWER, check_trace_path, chrome_trace, write_trace
+from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Recording, read_clocks, read_pool
+
+
+def _read_output(context: click.Context, parameter: click.Parameter, value: str) -> Path:
+    path = Path(value)
+    if problem := check_trace_path(path):
+        raise click.BadParameter(f"{problem}.")
+    return path
+
+
+@click.command(epilog="\b\nExamples:\n  loaderpool trace\n  loaderpool trace 12345 --last 10 -o slow.json.gz")
+@click.argument("pid", required=False, type=click.IntRange(1))
+@click.option("--last", "seconds", metavar="SECONDS", type=SECONDS, default=30, show_default=True)
+@click.option("-o", "--output", metavar="FILE", callback=_read_output, default="trace.json", show_default=True)
+def trace(pid: int | None, seconds: float, output: Path) -> None:
+    """Write what happened in the last seconds of a running training, for a trace viewer.
+
+    PID is as for `top`, and the training is as little touched. FILE ends in .json, or in .json.gz, a tenth as large.
+    """
+    training = read_training(only_training() if pid is None else pid)
+    try:
+        found = chrome_trace(_recording(training), seconds)
+    except OSError as error:
+        raise click.ClickException(f"process {training['pid']} has ended, or closed a loader: {error}.") from None
+    with answering_for(output):
+        write_trace(output, found.text)
+    size = output.stat().st_size / 1e6
+    click.echo(f"{training['process']} (pid {training['pid']})")
+    click.echo(f"{output}: the last {found.seconds:.1f} s, {found.events:,} events, {size:.1f} MB")
+    for line in (*(f"Waited {wait}" for wait in found.waits), *(f"Note: {note}." for note in found.notes)):
+        click.echo(line)
+    click.echo(f"Open it in {VIEWER}, which shows it without sending it anywhere.")
+
+
+def _recording(training: dict[str, Any]) -> Recording:
+    """Return what the processes of a training have recorded."""
+    arenas = {(at.st_dev, at.st_ino): path for path in memory_files(training["pid"], "arena") if (at := os.stat(path))}
+    pools: dict[tuple[int, ...], PoolRecords] = {}
+    loaders = []
+    for told in training["loaders"]:
+        arena, has_hosts = tuple(told["arena"] or ()), any(not each["pid"] for each in told["workers"])
+        if arena in arenas and arena not in pools:
+            path = arenas[arena]
+            pools[arena] = read_pool(functools.partial(read_at, path), os.stat(path).st_size, has_hosts)
+        place = list(pools).index(arena) if arena in pools else None
+        ring = memory_files(training["pid"], f"{RING_NAME}-{told['number']}")[0]
+        deliveries = read_ring(functools.partial(read_at, ring), 0, DELIVERIES)
+        asked_ns = 0 if told["asked_s"] is None else int(1e9 * (told["looked_s"] - told["asked_s"]))
+        loaders.append(LoaderRecords(told["loader"], place, told["calls_of"], has_hosts, deliveries, asked_ns))
+    return Recording(training["pid"], training["process"], loaders, list(pools.values()), *read_clocks())

@@ -1,0 +1,421 @@
+"""Pickles items one by one into one block of bytes; what they refer to by name goes beside them, once.
+
+So go the items of a source, and so does `share` put lists and dicts into shared memory. Runs in: the trainer.
+`sources.packed` is the other end.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import functools
+import io
+import itertools
+import pickle
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.errors import UnpicklableError
+from loaderpool.memory.layout import aligned
+from loaderpool.sources.packed import PackedDict, PackedItems, PackedList, part, parts_of, same
+from loaderpool.sources.recognise import Sized
+from loaderpool.sources.tables import Columns
+from loaderpool.system import capacity
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.payload.pickler import PayloadPickler
+
+# Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
+# are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
+OUT_OF_BAND_BYTES = 64 * 1024
+# Fewer items, or fewer bytes of them, stay as they are. An item that is packed takes 1 to 2 us longer to read; one that
+# is not takes three to six times its pickle in every worker that reads it. Smaller: tiny functions over short lists
+# are slowed down for memory that does not matter. Larger: each worker has that much more of its own.
+LEAST_ITEMS = 1000
+_LEAST_BYTES = 1 << 20
+# Items are first tried: as many of them, evenly spread. Smaller: items that hold one large thing together are found
+# out later, or not at all; larger: a longer start of lists that stay as they are.
+_TRIED = 64
+# Items that take more than so many times the place alone that they take beside others hold large things together,
+# which packing would repeat in each. Dicts with the same keys come to 1.5 to 3.
+_MOST_REPEATED = 4
+# Items no larger than this are packed whatever they repeat: as objects they would take as much.
+_SMALL_BYTES = 256
+# Items are tried no further than this: some of them may be large.
+_MOST_TRIED_BYTES = 16 << 20
+
+
+class ItemError(Exception):
+    """An item cannot be pickled; it never leaves `ship`.
+
+    Attributes:
+        place: such as "source → item 17 of the list".
+        item: the item.
+        reason: what pickling it raised.
+    """
+
+    def __init__(self, place: str, item: Any, reason: Exception) -> None:
+        super().__init__(place)
+        self.place, self.item, self.reason = place, item, reason
+
+
+class ItemPacking:
+    """Packs what of a payload can be packed; of one attempt to pickle it.
+
+    Attributes:
+        met: ids of objects, told apart by identity alone, that the rest of the payload holds. Items that hold one of
+            them are not packed: they and the function would no longer mean the same object.
+        packed: how many items were packed.
+        sources: ids of the long lists that the source consists of, packed or not.
+
+    Args:
+        why_unpicklable: tries to pickle an object; what that raised, or None.
+    """
+
+    def __init__(self, why_unpicklable: Callable[[object], Exception | None]) -> None:
+        self.met: set[int] = set()
+        self.packed = 0
+        self.sources: set[int] = set()
+        self._why_unpicklable = why_unpicklable
+
+    def prepare(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The payload with stand-ins for what is to be packed, these last: when their turn comes, `met` is complete."""
+        prepared = dict(payload)
+        if "source" in prepared:
+            prepared["source"] = self._stand_in(prepared.pop("source"))
+        return prepared
+
+    def _stand_in(self, source: Any) -> Any:
+        if isinstance(source, Columns):
+            return source.map(lambda column, path: self._of_list(column, f"source{path}"))
+        if type(source) is Sized and type(source.items) in (collections.deque, collections.UserList):
+            return self._of_list(list(source.items)[: len(source)], "source")
+        return self._of_list(source, "source")
+
+    def _of_list(self, items: Any, place: str) -> Any:
+        is_object_array = type(items) is np.ndarray and items.dtype == object and items.ndim == 1
+        if (type(items) not in (list, tuple) and not is_object_array) or len(items) < LEAST_ITEMS:
+            return items
+        self.sources.add(id(items))
+        return _ItemsStandIn(self, items, place)
+
+    def pack(self, items: Sequence[Any], place: str) -> PackedItems | None:
+        """Return the items, packed; None where they had better travel as they are.
+
+        Raises:
+            ItemError: one of them cannot be pickled.
+        """
+        try:
+            if not self.is_worth_it(items):
+                return None
+            packed = _Packer(self.met).pack(items)
+        except _NotPackableError:
+            return None
+        except _ItemFailedError as failed:
+            item, reason = items[failed.index], self._why_unpicklable(items[failed.index])
+            if reason is None:  # only in this way
+                return None
+            kind = "array" if isinstance(items, np.ndarray) else type(items).__name__
+            raise ItemError(f"{place} → item {failed.index} of the {kind}", item, reason) from failed
+        self.packed += len(packed)
+        return packed
+
+    def estimate(self, items: Sequence[Any]) -> int:
+        """Return about how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
+        try:
+            return self._tried(items)[2]
+        except (_NotPackableError, _ItemFailedError):
+            return 0
+
+    def is_worth_it(self, items: Sequence[Any]) -> bool:
+        """Whether items are many bytes, of which they hold few together; found by trying some."""
+        sum_alone, sum_together, nbytes, tried = self._tried(items)
+        return nbytes >= _LEAST_BYTES and sum_alone <= max(_MOST_REPEATED * sum_together, _SMALL_BYTES * tried)
+
+    def _tried(self, items: Sequence[Any]) -> tuple[int, int, int, int]:
+        """Bytes of some items alone, and beside each other; about how many all take alone; and how many were tried."""
+        alone, together = (_Packer(self.met) for _ in range(2))
+        sum_alone = sum_together = tried = 0
+        count = min(len(items), _TRIED)
+        for at in range(0, len(items), len(items) // count):
+            mine, ours = alone.add(items[at], at), together.add(items[at], at, forget=False)
+            tried += 1
+            if tried > 1:  # in the first, all is new
+                sum_alone, sum_together = sum_alone + mine, sum_together + ours
+            if alone.nbytes > _MOST_TRIED_BYTES and tried > 1:
+                break
+        return sum_alone, sum_together, alone.nbytes * len(items) // tried, tried
+
+
+class _ItemsStandIn:
+    """Stands for items in a payload until its pickling arrives here."""
+
+    def __init__(self, packing: ItemPacking, items: Sequence[Any], place: str) -> None:
+        self._packing, self._items, self._place = packing, items, place
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        packed = self._packing.pack(self._items, self._place)
+        return (same, (self._items,)) if packed is None else packed.__reduce__()
+
+
+# Things by number. More: each item has a class or function of its own, and there is nothing to gain.
+_MOST_PARTS = 1000
+# How often the packed bytes are held against the memory that this process has.
+_LOOK_EVERY = 4096
+_keys = itertools.count(1)
+_FUNCTION_KINDS = frozenset({types.FunctionType, type(functools.lru_cache(same))})
+_NAMED_KINDS = _FUNCTION_KINDS | {types.BuiltinFunctionType, types.ModuleType}
+_NO_OBJECT = (types.ModuleType, type(None))
+
+
+class _ItemFailedError(Exception):
+    """Pickling an item raised the cause."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class _NotPackableError(Exception):
+    """What items are or hold makes another thing of them when each travels alone."""
+
+
+class _Packer:
+    """Pickles items one after the other."""
+
+    def __init__(self, met: set[int]) -> None:
+        self._file = io.BytesIO()
+        self._key, self._parts = next(_keys), _NumberedParts()
+        self._pickler = _ItemPickler(self._file, self._is_in_band, met, self._key, self._parts)
+        # Past cloudpickle's own `dump`, whose only addition is another error for a deep nesting.
+        self._dump = functools.partial(pickle.Pickler.dump, self._pickler)
+        self._numbers: dict[tuple[int, int], int] = {}  # of buffers, by address and length
+        self._buffers: list[Any] = []
+        self._wanted: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pickles so far."""
+        return self._file.tell()
+
+    def add(self, item: Any, index: int, forget: bool = True) -> int:
+        """Pickle one more item; returns how many bytes it has taken.
+
+        Args:
+            item: the item.
+            index: its number.
+            forget: False: what it holds is written only once, if it is in a later item, too.
+        """
+        before = self._file.tell()
+        try:
+            self._dump(item)
+        except (_NotPackableError, MemoryError):
+            raise
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            raise _ItemFailedError(index) from error
+        if forget:
+            self._pickler.clear_memo()
+        return self._file.tell() - before
+
+    def pack(self, items: Sequence[Any]) -> PackedItems:
+        """Pickle all items."""
+        ends, wanted_ends = array.array("q", [0]), array.array("q", [0])
+        file, dump, pickler, wanted = self._file, self._dump, self._pickler, self._wanted
+        try:
+            for item in items:
+                dump(item)
+                pickler.clear_memo()
+                ends.append(file.tell())
+                wanted_ends.append(len(wanted))
+                if not len(ends) % _LOOK_EVERY and file.tell() > capacity.resident_bytes():
+                    # More than all that this process has: they hold things together that the first look did not show.
+                    raise _NotPackableError
+        except (_NotPackableError, MemoryError):
+            raise
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            raise _ItemFailedError(len(ends) - 1) from error
+        return PackedItems(
+            np.frombuffer(file.getbuffer(), np.uint8),
+            np.array(ends, np.int64),
+            parts_of(self._key, self._parts.things) if self._parts.things else None,
+            self._buffers,
+            np.array(self._wanted, np.int64),
+            np.array(wanted_ends, np.int64) if self._wanted else None,
+        )
+
+    def _is_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        flat = flat_bytes(buffer)
+        if flat is None or flat.nbytes < OUT_OF_BAND_BYTES:
+            return True
+        bytes_of = np.frombuffer(flat, np.uint8)  # kept, so that its address stays its own
+        key = bytes_of.__array_interface__["data"][0], flat.nbytes
+        number = self._numbers.setdefault(key, len(self._buffers))
+        if number == len(self._buffers):
+            self._buffers.append(bytes_of)
+        self._wanted.append(number)
+        return False
+
+
+class _NumberedParts:
+    """Things that get a number when they are met first."""
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self.references: dict[int, tuple[Any, ...]] = {}  # how each is pickled, by its id
+
+
+class _ItemPickler(PayloadPickler):
+    """Pickles an item; classes, functions and modules by number.
+
+    Raises:
+        _NotPackableError: the item holds what means another thing when it travels alone.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        is_in_band: Callable[[pickle.PickleBuffer], bool],
+        met: set[int],
+        key: int,
+        parts: _NumberedParts,
+    ) -> None:
+        # A plain dict: cloudpickle's chain of dicts, asked for each object, takes longer than all the rest.
+        self.dispatch_table: Any = dict(PayloadPickler.dispatch_table)
+        super().__init__(file, protocol=5, buffer_callback=is_in_band)
+        self._others, self._key, self._parts = met, key, parts
+        self._usual: set[type] = set()  # kinds that are pickled as they are everywhere
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind in self._usual:
+            if id(obj) in self._others:
+                raise _NotPackableError
+            return NotImplemented
+        if kind in _NAMED_KINDS or issubclass(kind, type):
+            return self._by_number(obj, kind)
+        if id(obj) in self._others or issubclass(
+            kind, np.memmap
+        ):  # a memmap's file would be opened again for each reading
+            raise _NotPackableError
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and kind is not io.TextIOWrapper:
+            self._usual.add(kind)
+        return reduced
+
+    def _by_number(self, named: Any, kind: type) -> Any:
+        parts = self._parts
+        reference = parts.references.get(id(named))
+        if reference is None:
+            if named is part or (kind is types.BuiltinFunctionType and not isinstance(named.__self__, _NO_OBJECT)):
+                return NotImplemented  # `some_list.append`: the list is the item's own
+            is_own = kind in _FUNCTION_KINDS and not _is_global(named)  # what it captures may be the item's own, too
+            if is_own or len(parts.things) == _MOST_PARTS:
+                raise _NotPackableError
+            reference = parts.references[id(named)] = part, (self._key, len(parts.things))
+            parts.things.append(named)
+        return reference
+
+
+def _is_global(function: Any) -> bool:
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
+def flat_bytes(buffer: pickle.PickleBuffer) -> memoryview | None:
+    """Return the buffer's bytes; None where they are not contiguous, which pickle refuses with a message of its own."""
+    try:
+        return buffer.raw()
+    except BufferError:
+        return None
+
+
+# ---- lists and dicts that the user shares ----
+
+_Element = TypeVar("_Element")
+_Key = TypeVar("_Key")
+
+
+@overload
+def share(data: list[_Element] | tuple[_Element, ...]) -> Sequence[_Element]: ...
+
+
+@overload
+def share(data: dict[_Key, _Element]) -> Mapping[_Key, _Element]: ...
+
+
+@overload
+def share(data: npt.ArrayLike) -> npt.NDArray[Any]: ...
+
+
+def share(data: Any) -> Any:
+    """Return a copy of an array, a list or a dict in shared memory, which loaders map and do not copy.
+
+    A loader sees an array as it is when the loader is made. Of a list or dict each element is pickled by itself; it is
+    read-only, and gives a new object each time (docs/how-to/large-arrays.md).
+
+    Args:
+        data: a list, tuple or dict of what can be pickled, or what NumPy makes an array of, such as a `numpy.memmap`.
+
+    Returns:
+        A read-only sequence or mapping, or a `numpy.ndarray`.
+
+    Raises:
+        ArgumentError: an array holds Python objects.
+        UnpicklableError: an element cannot be pickled.
+        MemoryLimitError: too little memory is free.
+    """
+    if isinstance(data, (list, tuple)):
+        return PackedList(*_packed(data))
+    if isinstance(data, dict):
+        return PackedDict(*_packed(list(data), list(data.values())))
+    from loaderpool.memory.share import share_array  # which most processes do not need
+
+    return share_array(data)
+
+
+def _packed(*lists: Sequence[Any]) -> list[PackedItems]:
+    """Pack lists into one block of shared memory."""
+    from loaderpool.memory.share import shared_block
+
+    packed = [_pickled(items) for items in lists]
+    block = shared_block(sum(aligned(array.nbytes) for each in packed for array in each.arrays))
+    end = 0
+
+    def move(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        nonlocal end
+        moved: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer=block, offset=end)
+        end += aligned(array.nbytes)
+        np.copyto(moved, array)
+        moved.flags.writeable = False
+        return moved
+
+    return [each.moved(move) for each in packed]
+
+
+def _pickled(items: Sequence[Any]) -> PackedItems:
+    try:
+        return _Packer(set()).pack(items)
+    except _ItemFailedError as failed:
+        cause = failed.__cause__
+        raise UnpicklableError(
+            f"element {failed.index}, of type {type(items[failed.index]).__qualname__}, cannot be shared: pickling it "
+            f"raised {type(cause).__name__}: {cause}"
+        ) from cause
+    except _NotPackableError:
+        raise UnpicklableError(
+            "the elements cannot be pickled one by one: they hold functions with variables of their own, or a "
+            "numpy.memmap, or one large object together"
+        ) from None

@@ -1,0 +1,126 @@
+"""python -m bench: loaderpool beside the limits of the machine and other loaders; tables, and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Result, run_row
+from bench.report import goals_table, machine_line, peers_table, shortfalls, write_docs
+from bench.rows import PEERS, ROWS, Row
+from bench.works import render_images
+
+__all__ = ["main"]
+
+QUIET_CPUS = 0.25  # a desktop at rest stays below this; one other process that computes does not
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command.
+
+    Returns:
+        The exit status: 1 where loaderpool gave no result, and with `--check` where it is below half of a goal.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    rows = _choose_rows(options, parser)
+    peers = set(options.peers or (PEERS if options.peers is not None else ()))
+    if unknown := sorted(peers - set(PEERS)):
+        parser.error(f"no peer named {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    rounds = 1 if options.quick or options.check else options.rounds
+    shorter = 2.0 if options.quick or options.check else 1.0
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        render_images(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loaderpool-bench-"))))
+        emit = _events(options.json, stack)
+        emit({"kind": "machine", "machine": machine_line(), "quick": options.quick or options.check})
+        results: dict[str, Result] = {}
+        for row in rows:
+            results[row.key] = run_row(row, peers, rounds, shorter, emit)
+            _progress(results[row.key])
+        if options.check:  # a regression falls short twice, a noisy moment seldom
+            for key in {key for key, _ in shortfalls(results.values(), is_gross=True)}:
+                again = run_row(results[key].row, (), rounds, shorter, emit)
+                results[key] = again if again.figures else results[key]
+        short = shortfalls(results.values(), options.check)
+        for result in results.values():
+            emit(
+                {
+                    "kind": "result",
+                    "row": result.row.key,
+                    "figures": result.figures,
+                    "short": [line for key, line in short if key == result.row.key],
+                }
+            )
+    busy = max(result.busy_cpus for result in results.values())
+    command = shlex.join(["scripts/bench/run", *(sys.argv[1:] if arguments is None else arguments)])
+    caption = f"{machine_line()}; {(time.monotonic() - started) / 60:.0f} minutes. Command: `{command}`."
+    print(f"{goals_table(results.values())}\n\n{peers_table(results.values())}\n\n{caption}")
+    if options.write_docs:
+        write_docs(list(results.values()), caption)
+    if busy > QUIET_CPUS:
+        print(f"others kept up to {busy:.1f} CPUs busy meanwhile, run again on a quiet machine", file=sys.stderr)
+    for _, line in short:
+        print(f"SHORT {line}", file=sys.stderr)
+    is_broken = any("loaderpool" in result.failures for result in results.values())
+    return 1 if is_broken or (options.check and short) else 0
+
+
+def _events(file: Path | None, stack: contextlib.ExitStack) -> Callable[[dict[str, Any]], None]:
+    sink = stack.enter_context(file.open("a", encoding="utf-8")) if file else None
+
+    def emit(event: dict[str, Any]) -> None:
+        if sink is not None:
+            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            print(json.dumps({**event, "at": now}), file=sink, flush=True)
+
+    return emit
+
+
+def _progress(result: Result) -> None:
+    figures = ", ".join(f"{side} {result.median(side):,.4g}" for side in result.figures)
+    print(f"{result.row.key} ({result.row.unit}): {figures}", file=sys.stderr, flush=True)
+    for failure in result.failures.values():
+        print(f"    {failure}", file=sys.stderr, flush=True)
+
+
+def _choose_rows(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Row]:
+    if options.list:
+        for row in ROWS:
+            print(f"{row.key}: {row.what}: {', '.join((*row.contestants, *row.peers))}")
+        sys.exit(0)
+    if not options.rows:
+        return [row for row in ROWS if (row.is_quick or not options.quick) and (row.is_checked or not options.check)]
+    # A row by its key, or those of a group: `tiny32`, `fit`.
+    chosen = {name: [row for row in ROWS if name == row.key or row.key.startswith(f"{name}/")] for name in options.rows}
+    if unknown := [name for name, found in chosen.items() if not found]:
+        parser.error(f"no row named {', '.join(unknown)}; --list names them")
+    return [row for row in ROWS if any(row in found for found in chosen.values())]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these: cpu, tiny32/tf, fit (--list names all)")
+    parser.add_argument(
+        "--peers", nargs="*", metavar="PEER", help=f"beside other loaders, all or some of {', '.join(PEERS)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="some rows, one short round: does it work, not how fast")
+    parser.add_argument("--check", action="store_true", help="a minute: status 1 below half of a goal")
+    parser.add_argument("--rounds", type=int, metavar="COUNT", help="rounds of each row")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append every round and result as JSON lines")
+    parser.add_argument("--write-docs", action="store_true", help="put the tables and the picture into docs/")
+    parser.add_argument("--list", action="store_true", help="name all rows and their contestants")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What no loader can exceed, or can hardly: processes that hand nothing over, and TensorFlow alone.
+
+- bare: as many processes as there are workers, which only run the function (the limit of the CPUs).
+- rows: the same, writing the rows into as many reused buffers as the loader has slots (the limit of memory).
+- ideal: for work that waits, by arithmetic.
+- from_generator: yields one ready-made batch, 64-byte aligned, so that TensorFlow does not even copy it; with
+  `prefetch` and without, the faster one.
+- waiting: the same at loaderpool's rate: its threads sleep and wake between batches, as they do with a loader.
+- from_tensors: `from_tensors(batch).repeat()`, which is TensorFlow's own iteration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from bench.samples import Array
+from bench.windows import Delivery, Window, taken_by_function, tensor_as_array, verified
+from bench.works import Work, check_batch, make_batch
+
+__all__ = ["LIMITS", "ready_batch"]
+
+DEFAULT_SLOTS = 8  # where loaderpool has not run before and told how many it has
+ALIGNMENT_BYTES = 64  # of an array that TensorFlow takes without a copy
+BUFFER_BYTES = 2**29  # all buffers together take this much at most, as a ring of slots would
+TINY_TURN = 8  # batches that a process makes between two looks at the clock: a tiny one takes no longer than a look
+READY_POSITION = 1  # of the ready batch: its first number would be 0 otherwise, which is what memory holds by itself
+
+# Given its number among the processes, a process makes what does some batches, and what verifies the last one.
+Contender = Callable[[int], tuple[Callable[[], None], Callable[[], None]]]
+
+
+def _bare(work: Work, view: str, window: Window) -> Delivery:
+    turn = max(work.period, TINY_TURN if work.is_tiny else 1)
+
+    def contender(number: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        state: dict[str, Any] = {"next": number * (work.items // work.workers), "sample": work.fn(0), "item": 0}
+
+        def some_batches() -> None:
+            start = state["next"]
+            for item in range(start, start + turn * work.batch_size):
+                sample = work.fn(item)
+            state.update(next=item + 1, sample=sample, item=item)
+
+        def check() -> None:
+            if not np.array_equal(state["sample"], work.fn(state["item"])):
+                raise ValueError("a wrong sample")
+
+        return some_batches, check
+
+    return Delivery(turn * _rate(contender, work.workers, window), 0.0, 0)
+
+
+def _rows(work: Work, view: str, window: Window) -> Delivery:
+    slots = int(window.before.get("slots", DEFAULT_SLOTS))
+    count = max(1, min(slots, BUFFER_BYTES // work.batch_bytes) // work.workers)
+    turn = max(work.period, TINY_TURN if work.is_tiny else 1)
+
+    def contender(number: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        # Together in one mapping, as slots are: a small batch of its own page would be slower.
+        memory = mmap.mmap(-1, count * work.batch_bytes)
+        buffers: Array = np.ndarray((count, *work.batch_shape), work.dtype, buffer=memory)
+        buffers.fill(0)  # the pages are there before the clock starts
+        first = number * (work.batches // work.workers)
+        done = 0
+
+        def some_batches() -> None:
+            nonlocal done
+            for _ in range(turn):
+                make_batch(work, first + done, buffers[done % count])
+                done += 1
+
+        def check() -> None:
+            check_batch(work, first + done - 1, buffers[(done - 1) % count])
+
+        return some_batches, check
+
+    return Delivery(turn * _rate(contender, work.workers, window), 0.0, 0)
+
+
+def _ideal(work: Work, view: str, window: Window) -> Delivery:
+    assert work.ideal is not None
+    return Delivery(work.ideal / work.batch_size, 0.0, 0)
+
+
+def _rate(contender: Contender, processes: int, window: Window) -> float:
+    """Turns per second of all processes together, each forked here and timed by itself."""
+    context = multiprocessing.get_context("fork")
+    all_warm, rates = context.Barrier(processes), context.SimpleQueue()
+
+    def run(number: int) -> None:
+        try:
+            some_batches, check = contender(number)
+            warm_until = time.perf_counter() + window.warm_s
+            some_batches()
+            while time.perf_counter() < warm_until:
+                some_batches()
+            check()
+            all_warm.wait()
+        except BaseException:
+            all_warm.abort()
+            raise
+        turns, now, started = 0, 0.0, time.perf_counter()
+        while now < started + window.seconds:
+            some_batches()
+            turns += 1
+            now = time.perf_counter()
+        check()
+        rates.put(turns / (now - started))
+
+    children = [context.Process(target=run, args=(number,)) for number in range(processes)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    if any(child.exitcode for child in children):
+        raise ValueError("a bare process failed; see above")
+    return sum(rates.get() for _ in children)
+
+
+def ready_batch(work: Work) -> Array:
+    """A batch that TensorFlow takes without a copy."""
+    memory = np.empty(work.batch_bytes + ALIGNMENT_BYTES, np.uint8)
+    offset = -memory.ctypes.data % ALIGNMENT_BYTES
+    batch: Array = memory[offset : offset + work.batch_bytes].view(work.dtype).reshape(work.batch_shape)
+    return make_batch(work, READY_POSITION, batch)
+
+
+def _from_generator(work: Work, view: str, window: Window) -> Delivery:
+    def always(ready: Array) -> Iterator[Array]:
+        while True:
+            yield ready
+
+    half = Window(window.seconds / 2, window.warm_s / 2)
+    found = [_measure_ready(_generated(work, always, prefetch), work, view, half) for prefetch in (0, 2)]
+    return max(found, key=lambda delivery: delivery.rate)
+
+
+def _waiting(work: Work, view: str, window: Window) -> Delivery:
+    pause_s = 1 / window.before["tf.data rate"]
+
+    def in_time(ready: Array) -> Iterator[Array]:
+        due = time.perf_counter()
+        while True:
+            due += pause_s
+            time.sleep(max(0.0, due - time.perf_counter()))
+            yield ready
+
+    return _measure_ready(_generated(work, in_time, 2), work, view, window)
+
+
+def _generated(work: Work, generate: Callable[[Array], Iterator[Array]], prefetch: int) -> Any:
+    import tensorflow as tf
+
+    ready = ready_batch(work)
+    signature = tf.TensorSpec(work.batch_shape, tf.as_dtype(work.dtype))
+    made = tf.data.Dataset.from_generator(lambda: generate(ready), output_signature=signature)
+    return made.prefetch(prefetch) if prefetch else made
+
+
+def _from_tensors(work: Work, view: str, window: Window) -> Delivery:
+    import tensorflow as tf
+
+    return _measure_ready(tf.data.Dataset.from_tensors(ready_batch(work)).repeat(), work, view, window)
+
+
+def _measure_ready(dataset: Any, work: Work, view: str, window: Window) -> Delivery:
+    """As any peer is measured, except that all batches are the same one."""
+    first = READY_POSITION * work.batch_size
+
+    def fn(item: int) -> Array:
+        return work.fn(first + item % work.batch_size)
+
+    same = dataclasses.replace(work, fn=fn, write=None, token=lambda item: work.token(first + item % work.batch_size))
+    if view == "function":
+        return taken_by_function(dataset, same, window)
+    return verified(dataset, same, window, tensor_as_array, 256 if work.is_tiny else 1)
+
+
+LIMITS: dict[str, Callable[[Work, str, Window], Delivery]] = {
+    "bare": _bare, "rows": _rows, "ideal": _ideal, "from_generator": _from_generator, "waiting": _waiting,
+    "from_tensors": _from_tensors,
+}  # fmt: skip

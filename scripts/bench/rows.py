@@ -1,0 +1,229 @@
+"""The rows of the bench: what is measured, beside which limits and peers, and what loaderpool is to reach."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bench.works import WORKS
+
+__all__ = ["BEST_PEER", "PEERS", "ROWS", "Goal", "Row"]
+
+PEERS = ("torch", "grain", "keras", "spdl", "mpire", "joblib", "pool_imap")
+BEST_PEER = "the best peer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A figure as a ratio to another one of the same row and run, or by itself."""
+
+    bound: float
+    against: str | None  # a side, or BEST_PEER; None: the figure by itself
+    of: str
+    is_least: bool
+
+    def is_met(self, ratio: float, tolerance: float = 1.0) -> bool:
+        """Whether it is reached, or missed by no more than this factor."""
+        return ratio * tolerance >= self.bound if self.is_least else ratio <= self.bound * tolerance
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.is_least else '≤'} {self.bound:g}"
+
+
+def _at_least(bound: float, against: str | None = None, of: str = "loaderpool") -> Goal:
+    return Goal(bound, against, of, is_least=True)
+
+
+def _at_most(bound: float, against: str | None = None, of: str = "loaderpool") -> Goal:
+    return Goal(bound, against, of, is_least=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measurement, of several contestants. Each gives one figure under its own name, and perhaps others."""
+
+    key: str
+    what: str
+    measure: str  # module:function of this package, which is given the row, the contestant and a window
+    unit: str  # a rate ("batches/s"), where more is better, or a time or size, where less is
+    contestants: tuple[str, ...]  # loaderpool first, as limits use what it tells of itself
+    peers: tuple[str, ...] = ()
+    goals: tuple[Goal, ...] = ()
+    work: str = ""
+    view: str = "own"
+    seconds: float = 2.0  # of the window
+    warm_s: float = 0.5
+    rounds: int = 3
+    timeout_s: float = 100.0  # importing TensorFlow and torch on a busy machine takes some ten seconds
+    is_quick: bool = False  # part of the quick form
+    is_checked: bool = False  # part of the look for gross regressions
+    is_compared: bool = False  # stands in the table beside other loaders
+
+    @property
+    def is_rate(self) -> bool:
+        return self.unit.endswith("/s")
+
+
+def _rate(work: str, view: str, limits: tuple[str, ...], *goals: Goal, **settings: Any) -> Row:
+    view_name = {"tf": " through tf.data", "function": " in a tf.function", "tensors": " as eager tensors"}.get(
+        view, ""
+    )
+    return Row(
+        f"{work}/{view}", WORKS[work].what + view_name, "measures:rate", "batches/s", ("loaderpool", *limits),
+        goals=goals, work=work, view=view, is_compared=view != "tensors", **settings,
+    )  # fmt: skip
+
+
+def _cpu(work: str, limit: str, own: float, dataset: float) -> Row:
+    what = f"{WORKS[work].what}: the trainer's CPU time for a batch"
+    goals = (_at_most(own, limit), _at_most(dataset, limit, "tf.data"))
+    return Row(
+        f"{work}/cpu", what, "measures:trainer_cpu", "us", ("loaderpool", "tf.data", limit), goals=goals, work=work
+    )
+
+
+def _fit(work: str, backend: str, limits: tuple[str, ...], peers: tuple[str, ...], *goals: Goal) -> Row:
+    what = f"`fit` on {backend}, {WORKS[work].what}"
+    return Row(
+        f"fit/{work}/{backend}", what, "fit:steps", "steps/s", ("loaderpool", *limits), peers, goals, work, backend,
+        seconds=2.5,
+    )  # fmt: skip
+
+
+def _hosts(work: str, unit: str, goal: Goal) -> Row:
+    what = f"{WORKS[work].what}, on a Ray cluster" + ("" if unit == "batches/s" else ": CPU time of all processes")
+    return Row(
+        f"hosts/{work}", what, "hosts:beside_local", unit, ("loaderpool", "local"), (), (goal,), work, seconds=6.0,
+        warm_s=2.0,
+    )  # fmt: skip
+
+
+_TIME: dict[str, Any] = {"unit": "ms", "is_compared": True}
+_FIRST, _GAP = "from construction to the first batch", "from an epoch's last batch to the next one's first"
+_WAITING = ("torch", "keras", "spdl", "joblib")
+_SERIAL = (*PEERS, "serial")
+_LOCAL = {32: 2.5, 128: 2.5, 8: 2.5, 1: 5.0}  # of the loop's time, by batch size
+
+ROWS = (
+    _rate("cpu", "own", ("bare",), _at_least(0.99, "bare"), peers=PEERS, seconds=2.5, is_quick=True, is_checked=True),
+    _rate("cpu", "tf", ("bare",), _at_least(0.99, "bare"), peers=PEERS, seconds=2.5),
+    _rate("jpeg", "own", ("bare",), _at_least(1.0, "bare"), peers=PEERS, is_quick=True),
+    _rate("jpeg", "tf", ("bare",), _at_least(0.98, "bare"), peers=PEERS),
+    _rate(
+        "tiny32", "own", ("bare", "rows", "serial"), _at_least(0.8, "rows"), _at_least(3.5, BEST_PEER), peers=PEERS,
+        is_quick=True, is_checked=True,
+    ),
+    _rate("tiny1", "own", ("bare", "rows", "serial"), _at_least(10.0, BEST_PEER), peers=PEERS),
+    _rate(
+        "tiny32", "tf", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors"),
+        _at_least(3.0, "from_generator"), _at_least(4.0, BEST_PEER), peers=PEERS, is_quick=True, is_checked=True,
+    ),
+    _rate("tiny32", "function", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors")),
+    # Every parallel peer is slower than the serial loop here, so that is what counts.
+    _rate(
+        "tiny1", "tf", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors"),
+        _at_least(3.0, BEST_PEER), peers=_SERIAL,
+    ),
+    _rate("tiny1", "function", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors")),
+    # Eight times the best of those who send batches from process to process; threads, which send nothing, as the one
+    # call of this function lets the GIL go, are to be led.
+    _rate(
+        "wide", "own", ("rows", "serial"), _at_least(0.85, "rows"), _at_least(1.0, BEST_PEER), _at_least(8.0, "torch"),
+        peers=PEERS, rounds=4, is_quick=True, is_checked=True,
+    ),
+    _rate(
+        "wide", "tf", ("rows", "from_generator"), _at_least(0.85, "rows"), _at_least(1.0, BEST_PEER),
+        _at_least(8.0, "torch"), peers=PEERS,
+    ),
+    _rate("wide", "tensors", ("rows",), _at_least(0.85, "rows")),
+    # A worker makes a batch in 0.3 s, and 256 of them take seconds to start.
+    _rate("io16", "own", ("ideal",), _at_least(0.99, "ideal"), peers=_WAITING, warm_s=1.0),
+    _rate("io32", "own", ("ideal",), _at_least(0.99, "ideal"), peers=_WAITING, warm_s=1.0, is_checked=True),
+    _rate(
+        "io256", "own", ("ideal",), _at_least(0.9, "ideal"), peers=("torch", "spdl"), seconds=3.0, warm_s=4.0, rounds=1
+    ),
+    _rate("threads8", "own", ("ideal",), _at_least(0.9, "ideal"), seconds=3.0, warm_s=2.0),
+    _rate(
+        "threads16", "own", ("ideal",), _at_least(0.95, "ideal"), peers=("grain", "spdl"), seconds=3.0, warm_s=2.0
+    ),
+    _rate("threads32", "own", ("ideal",), _at_least(0.95, "ideal"), seconds=3.0, warm_s=2.0),
+    _rate("straggler", "own", ("bare",), _at_least(0.97, "bare"), peers=PEERS, seconds=2.5, is_quick=True),
+    _rate("straggler", "tf", ("bare",), _at_least(0.95, "bare"), peers=PEERS, seconds=2.5),
+    _cpu("tiny32", "from_generator", 0.1, 1.1),
+    _cpu("wide", "waiting", 0.1, 1.1),  # batches must be waited for, which costs from_generator as well
+    *(
+        Row(
+            f"{work}/eager", f"{WORKS[work].what}: the reading thread's CPU time for a batch as an eager tensor",
+            "measures:eager", "us", ("loaderpool",), goals=(goal,), work=work,
+        )
+        for work, goal in (
+            ("tiny32", _at_most(1.0, "allowed")), ("tiny1", _at_most(1.0, "allowed")), ("wide", _at_most(100.0))
+        )
+    ),
+    *(
+        Row(
+            f"local/{size}", f"16 floats a sample, batch {size}, `workers=0`", "measures:local", "us", ("loaderpool",),
+            goals=(_at_most(most, "loop"),), view=str(size),
+        )
+        for size, most in _LOCAL.items()
+    ),
+    Row(
+        "first/own", _FIRST, "measures:first", contestants=("loaderpool", "interpreter"), peers=PEERS,
+        goals=(_at_most(2.0, "interpreter"),), rounds=5, is_quick=True, is_checked=True, **_TIME,
+    ),
+    Row(
+        "first/pool", f"{_FIRST}, on a running pool", "measures:first", contestants=("loaderpool", "interpreter"),
+        goals=(_at_most(0.5, "interpreter"),), view="pool", is_quick=True, **_TIME,
+    ),
+    Row(
+        "first/tf", f"{_FIRST}, through tf.data", "measures:first", contestants=("loaderpool", "interpreter"),
+        peers=PEERS, view="tf", rounds=1, **_TIME,
+    ),
+    Row(
+        "gap/own", _GAP, "measures:gap", contestants=("loaderpool",), peers=PEERS,
+        goals=(_at_most(1.0, "three batches"), _at_most(0.1, "torch")), is_quick=True, **_TIME,
+    ),
+    Row(
+        "gap/tf", f"{_GAP}, through tf.data", "measures:gap", contestants=("loaderpool",), peers=PEERS,
+        goals=(_at_most(1.0, BEST_PEER),), view="tf", **_TIME,
+    ),
+    *(
+        Row(
+            f"{work}/{view}", WORKS[work].what + (" through tf.data" if view == "tf" else ""), "measures:between_steps",
+            contestants=("loaderpool", "ready"), peers=peers, goals=(_at_most(1.03, "ready"),), work=work, view=view,
+            **_TIME,
+        )
+        for work, peers in (("step", ("torch", "joblib")), ("shortstep", ("torch",)))
+        for view in ("own", "tf")
+    ),
+    *(
+        _fit(work, backend, (limit,), ("torch", "keras"), _at_least(1.3, "torch"), _at_least(3.0, "keras"))
+        for work, limit in (("jpeg", "bare"), ("wide", "rows"))
+        for backend in ("torch", "jax")
+    ),
+    _fit("tiny32", "tensorflow", ("as_dataset",), (), _at_least(1 / 0.7, "as_dataset")),
+    _fit("wide", "tensorflow", ("as_dataset",), (), _at_least(1 / 0.9, "as_dataset")),
+    *(
+        Row(
+            f"memory/{work}", f"{what}, 4 workers: proportional memory over a serial run", "memory:over_serial", "MB",
+            ("loaderpool", "forked"), ("torch",), (_at_most(most), _at_most(20.0, of="loaderpool growth")), work,
+            rounds=1, timeout_s=240.0, is_compared=True,
+        )
+        for work, what, most in (("array", "a 2 GB array", 60.0), ("dicts", "2 million small dicts", 300.0))
+    ),
+    Row(
+        "faults/engine", "CPU time of trainer and supervisor while nothing goes wrong", "measures:engine", "ms",
+        ("loaderpool",), goals=(_at_most(0.01, "workers"),), work="cpu", seconds=4.0, warm_s=0.8,
+    ),
+    Row(
+        "faults/recovery", "from a worker's SIGKILL to its replacement's first row", "measures:recovery", "ms",
+        ("loaderpool",), goals=(_at_most(50.0),),
+    ),
+    _hosts("burn", "ms", _at_most(1.06, "local")),
+    _hosts("jpeg", "ms", _at_most(1.2, "local")),
+    _hosts("tiny32", "batches/s", _at_least(0.5, "local")),
+    Row(
+        "hosts/killed", "longest wait around a host's SIGKILL", "hosts:after_a_kill", "s", ("loaderpool",),
+        goals=(_at_most(1.0), _at_most(2.5, of="first")), work="burn",
+    ),
+)  # fmt: skip

@@ -1,0 +1,123 @@
+"""Batches taken through a warm-up and a window, by the clock of the loop that reads them; rates that come of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from bench.samples import Array
+from bench.works import Work, check_batch, check_ends
+
+__all__ = ["Delivery", "Window", "delivered", "only_tensor", "taken_by_function", "tensor_as_array", "verified"]
+
+LOOK_EVERY = 256  # batches of tiny work in tf.data: reading a tensor costs more than making it
+CALL_STEPS = 256  # that a tf.function takes at a time, as fit(steps_per_execution=256) would
+KEPT = 3  # first batches that are held until they are verified number by number
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """How long a contestant measures."""
+
+    seconds: float  # of measurement, after the warm-up
+    warm_s: float  # before it, not counted
+    before: dict[str, float] = dataclasses.field(default_factory=dict)  # what others of the row have found already
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """What a consumer saw of the batches that it took."""
+
+    rate: float  # batches per second after the warm-up
+    cpu_us: float  # CPU time of this process for each counted batch, all its threads together
+    count: int
+
+
+def delivered(batches: Iterable[Any], window: Window, look: Callable[[Any], object], turn: int = 1) -> Delivery:
+    """Take batches through the warm-up and the window.
+
+    Args:
+        batches: must not end before the window does.
+        window: its warm-up begins at the first delivery; the clock starts at the first one after it, and stops at one.
+        look: is given each batch; cheap against the making of one.
+        turn: the counted batches are a multiple of this. Where n workers each make a whole batch at a time, batches
+            come n at a time, and a window that cuts a bunch would measure its own edge.
+    """
+    iterator: Iterator[Any] = iter(batches)
+    clock = time.perf_counter
+    warm_until = 0.0
+    for batch in iterator:
+        # From the first delivery on: what starts slowly is warm no sooner than others.
+        warm_until = warm_until or clock() + window.warm_s
+        look(batch)
+        if clock() >= warm_until:
+            break
+    cpu_s = time.process_time()
+    started = clock()
+    deadline = started + window.seconds
+    for count, batch in enumerate(iterator, start=1):
+        look(batch)
+        if clock() >= deadline and count % turn == 0:
+            elapsed_s, cpu_s = clock() - started, time.process_time() - cpu_s
+            return Delivery(count / elapsed_s, 1e6 * cpu_s / count, count)
+    raise ValueError("the pass ended before the window did: give the loader more items")
+
+
+def verified(batches: Any, work: Work, window: Window, as_array: Callable[[Any], Array], every: int = 1) -> Delivery:
+    """The same, with all numbers of the first batches compared, and the ends of every n-th one."""
+    first: list[Array] = []
+    ends: list[tuple[int, float, float]] = []
+    positions = itertools.count()
+    last_row = (work.batch_size - 1) * int(np.prod(work.shape))
+
+    def look(batch: Any) -> None:
+        position = next(positions)
+        if position >= KEPT and position % every:
+            return
+        array = as_array(batch)
+        if position < KEPT:
+            first.append(array.copy())
+        ends.append((position, array.item(0), array.item(last_row)))
+
+    delivery = delivered(batches, window, look, turn=max(work.workers, work.period * 2))
+    for position, batch in enumerate(first):
+        check_batch(work, position, batch)
+    check_ends(work, ends)
+    return delivery
+
+
+def taken_by_function(dataset: Any, work: Work, window: Window) -> Delivery:
+    """By a tf.function that takes many batches at a call and adds up their first numbers."""
+    import tensorflow as tf
+
+    @tf.function
+    def take(iterator: Any) -> Any:
+        total = tf.constant(0, tf.int64)
+        for _ in tf.range(CALL_STEPS):
+            total += tf.cast(tf.reshape(only_tensor(next(iterator)), [-1])[0], tf.int64)
+        return total
+
+    iterator = iter(dataset)
+    totals: list[int] = []
+    delivery = delivered(iter(lambda: int(take(iterator)), None), window, totals.append)
+    expected = sum(work.token(position * work.batch_size) for position in range(len(totals) * CALL_STEPS))
+    if sum(totals) != expected:
+        raise ValueError(f"the first numbers of {len(totals)} calls add up to {sum(totals)}, not {expected}")
+    return Delivery(delivery.rate * CALL_STEPS, delivery.cpu_us / CALL_STEPS, delivery.count * CALL_STEPS)
+
+
+def tensor_as_array(element: Any) -> Array:
+    """A view of an element's one eager tensor; `tensor.numpy()` would copy it."""
+    return np.asarray(memoryview(only_tensor(element)))
+
+
+def only_tensor(element: Any) -> Any:
+    """The tensor itself, or the only one of a tuple or dict."""
+    if isinstance(element, dict):
+        return next(iter(element.values()))
+    return element[0] if isinstance(element, tuple) else element

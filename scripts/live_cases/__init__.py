@@ -1,1 +1,0 @@
-"""Trainings in which one thing is wrong, for `scripts/verdicts`."""

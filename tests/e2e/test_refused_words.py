@@ -1,0 +1,73 @@
+"""What is said where a container refuses memory calls, and of values that cannot travel or be kept."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import pickle
+from typing import Any
+
+import pytest
+
+import loaderpool as lp
+
+
+def refusal(number: int) -> Any:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def first_batch(workers: int = 1) -> Any:
+    with lp.Loader(range(8), lambda i: i, batch_size=4, workers=workers) as loader:
+        return next(iter(loader))
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
+def test_a_refused_memfd_create_is_named(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "memfd_create", refusal(number))
+    with pytest.raises(lp.PoolBrokenError, match=r"memfd_create was refused .*seccomp profile"):
+        first_batch()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_refused_fallocate_advises_no_other_limit(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", refusal(number))
+    with pytest.raises(lp.LoaderpoolError, match=r"refused fallocate .*seccomp profile") as caught:
+        first_batch()
+    assert "Limits" not in str(caught.value)
+
+
+def test_a_lack_of_memory_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", refusal(errno.ENOSPC))
+    with pytest.raises(lp.MemoryLimitError, match=r"set a smaller Limits\.memory"):
+        first_batch()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lengths_that_memory_cannot_hold_are_told(workers: int) -> None:
+    buckets = lp.Buckets(lambda item: item % 9, [4])
+    with pytest.raises(lp.MemoryLimitError, match=r"Buckets\.by: .*1,099,511,627,776 items .*fewer items"):
+        lp.Loader(range(2**40), lambda item: item, batch_size=4, buckets=buckets, workers=workers)
+
+
+def test_a_captured_array_of_ctypes_is_named() -> None:
+    numbers = (ctypes.c_int * 3)(1, 2, 3)
+    with (
+        pytest.raises(lp.UnpicklableError, match=r"variable 'numbers' .*numpy\.array"),
+        lp.Loader(range(8), lambda item: numbers[item % 3], batch_size=4, workers=1) as loader,
+    ):
+        next(iter(loader))
+
+
+def test_a_pool_is_not_pickled() -> None:
+    with lp.Pool(1) as pool:
+        with pytest.raises(lp.UnpicklableError, match=r"^a Pool cannot be pickled"):
+            pickle.dumps(pool)
+        with (
+            pytest.raises(lp.UnpicklableError, match=r"variable 'pool' .*a Pool cannot be pickled"),
+            lp.Loader(range(8), lambda item: (pool, item)[1], batch_size=4, workers=1) as loader,
+        ):
+            next(iter(loader))

@@ -1,0 +1,167 @@
+"""A `batch_fn` whose tuples have a part for each sample is refused at the first batch where a shorter one will come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.errors import SampleError, SpecMismatchError
+
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+class Scenes:
+    """As of a detection data set: images of several sizes, and a dict of what is in each."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((3, 4 + index % 3, 5), index, np.float32), {"boxes": np.zeros((index % 4, 4)), "label": index}
+
+
+def over_samples(items: list[Any]) -> Any:
+    return tuple(zip(*items, strict=True))
+
+
+def as_dict(items: list[Any]) -> Any:
+    images, targets = zip(*items, strict=True)
+    return {"labels": np.array([target["label"] for target in targets]), "images": images}
+
+
+def refusal_of(loader: lp.Loader) -> str:
+    """What iterating says, before there is a first batch."""
+    with loader, pytest.raises(Exception) as raised:
+        next(iter(loader))
+    assert isinstance(raised.value, (SampleError, SpecMismatchError))
+    return str(raised.value)
+
+
+@WORKERS
+@pytest.mark.parametrize("batch_fn", [over_samples, tuple, as_dict])
+def test_they_are_refused_at_the_first_batch_with_the_cure(batch_fn: Callable[..., Any], workers: int) -> None:
+    message = refusal_of(lp.Loader(Scenes(10), batch_fn=batch_fn, batch_size=4, workers=workers))
+    for part in ("a tuple of 4", "a tuple of 3", "drop_remainder=True", "batch axis", "batch_size=None"):
+        assert part in message
+
+
+@WORKERS
+def test_batches_of_two_are_told_from_pairs(workers: int) -> None:
+    assert "drop_remainder=True" in refusal_of(
+        lp.Loader(Scenes(11), batch_fn=over_samples, batch_size=2, workers=workers)
+    )
+
+    def pair(items: list[int]) -> Any:
+        return np.array(items), np.array(items) * 10
+
+    def two_numbers(items: list[int]) -> Any:  # no batch axis at all
+        return sum(items), len(items)
+
+    for batch_fn, last in ((pair, [[10], [100]]), (two_numbers, [10, 1])):
+        with lp.Loader(range(11), batch_fn=batch_fn, batch_size=2, workers=workers) as loader:
+            batches = [tuple(np.asarray(part).tolist() for part in batch) for batch in loader]
+        assert len(batches) == 6
+        assert list(batches[-1]) == last
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "settings", [{"drop_remainder": True}, {"batch_size": 5}, {"shard": lp.Shard(2, 1), "batch_size": 5}], ids=str
+)
+def test_they_work_where_each_batch_is_full(settings: dict[str, Any], workers: int) -> None:
+    settings = {"batch_size": 4, **settings}
+    with lp.Loader(Scenes(50), batch_fn=over_samples, workers=workers, shuffle=True, **settings) as loader:
+        seen = [target["label"].tolist() for _, targets in loader for target in targets]
+    rows = 5 if settings["batch_size"] != 4 else 4
+    assert len(set(seen)) == len(seen) == (25 if "shard" in settings else 50 // rows * rows)
+
+
+@WORKERS
+def test_they_work_where_there_is_one_batch(workers: int) -> None:
+    with lp.Loader(Scenes(3), batch_fn=over_samples, batch_size=4, workers=workers) as loader:
+        assert [len(images) for images, _ in loader] == [3]
+
+
+def stream() -> Iterator[Any]:
+    yield from (Scenes(10)[index] for index in range(10))
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **settings: lp.Loader(stream(), **settings),
+        lambda **settings: lp.Loader.from_generator(stream, **settings),
+    ],
+    ids=["stream", "generator"],
+)
+def test_the_end_of_a_stream_may_be_shorter(make: Callable[..., lp.Loader], workers: int) -> None:
+    settings = {"batch_fn": over_samples, "batch_size": 4, "workers": min(workers, 1)}
+    assert "drop_remainder=True" in refusal_of(make(**settings))
+    with make(**settings, drop_remainder=True) as loader:
+        seen = [target["label"].tolist() for _, targets in loader for target in targets]
+    assert seen == list(range(8))
+
+
+@WORKERS
+def test_the_call_with_fewer_items_changes_no_batch(workers: int, tmp_path: Path) -> None:
+    def noisy(items: list[int], rng: np.random.Generator) -> Any:
+        with (tmp_path / "calls").open("a") as file:
+            file.write(f"{len(items)}\n")
+        return np.array(items) + rng.random(len(items)), np.random.rand(len(items))
+
+    def one_array(items: list[int], rng: np.random.Generator) -> Any:
+        return np.stack([np.array(items) + rng.random(len(items)), np.random.rand(len(items))], axis=1)
+
+    def batches(batch_fn: Callable[..., Any]) -> list[Any]:
+        with lp.Loader(range(11), batch_fn=batch_fn, batch_size=2, seed=3, workers=workers) as loader:
+            return list(loader)
+
+    assert [np.stack(pair, axis=1).tolist() for pair in batches(noisy)] == [b.tolist() for b in batches(one_array)]
+
+
+@WORKERS
+def test_a_function_that_fails_with_fewer_items_fails_in_its_turn(workers: int) -> None:
+    def pair(items: list[int]) -> Any:
+        return np.array(items).reshape(2), np.array(items)
+
+    with lp.Loader(range(5), batch_fn=pair, batch_size=2, workers=workers) as loader:
+        batches = iter(loader)
+        assert [next(batches)[1].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+        with pytest.raises(SampleError if workers else Exception, match="cannot reshape"):
+            next(batches)
+
+
+@WORKERS
+def test_the_message_of_a_shorter_last_batch_says_drop_remainder(workers: int) -> None:
+    def counted(items: list[int]) -> Any:
+        return {f"item {number}": item for number, item in enumerate(items)}
+
+    spec = lp.ArraySpec((4,), "int64")
+    for settings in ({"batch_fn": counted}, {"batch_fn": np.array, "element_spec": spec}):
+        with lp.Loader(range(10), batch_size=4, workers=workers, **settings) as loader:
+            batches = iter(loader)
+            next(batches), next(batches)
+            with pytest.raises((SampleError, SpecMismatchError)) as raised:
+                next(batches)
+        assert "This batch is shorter, with 2 of 4 items: drop_remainder=True leaves it out" in str(raised.value)
+
+
+def test_a_full_batch_that_is_built_differently_says_nothing_of_it() -> None:
+    def changes(items: list[int]) -> Any:
+        return np.array(items) if 4 in items else (np.array(items), np.array(items))
+
+    with lp.Loader(range(10), batch_fn=changes, batch_size=4, workers=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises((SampleError, SpecMismatchError)) as raised:
+            next(batches)
+    assert "drop_remainder" not in str(raised.value)

@@ -1,0 +1,303 @@
+"""Trainings in which one thing is wrong, or nothing: whether `explain()` says so, whether what it tells to change helps
+as much as it says, and whether workers="auto" finds the number by itself. Minutes, on two free CPUs:
+
+    scripts/test -m long tests/e2e/test_verdicts.py
+
+A consumer of 20 ms a step takes batches of 16 rows; what is wrong is in the name. Each batch is compared with what it
+should be.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import itertools
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+
+STEP_S = 0.02
+ROWS = 16
+ITEMS = range(10**6)
+
+
+def row(item: int) -> Any:
+    return np.full(4, item, np.float32)
+
+
+def sleep(seconds: float, item: int) -> Any:
+    time.sleep(seconds)
+    return row(item)
+
+
+def waits(item: int) -> Any:
+    return sleep(0.01, item)
+
+
+def burn(seconds: float, item: int) -> Any:
+    compute(seconds)
+    return row(item)
+
+
+def compute(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def slow_one(item: int) -> Any:
+    return sleep(1.0 if item % 1000 == 10 else 0.001, item)
+
+
+_LARGE = np.zeros(1 << 18, np.float32)
+
+
+def large(item: int) -> Any:
+    _LARGE[0] = item
+    return _LARGE
+
+
+def dearer(after: int, item: int) -> Any:
+    return sleep(0.002 if item < after else 0.01, item)
+
+
+class SlowDisk:
+    def __len__(self) -> int:
+        return len(ITEMS)
+
+    def __getitem__(self, item: int) -> int:
+        time.sleep(0.01)
+        return item
+
+
+class SlowStream:
+    def __iter__(self) -> Iterator[int]:
+        for item in ITEMS:
+            time.sleep(0.005)
+            yield item
+
+
+def slow_part(part: int) -> Iterator[Any]:
+    while True:
+        yield waits(part)
+
+
+class SlowImport:
+    """A function whose module takes long to import."""
+
+    def __init__(self) -> None:
+        self.is_there = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time.sleep(4)
+        self.__dict__.update(state)
+
+    def __call__(self, item: int) -> Any:
+        return sleep(0.0005, item)
+
+
+class Limited:
+    """A server that serves so many calls at a time, over all workers: each takes a token, and gives it back."""
+
+    def __init__(self, calls: int, seconds: float) -> None:
+        self.calls, self.seconds = calls, seconds
+        self.path = ""
+        self.turns = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.path:
+            folder = tempfile.mkdtemp()
+            atexit.register(shutil.rmtree, folder)
+            self.path = f"{folder}/turns"
+            os.mkfifo(self.path)
+            self._open()
+            os.write(self.turns, bytes(self.calls))
+        return {**vars(self), "turns": -1}
+
+    def _open(self) -> None:
+        self.turns = os.open(self.path, os.O_RDWR)
+
+    def __call__(self, item: int) -> Any:
+        if self.turns < 0:
+            self._open()
+        token = os.read(self.turns, 1)
+        try:
+            return sleep(self.seconds, item)
+        finally:
+            os.write(self.turns, token)
+
+
+def pause() -> None:
+    time.sleep(STEP_S)
+
+
+def no_step() -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A training, and what is to be said of it."""
+
+    verdict: str
+    fn: Callable[[int], Any] = waits  # of an item, or of a part, for `parts`
+    source: Any = ITEMS
+    parts: int = 0  # generators, in place of the source
+    settings: dict[str, Any] = dataclasses.field(default_factory=lambda: {"workers": 2})
+    step: Callable[[], None] = pause
+    change: str = ""  # in what is told to change; empty: nothing must be, or anything that the verdict tells
+    may_change: bool = True  # False: a change would be a wrong one
+    steps: int = 10**9
+    seconds: float = 12.0
+    kept: int = 0  # batches that the consumer keeps
+    neighbours: int = 0  # processes that use a CPU each
+
+
+CASES = {
+    "sleep": Case("SOURCE_WAITS", change="threads="),
+    "burn": Case("TOO_FEW_WORKERS", functools.partial(burn, 0.002), settings={"workers": 1}, change="workers=2"),
+    "slow item": Case("STRAGGLERS", slow_one, settings={"workers": 4}, change="deterministic=False"),
+    "tiny memory": Case(
+        "MEMORY_LIMIT", settings={"workers": 10, "limits": lp.Limits(memory=3 * 4096)}, change="Limits(memory="
+    ),
+    "slow disk": Case("SOURCE_WAITS", row, SlowDisk(), change="threads="),
+    "tiny batches": Case("HAND_OVER", np.float32, step=no_step),
+    "hoarding": Case(
+        "CONSUMER_HOARDS",
+        large,
+        settings={"workers": 1, "limits": lp.Limits(memory="256MiB")},
+        step=functools.partial(time.sleep, 0.003),
+        kept=40,
+        may_change=False,
+    ),
+    "slow stream": Case("STREAM_READER", row, SlowStream()),
+    "busy neighbour": Case(
+        "NOISY_NEIGHBOUR",
+        functools.partial(sleep, 0.0005),
+        settings={"workers": 1},
+        step=functools.partial(compute, STEP_S),
+        neighbours=4,
+        may_change=False,
+    ),
+    "slow import": Case("START_UP", SlowImport(), settings={"workers": 1}, steps=60, may_change=False),
+    "nothing": Case("COMPUTE_BOUND", functools.partial(sleep, 0.0005), settings={"workers": 1}, may_change=False),
+    "too short": Case("WARM_UP", steps=15, may_change=False),
+}
+
+
+# Trainings whose number of workers is to be found.
+FOR_AUTO = {
+    "blocking": Case(""),  # 160 ms of waiting a batch: eight workers
+    "computing": Case("", functools.partial(burn, 0.0015)),  # 24 ms of a CPU a batch: two workers
+    "blocking generators": Case("", slow_part, parts=48),  # the same, where there are no threads
+    "light": Case("", functools.partial(burn, 0.0008)),  # 13 ms of a CPU a batch: one worker
+    "limited source": Case("", Limited(4, 0.01)),  # 40 ms a batch with four workers and with any more
+    "dearer": Case("", functools.partial(dearer, 15_000)),  # five times as dear from item 15,000 on
+    "computing step": Case("", functools.partial(burn, 0.0008), step=functools.partial(compute, STEP_S)),
+}
+
+
+@dataclasses.dataclass
+class Outcome:
+    said: Any  # of explain()
+    steps: list[tuple[float, float]]  # when each ended, from the first batch on, and how long it took, in seconds
+    workers: int
+    decisions: tuple[Any, ...]
+
+    def step_ms(self, from_s: float | None = None) -> float:
+        """The mean of the steps from then on, or of the second half."""
+        took = [took for end, took in self.steps if from_s is None or end >= from_s]
+        return 1e3 * statistics.fmean(took[len(took) // 2 if from_s is None else 0 :])
+
+
+def run(case: Case, seconds: float | None = None, **settings: Any) -> Outcome:
+    case = dataclasses.replace(case, settings={**case.settings, **settings}, seconds=seconds or case.seconds)
+    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(case.neighbours)]
+    try:
+        with make_loader(case) as loader:
+            steps = train(loader, case)
+            return Outcome(loader.explain(), steps, loader.workers, loader.statistics().decisions)
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+
+
+def make_loader(case: Case) -> lp.Loader:
+    if case.parts:
+        return lp.Loader.from_generator(case.fn, shards=range(case.parts), batch_size=ROWS, **case.settings)
+    return lp.Loader(case.source, case.fn, batch_size=ROWS, **case.settings)
+
+
+def train(loader: lp.Loader, case: Case) -> list[tuple[float, float]]:
+    kept: list[Any] = []
+    begun_s, first_s, last_s, steps = time.monotonic(), 0.0, 0.0, []
+    for number, batch in enumerate(itertools.islice(loader, case.steps)):
+        assert case.parts or np.asarray(batch).reshape(ROWS, -1)[0, 0] == np.float32(number * ROWS)
+        if case.kept:
+            kept = [*kept[1 - case.kept :], batch]
+        case.step()
+        now_s = time.monotonic()
+        if number:
+            steps.append((now_s - first_s, now_s - last_s))
+        else:
+            first_s = now_s
+        last_s = now_s
+        if now_s - begun_s > case.seconds:
+            break
+    return steps
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "too short" else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+)
+def test_the_verdict_is_right_and_no_change_is_wrong(name: str) -> None:
+    case = CASES[name]
+    said = run(case).said
+    assert said.verdict.name == case.verdict, said
+    assert not said.change or (case.may_change and case.change in said.change), said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "workers", "least"), [("sleep", 1, None), ("burn", 1, 2), ("blocking generators", 2, 8)]
+)
+def test_a_change_brings_what_is_said(name: str, workers: int, least: int | None) -> None:
+    case = {**CASES, **FOR_AUTO}[name]
+    before = run(case, workers=workers).said
+    change = re.search(r"(workers|threads)=(\d+)", before.change)
+    assert change is not None, before
+    settings = {"workers": workers, change[1]: int(change[2])}
+    came_ms = statistics.median(run(case, **settings).step_ms() for _ in range(3))
+    assert came_ms == pytest.approx(1e3 * before.expected_step_s, rel=0.10)
+    assert least is None or abs(int(change[2]) - least) <= 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("start", [1, 4], ids=["from one", "from four times the least"])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("blocking", 8), ("computing", 2), ("light", 1), ("limited source", 4), ("dearer", 8), ("computing step", 1)],
+)
+def test_auto_finds_the_number(name: str, least: int, start: int) -> None:
+    case, found_s = FOR_AUTO[name], 20.0 if start == 1 and name != "dearer" else 60.0  # which it becomes after 20 s
+    best_ms = 20.3 if name == "dearer" else run(case, 8.0, workers=least).step_ms()
+    found = run(case, 80.0, workers=(1 if start == 1 else 4 * least, 1024))
+    assert found.step_ms(found_s) <= 1.05 * best_ms, found.decisions
+    if name in ("blocking", "computing", "light"):  # more workers than that bring nothing
+        assert abs(found.workers - least) <= 1, found.decisions

@@ -1,0 +1,203 @@
+"""Exceptions of signals' handlers: SIGTERM that calls `sys.exit`, a time limit's SIGALRM, a scheduler's SIGUSR1.
+
+They come out of what was under way, or at the next batch, once; then a pass is whole, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from tests.support.child import run_child
+
+# Of each kind of loader; with LOADERPOOL_SIGNALS=1250 the four make 5,000, which takes five minutes.
+SHOTS = int(os.environ.get("LOADERPOOL_SIGNALS", "120"))
+PROGRAMS = max(6, SHOTS // 20)
+
+
+@pytest.mark.parametrize("kind", ["indexed", "streamed", "generated", "local"])
+def test_a_handler_that_raises_at_any_moment_leaves_the_next_pass_whole(kind: str) -> None:
+    run_child(
+        f"""
+        from tests.support.handler_storm import {kind}, storm
+
+        if __name__ == "__main__":
+            print(storm({kind}, {SHOTS}, seed={os.getpid()}, constructions={max(8, SHOTS // 20)}))
+        """,
+        timeout_s=60 + SHOTS,
+    ).check()
+
+
+@pytest.fixture
+def told() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("told")
+def test_sigterm_as_a_batchs_finalizer_begins_is_raised_at_the_next_batch() -> None:
+    """Python dropped it, with "Exception ignored in", and the program went on training."""
+    begun: list[str] = []
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/loaderpool/" in frame.f_code.co_filename and not begun:
+            begun.append(frame.f_code.co_name)
+            signal.raise_signal(signal.SIGTERM)
+
+    with lp.Loader(range(64), np.float32, batch_size=4, workers=1) as loader:
+        batches = iter(loader)
+        batch = next(batches)
+        sys.setprofile(profile)
+        del batch
+        sys.setprofile(None)
+        assert begun
+        with pytest.raises(SystemExit):
+            next(batches)
+
+
+_PROGRAM = """
+import random, signal, sys, threading, time, os
+import numpy as np
+import loaderpool as lp
+
+def sample(item):
+    return np.full(8, item, np.float32)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with lp.Loader(range(400), sample, batch_size=4, workers=2) as loader:
+        iter(loader).close()
+        next(iter(loader))
+        threading.Timer(random.random() * 0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        begun = time.monotonic()
+        while time.monotonic() < begun + 20:
+            for batch in loader:
+                batch.sum()
+    print("it went on")
+"""
+
+
+@pytest.mark.parametrize("program", range(PROGRAMS))
+def test_sigterm_ends_a_training(program: int) -> None:
+    ended = run_child(_PROGRAM, timeout_s=60)
+    assert (ended.returncode, ended.stdout) == (143, ""), ended.stderr
+
+
+_WAITS = """
+import signal, time
+import numpy as np
+import loaderpool as lp
+
+def slow(item):
+    time.sleep(0.02)
+    return np.float32(item)
+
+if __name__ == "__main__":
+    said = []
+    with lp.Pool(2) as pool:
+        loader = lp.Loader(range(40), slow, batch_size=4, workers=pool)
+        beside = lp.Loader(range(8), np.float32, batch_size=4, workers=pool)
+        batches = iter(loader)
+        next(batches)
+
+        def handler(*_):
+            try:
+                said.append(WHAT)
+            except lp.LoaderpoolError as error:
+                said.append(error)
+
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        rest = [float(row) for batch in batches for row in batch]
+        assert rest == list(range(4, 40)), rest
+        print(said[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("[float(row) for batch in beside for row in batch]", str([float(item) for item in range(8)])),
+        ("len([row for batch in loader for row in batch])", "40"),
+        ("loader.statistics().batches", ""),
+        ("next(batches)", "this iterator was asked for a batch while it makes one on the same thread"),
+    ],
+)
+def test_a_handler_may_use_the_pool_for_which_the_main_thread_waits(what: str, says: str) -> None:
+    """It hung, and Ctrl-C did not end it. The interrupted iterator itself is refused."""
+    assert says in run_child(_WAITS.replace("WHAT", what), timeout_s=30).check().stdout
+
+
+def test_an_iterator_goes_on_behind_a_time_limit() -> None:
+    """What the handler raises ends no pass: the batch that was waited for comes when it is asked for again."""
+
+    def limit(*_: object) -> Any:
+        raise TimeoutError("no batch yet")
+
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        with lp.Loader(range(8), _slow, batch_size=4, workers=1) as loader:
+            batches = iter(loader)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(TimeoutError, match="no batch yet"):
+                next(batches)
+            assert [float(row) for batch in batches for row in batch] == list(range(8))
+            assert loader.last_error is None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def _slow(item: int) -> Any:
+    import time
+
+    time.sleep(0.1)
+    return np.float32(item)
+
+
+def test_a_handlers_error_is_no_samples_error() -> None:
+    """Under `workers=0` it comes out of the function, and `on_error="skip"` does not count it."""
+
+    def limit(*_: object) -> Any:
+        raise TimeoutError("it takes too long")
+
+    def sample(item: int) -> Any:
+        if item == 5:
+            signal.raise_signal(signal.SIGALRM)
+        return np.float32(item)
+
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        with (
+            lp.Loader(range(8), sample, batch_size=4, workers=0, on_error="skip") as loader,
+            pytest.raises(TimeoutError) as raised,
+        ):
+            list(loader)
+        assert type(raised.value) is TimeoutError
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_handlers_of_any_signal_wait_from_the_next_loader_or_pass_on() -> None:
+    """SIGVTALRM is none that each batch looks for."""
+
+    def handle(number: int, frame: Any) -> None:
+        raise AssertionError
+
+    before = signal.getsignal(signal.SIGVTALRM)
+    try:
+        with lp.Loader(range(64), np.float32, batch_size=4, workers=1) as loader:
+            for begins in (lambda: next(iter(loader)), lambda: lp.Loader(range(8), batch_size=4, workers=0)):
+                signal.signal(signal.SIGVTALRM, handle)
+                begins()
+                assert signal.getsignal(signal.SIGVTALRM).__wrapped__ is handle  # type: ignore[union-attr]
+    finally:
+        signal.signal(signal.SIGVTALRM, before)

@@ -1,0 +1,26 @@
+"""What the notes of a loader's statistics say of its data."""
+
+from __future__ import annotations
+
+import re
+
+from loaderpool.trainer.epochs.statistics import Statistics
+
+
+def notes(statistics: Statistics, beginning: str) -> list[str]:
+    """What stands behind this beginning, in each note that has it."""
+    return [note.removeprefix(beginning) for note in statistics.notes if note.startswith(beginning)]
+
+
+def bytes_shared(statistics: Statistics) -> int:
+    """Of arrays that stand in memory once."""
+    return _bytes(r"([\d,]+) bytes of arrays of function and source stand", statistics)
+
+
+def bytes_copied(statistics: Statistics) -> int:
+    """Of arrays that were copied into shared memory."""
+    return _bytes(r"copied into shared memory: ([\d,]+) bytes", statistics)
+
+
+def _bytes(pattern: str, statistics: Statistics) -> int:
+    return sum(int(found[1].replace(",", "")) for note in statistics.notes if (found := re.match(pattern, note)))

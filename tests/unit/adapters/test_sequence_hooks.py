@@ -1,0 +1,107 @@
+"""What a Sequence's hooks change is told until it has arrived; no process and no Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderpool as lp
+from loaderpool.adapters.sequence_hooks import SequenceHooks
+from loaderpool.errors import LoaderpoolError, MemoryLimitError
+from loaderpool.plan.order import Plan
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+
+
+class Shuffling:
+    """Changes its order in place, and its number."""
+
+    def __init__(self) -> None:
+        self.order = np.arange(4)
+        self.number = 0
+        self.fails = False
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.order[index : index + 1]
+
+    def on_epoch_end(self) -> None:
+        self.order[:] = self.order[::-1].copy()
+        self.number += 1
+        if self.fails:
+            raise KeyError("hook")
+
+
+def values(changes: dict[str, Any]) -> dict[str, Any]:
+    """The new values by attribute."""
+    return {name: changes[key] for name, key in changes["set"].items()}
+
+
+def test_changes_are_told_once() -> None:
+    hooks = SequenceHooks(Shuffling())
+    assert hooks.before_epoch() is None
+    changes = hooks.after_epoch()
+    assert changes is not None and sorted(changes["set"]) == ["number", "order"]
+    hooks.told()
+    assert hooks.before_epoch() is None
+
+
+def test_changes_that_were_not_sent_are_told_before_the_next_epoch_and_with_later_ones() -> None:
+    sequence = Shuffling()
+    hooks = SequenceHooks(sequence)
+    assert hooks.after_epoch() is not None
+    again = hooks.before_epoch()
+    assert again is not None and sorted(again["set"]) == ["number", "order"]
+    sequence.order[:] = range(4)  # as the workers have it still
+    del sequence.fails
+    changes = hooks.before_epoch()
+    assert changes is not None and values(changes) == {"number": 1} and changes["deleted"] == ["fails"]
+
+
+def test_what_a_hook_changed_before_it_failed_is_told_before_the_next_epoch() -> None:
+    sequence = Shuffling()
+    hooks = SequenceHooks(sequence)
+    sequence.fails = True
+    with pytest.raises(KeyError):
+        hooks.after_epoch()
+    changes = hooks.before_epoch()
+    assert changes is not None and values(changes)["number"] == 1
+
+
+def test_another_number_of_batches_is_an_error_until_it_is_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = SequenceHooks(Shuffling())
+    monkeypatch.setattr(Shuffling, "__len__", lambda self: 3)
+    for call in (hooks.after_epoch, hooks.before_epoch):
+        with pytest.raises(LoaderpoolError, match=r"Shuffling\.on_epoch_end .* from 4 to 3"):
+            call()
+    monkeypatch.undo()
+    assert hooks.before_epoch() is not None
+
+
+def test_a_pass_sends_what_the_last_one_could_not() -> None:
+    class Engine:
+        """Takes updates, but for the first."""
+
+        sent: list[Any]
+
+        def update(self, changes: Any) -> None:
+            if not self.sent:
+                self.sent = [None]
+                raise MemoryLimitError("no room")
+            self.sent.append(values(changes)["number"])
+
+    engine = Engine()
+    engine.sent = []
+    book = EpochTracker(
+        lambda: engine, lp.Loader(range(4), workers=0).config, Plan(4, None), SequenceHooks(Shuffling())
+    )  # type: ignore[arg-type]
+    book.owe_end()
+    with pytest.raises(MemoryLimitError):
+        book.settle_ends()
+    assert book.hooks is not None
+    for _ in range(2):
+        book._tell(book.hooks.before_epoch())
+    assert engine.sent == [None, 1]

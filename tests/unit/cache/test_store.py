@@ -1,0 +1,375 @@
+"""The stores of a cache: what is read back is what was written, or nothing; bounds hold; strangers are refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loaderpool.cache.setting import CachePlan, Count
+from loaderpool.cache.shared import SharedCache, counters_in
+from loaderpool.cache.store import FILE_NAME, Store, prepare
+from loaderpool.errors import CacheError
+from loaderpool.memory.arena import Arena
+
+MARK = b"12345678"
+FIELDS = {"function": "a.b", "code of function": "00"}
+
+
+def plan(directory: Path, mark: bytes = MARK) -> CachePlan:
+    return CachePlan(str(directory), None, 1000, mark, FIELDS)
+
+
+def value(item: int) -> bytes:
+    return random.Random(item).randbytes(item * 37 % 5000)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedCache]:
+    where = "memory" if request.param == "memory" else str(tmp_path / "cache")
+    cache = SharedCache.create(CachePlan(where, 8 << 20, 1000, MARK, FIELDS))
+    yield cache
+    cache.close()
+
+
+def test_what_was_put_is_got(shared: SharedCache) -> None:
+    store = shared.store()
+    assert store.get(5) is None
+    for item in range(200):
+        assert store.put(item, value(item)) is None
+    for item in range(200):
+        assert bytes(store.get(item) or b"") == value(item)
+    assert store.get(200) is None and store.get(10**12) is None
+    assert store.put(7, b"another") is None
+    assert bytes(store.get(7) or b"") == b"another"
+
+
+def test_a_second_process_way_in_sees_it_too(shared: SharedCache) -> None:
+    shared.store().put(3, b"three")
+    other = SharedCache(shared.plan, shared.descriptor)
+    assert bytes(other.store().get(3) or b"") == b"three"
+    other.store().put(4, b"four")
+    assert bytes(shared.store().get(4) or b"") == b"four"
+    other.close()
+
+
+def test_the_bound_holds_and_smaller_entries_still_go_in(shared: SharedCache) -> None:
+    store = shared.store()
+    kept = [item for item in range(400) if store.put(item, bytes(100_000)) is None]
+    most = 8 << 20
+    assert 40 <= len(kept) <= most // 100_000
+    assert kept == list(range(len(kept)))
+    assert store.put(401, bytes(10)) is None and store.get(401) is not None
+    assert shared.counts()[Count.BYTES] <= most
+    assert all(store.get(item) is None for item in range(len(kept), 400))
+
+
+def test_an_entry_that_could_never_fit(shared: SharedCache) -> None:
+    assert shared.store().put(0, bytes(9 << 20)) == Count.OVER_BOUND
+    assert shared.store().put(1, b"fits") is None
+
+
+def test_all_that_count_in_one_arena_are_summed(tmp_path: Path) -> None:
+    arena, lock = Arena.create(), threading.RLock()
+    shared = SharedCache.create(CachePlan(str(tmp_path / "cache"), None, 10, MARK, FIELDS))
+    shared.count_in(arena, lock)
+    other = SharedCache(shared.plan, -1, counters_in(arena, shared.plan))
+    other.counts_of(1)[Count.HITS] += 2
+    shared.counts_of(0)[Count.MISSES] += 1
+    other.counts_of(1023)[Count.MISSES] += 1
+    assert shared.counts()[: Count.DAMAGED] == [2, 2] == other.counts()[: Count.DAMAGED]
+    shared.close()
+    assert shared.counts()[Count.MISSES] == 2
+    arena.close_descriptor()
+
+
+def test_bytes_past_the_bound_are_given_back_when_two_write_at_once(
+    shared: SharedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process writes between the look at the size and the write."""
+    store, other = shared.store(), SharedCache(shared.plan, shared.descriptor)
+    end = 8 << 20
+    size = os.fstat(store._log).st_size
+    while size + 200_000 < end:
+        assert store.put(0, bytes(100_000)) is None
+        size = os.fstat(store._log).st_size
+    real = os.writev
+
+    def writev(*arguments: object) -> int:
+        monkeypatch.setattr(os, "writev", real)
+        assert other.store().put(1, bytes(100_000)) is None
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "writev", writev)
+    assert store.put(2, bytes(100_000)) == Count.OVER_BOUND
+    assert shared.counts()[Count.BYTES] <= end
+    assert bytes(store.get(1) or b"") == bytes(100_000) and store.get(2) is None
+    assert store.put(3, b"") == Count.OVER_BOUND
+    other.close()
+
+
+def test_a_descriptor_that_has_become_another_file_is_left_alone(shared: SharedCache, tmp_path: Path) -> None:
+    store = shared.store()
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"the user's own")
+    with open(mine, "r+b") as file:
+        kept = os.dup(store._log)
+        os.dup2(file.fileno(), store._log)
+        assert store.put(1, b"one") == Count.BROKEN
+        os.dup2(kept, store._log)
+        os.close(kept)
+    assert mine.read_bytes() == b"the user's own"
+
+
+def test_a_source_of_billions_has_a_small_table() -> None:
+    huge = SharedCache.create(CachePlan("memory", 1 << 20, 10**12, MARK))
+    assert huge.counts()[Count.BYTES] <= (1 << 20) // 4
+    assert huge.store().put(5, b"low") is None
+    assert huge.store().put(10**11, b"high") == Count.OVER_BOUND
+    assert huge.store().get(10**11) is None
+    huge.close()
+
+
+def _place_at(store: Store, item: int) -> int:
+    return store._table_at + 8 * item
+
+
+def test_what_lies_where_an_entry_should_be_is_not_taken_for_it(shared: SharedCache) -> None:
+    store = shared.store()
+    store.put(1, b"one")
+    store.put(2, b"two")
+    os.pwrite(store._file, os.pread(store._file, 8, _place_at(store, 2)), _place_at(store, 3))
+    with pytest.raises(ValueError, match="damaged"):
+        store.get(3)  # another item's
+    os.pwrite(store._file, bytes(8), store._entries_at)
+    with pytest.raises(ValueError, match="damaged"):
+        store.get(1)
+    assert bytes(store.get(2) or b"") == b"two"
+    assert store.put(1, b"one") is None
+    assert bytes(store.get(1) or b"") == b"one"
+
+
+@pytest.mark.parametrize("shared", ["memory"], indirect=True)
+class TestInMemory:
+    def test_cleared_memory_is_free_for_whoever_still_holds_the_file(self, shared: SharedCache) -> None:
+        store = shared.store()
+        for item in range(20):
+            store.put(item, bytes(100_000))
+        before = os.fstat(shared.descriptor).st_blocks
+        shared.clear()
+        assert os.fstat(shared.descriptor).st_blocks * 512 <= 4096 < before * 512
+        assert all(store.get(item) is None for item in range(20))
+
+    def test_no_memory_is_taken_that_the_machine_does_not_have(
+        self, shared: SharedCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = shared.store()
+        monkeypatch.setattr("loaderpool.cache.store.capacity.available_memory_bytes", lambda: 64 << 20)
+        assert store.put(1, b"one") == Count.NO_ROOM
+        assert store.get(1) is None
+
+
+def _read_all(directory: Path) -> int:
+    """How many of 100 entries are not to be had; an AssertionError where one is wrong."""
+    try:
+        store = Store(plan(directory))
+    except ValueError:
+        return 100
+    missing = 0
+    for item in range(100):
+        try:
+            found = store.get(item)
+        except (ValueError, OSError, OverflowError, struct.error):
+            found = None
+        assert found is None or found == value(item)
+        missing += found is None
+    store.close()
+    return missing
+
+
+@pytest.mark.parametrize("shared", ["disk"], indirect=True)
+class TestOnDisk:
+    @pytest.fixture
+    def file(self, shared: SharedCache) -> Path:
+        """A store's file, with 100 entries."""
+        for item in range(100):
+            shared.store().put(item, value(item))
+        shared.close()
+        return Path(shared.plan.where) / FILE_NAME
+
+    def test_a_flipped_byte_is_never_used(self, file: Path) -> None:
+        """Anywhere in the file, many times: what is read is what was written, nothing, or an error."""
+        whole = file.read_bytes()
+        draws = random.Random(4)
+        noticed = 0
+        for _ in range(150):
+            bent = bytearray(whole)
+            for _ in range(draws.choice((1, 8, 400))):
+                bent[draws.randrange(len(bent))] ^= 1 << draws.randrange(8)
+            file.write_bytes(bent)
+            noticed += _read_all(file.parent) > 0
+        assert noticed > 100
+        file.write_bytes(whole)
+        assert _read_all(file.parent) == 0
+
+    def test_a_file_cut_short_is_noticed(self, file: Path) -> None:
+        whole = file.read_bytes()
+        for length in range(0, len(whole), len(whole) // 23):
+            file.write_bytes(whole[:length])
+            assert _read_all(file.parent) > 0
+
+    def test_an_entry_of_another_function_is_no_entry(self, file: Path) -> None:
+        with pytest.raises(ValueError, match="another one by now"):
+            Store(plan(file.parent, b"87654321"))
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(MARK.hex().encode(), b"87654321".hex().encode(), 1))  # the head's
+        store = Store(plan(file.parent, b"87654321"))
+        with pytest.raises(ValueError, match="damaged"):
+            store.get(3)
+        store.close()
+
+    def test_the_file_stays_within_the_bound_while_it_is_filled(self, shared: SharedCache) -> None:
+        store = shared.store()
+        draws = random.Random(1)
+        most = 0
+        for item in range(600):
+            store.put(item, draws.randbytes(draws.randrange(40_000)))
+            most = max(most, shared.counts()[Count.BYTES])
+        assert (4 << 20) < most <= (8 << 20)
+
+    def test_a_store_that_was_deleted_is_not_made_again_by_a_worker(self, shared: SharedCache) -> None:
+        store = shared.store()
+        for file in Path(shared.plan.where).iterdir():
+            file.unlink()
+        assert store.put(1, b"one") == Count.BROKEN
+        with pytest.raises(FileNotFoundError):
+            Store(shared.plan)
+        assert list(Path(shared.plan.where).iterdir()) == []
+
+
+def _prepare(directory: Path, fields: dict[str, str] = FIELDS) -> None:
+    prepare(CachePlan(str(directory), None, 1000, MARK, fields))
+
+
+class TestPrepare:
+    def test_the_same_function_again(self, tmp_path: Path) -> None:
+        _prepare(tmp_path / "a" / "b")
+        _prepare(tmp_path / "a" / "b")
+        assert [each.name for each in (tmp_path / "a" / "b").iterdir()] == [FILE_NAME]
+
+    def test_two_at_a_time_have_one_store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.link
+
+        def link(*arguments: str) -> None:
+            monkeypatch.setattr(os, "link", real)
+            _prepare(tmp_path, {**FIELDS, "code of function": "11"})  # the other process, which is first
+            real(*arguments)
+
+        monkeypatch.setattr(os, "link", link)
+        with pytest.raises(CacheError, match=r"code of function \(then 11, now 00\)"):
+            _prepare(tmp_path)
+        assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]
+
+    def test_another_function_is_refused_by_what_differs(self, tmp_path: Path) -> None:
+        _prepare(tmp_path)
+        with pytest.raises(CacheError, match=r"code of function \(then 00, now 11\).*delete the directory") as error:
+            _prepare(tmp_path, {**FIELDS, "code of function": "11"})
+        assert str(tmp_path) in str(error.value)
+        with pytest.raises(CacheError, match=r"size \(then none, now 3\)"):
+            _prepare(tmp_path, {**FIELDS, "size": "3"})
+        with pytest.raises(CacheError, match=r"code of function \(then 00, now none\)"):
+            _prepare(tmp_path, {"function": "a.b"})
+
+    def test_a_directory_with_other_things_in_it(self, tmp_path: Path) -> None:
+        (tmp_path / "photo.jpg").write_bytes(b"")
+        with pytest.raises(
+            CacheError, match=r"^cache: the directory '[^']*' has files that are no cache's \(photo.jpg\)"
+        ):
+            _prepare(tmp_path)
+        assert [each.name for each in tmp_path.iterdir()] == ["photo.jpg"]
+
+    def test_a_file_in_its_place(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(CacheError, match="cannot be used"):
+            _prepare(tmp_path / "file")
+
+    @pytest.mark.parametrize("content", [b"", b"no store at all" * 1000, b'{"form": 4, "mark": ""}\n'])
+    def test_what_is_no_store(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / FILE_NAME).write_bytes(content)
+        with pytest.raises(CacheError, match="is damaged: delete it"):
+            _prepare(tmp_path)
+
+    def test_another_version_of_the_form(self, tmp_path: Path) -> None:
+        _prepare(tmp_path)
+        whole = (tmp_path / FILE_NAME).read_bytes()
+        (tmp_path / FILE_NAME).write_bytes(whole.replace(b'"form": 4', b'"form": 9'))
+        with pytest.raises(CacheError, match=r"another version of loaderpool \(form 9, here 4\)"):
+            _prepare(tmp_path)
+
+
+class TestOwners:
+    """Entries are pickles: they are read only where this user alone can have written them."""
+
+    def test_a_new_directory_is_its_owners_alone(self, tmp_path: Path) -> None:
+        before = os.umask(0)
+        try:
+            _prepare(tmp_path / "a" / "cache")
+        finally:
+            os.umask(before)
+        assert (tmp_path / "a" / "cache").stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / "a" / "cache" / FILE_NAME).stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+    @pytest.mark.parametrize("name", ["", FILE_NAME])
+    def test_what_others_may_write_is_not_read(self, tmp_path: Path, name: str, mode: int) -> None:
+        _prepare(tmp_path / "cache")
+        (tmp_path / "cache" / name).chmod(mode)
+        for opened in (_prepare, lambda where: Store(plan(where))):
+            with pytest.raises(CacheError, match=r"no other user may write to it.*chmod -R go-w") as error:
+                opened(tmp_path / "cache")
+            assert str(tmp_path / "cache") in str(error.value)
+        (tmp_path / "cache" / name).chmod(0o700)
+        _prepare(tmp_path / "cache")
+
+    @pytest.mark.parametrize("name", ["", FILE_NAME])
+    def test_what_is_another_users_is_not_read(
+        self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _prepare(tmp_path / "cache")
+        if os.geteuid() == 0:
+            os.chown(tmp_path / "cache" / name, 54321, -1)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: 54321)
+        for opened in (_prepare, lambda where: Store(plan(where))):
+            with pytest.raises(CacheError, match=r"must belong to the user who reads it"):
+                opened(tmp_path / "cache")
+
+    def test_a_link_in_place_of_a_file_is_refused(self, tmp_path: Path) -> None:
+        _prepare(tmp_path / "cache")
+        (tmp_path / "cache" / FILE_NAME).rename(tmp_path / "elsewhere")
+        (tmp_path / "cache" / FILE_NAME).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(CacheError, match="cannot be used"):
+            _prepare(tmp_path / "cache")
+
+    def test_a_link_to_a_directory_of_ones_own_is_fine(self, tmp_path: Path) -> None:
+        _prepare(tmp_path / "cache")
+        (tmp_path / "link").symlink_to(tmp_path / "cache")
+        _prepare(tmp_path / "link")
+
+
+def test_in_memory_without_address_space_for_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedCache.create(CachePlan("memory", 8 << 20, 1000, MARK))
+
+    def refuses(*_: object) -> None:
+        raise OSError("ulimit -v")
+
+    monkeypatch.setattr("loaderpool.cache.store.map_whole_file", refuses)
+    for item in range(100):
+        shared.store().put(item, value(item))
+    assert all(bytes(shared.store().get(item) or b"") == value(item) for item in range(100))
+    shared.close()

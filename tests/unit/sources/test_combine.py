@@ -1,0 +1,321 @@
+"""Sources made of others: a mix hits its weights and has every record by size; a zip has items side by side."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+import subprocess
+import sys
+import threading
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+import loaderpool as lp
+from loaderpool.plan.shares import BLOCK, Shares
+from loaderpool.sources.recognise import as_source
+
+SMALL, LARGE = [f"small {i}" for i in range(50)], [f"large {i}" for i in range(500)]
+
+ROWS = np.arange(12.0).reshape(4, 3)
+
+
+class Items:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> str:
+        return f"item {index}"
+
+
+# Chi-squared of one degree of freedom exceeds this once in 10,000 times; of `k` degrees see `limit`. Seeds are fixed.
+ONCE_IN_10_000 = 15.14
+
+
+def limit(degrees: int) -> float:
+    """What chi-squared exceeds once in 10,000 times (Wilson and Hilferty's approximation)."""
+    return degrees * (1 - 2 / (9 * degrees) + 3.719 * math.sqrt(2 / (9 * degrees))) ** 3
+
+
+def chi_squared(counts: Any, expected: Any) -> float:
+    return float(((np.asarray(counts) - expected) ** 2 / np.asarray(expected)).sum())
+
+
+def origins(mixed: Any) -> list[tuple[int, int]]:
+    return [mixed.origin(index) for index in range(len(mixed))]
+
+
+# ---- by size ----
+
+
+def test_by_size_every_record_comes_exactly_once_and_in_its_sources_order() -> None:
+    for stop in ("first", "all"):
+        for seed in range(20):
+            items = list(lp.mix([SMALL, LARGE], seed=seed, stop=stop))
+            assert [item for item in items if item.startswith("small")] == SMALL
+            assert [item for item in items if item.startswith("large")] == LARGE
+
+
+def test_by_size_every_record_is_equally_likely_at_every_place() -> None:
+    """50 records beside 500: over many seeds, which record is at a place is even over all 550."""
+    seeds = 1500
+    for place in (0, 100, 256, 549):
+        source = Counter(lp.mix([range(50), range(500)], seed=seed).origin(place)[0] for seed in range(seeds))
+        assert chi_squared([source[0], source[1]], [seeds / 11, seeds * 10 / 11]) < ONCE_IN_10_000, place
+
+
+def test_by_size_a_window_of_records_has_its_share() -> None:
+    """No long range of one file: any 64 items in a row have about 64 / 11 of the small one."""
+    which = np.array([source for source, _ in origins(lp.mix([SMALL, LARGE], seed=5))])
+    windows = np.lib.stride_tricks.sliding_window_view(which == 0, 64).sum(axis=1)
+    assert windows.min() >= 1 and windows.max() <= 16
+
+
+# ---- by weight ----
+
+
+def test_given_weights_are_hit_at_every_place_over_the_seeds() -> None:
+    weights = np.array([0.01, 0.3, 0.69])
+    for place in (0, 77, 300):
+        counts = np.zeros(3)
+        for seed in range(1500):
+            counts[lp.mix([range(9)] * 3, weights, seed, stop=512).origin(place)[0]] += 1
+        assert chi_squared(counts, weights * counts.sum()) < limit(2), place
+
+
+def test_given_weights_are_hit_better_than_by_throwing_dice() -> None:
+    weights = np.array([1, 2, 3.5, 0.25])
+    which = np.array([source for source, _ in origins(lp.mix([range(7)] * 4, weights, stop=20_000))])
+    counts = np.bincount(which, minlength=4)
+    assert np.abs(counts - 20_000 * weights / weights.sum()).max() < 3
+    for start in range(0, 20_000 - BLOCK, BLOCK):
+        part = np.bincount(which[start : start + BLOCK], minlength=4)
+        assert np.abs(part - BLOCK * weights / weights.sum()).max() < 4
+
+
+def test_places_within_a_block_are_random() -> None:
+    """Neighbours are of the same source as often as by chance, and no place prefers one."""
+    which = np.array([source for source, _ in origins(lp.mix([range(9)] * 2, [1, 1], stop=BLOCK * 400))])
+    same = int((which[1:] == which[:-1]).sum())
+    pairs = len(which) - 1
+    assert chi_squared([same, pairs - same], [pairs * 127 / 255, pairs * 128 / 255]) < ONCE_IN_10_000
+    by_place = which.reshape(-1, BLOCK).sum(axis=0)
+    assert chi_squared(by_place, np.full(BLOCK, 200)) + chi_squared(400 - by_place, np.full(BLOCK, 200)) < limit(BLOCK)
+
+
+def test_weights_are_proportions_in_any_unit_and_type() -> None:
+    expected = list(lp.mix([SMALL, LARGE], [1, 3], seed=7, stop=400))
+    huge = [10**400, 3 * 10**400]
+    for weights in ((0.25, 0.75), np.array([1, 3], np.float32), [Fraction(1, 7), Fraction(3, 7)], huge):
+        assert list(lp.mix([SMALL, LARGE], weights, seed=7, stop=400)) == expected
+
+
+def test_a_weight_of_zero_leaves_a_source_out() -> None:
+    for stop in ("first", "all"):
+        assert list(lp.mix([SMALL, LARGE, SMALL], [0, 1, 0], stop=stop)) == LARGE
+
+
+# ---- how far ----
+
+
+def test_first_ends_before_any_record_comes_again() -> None:
+    mixed = lp.mix([SMALL, LARGE], [1, 1])
+    items = list(mixed)
+    assert len(items) == len(set(items)) == len(mixed)
+    assert items.count("small 49") == 1
+    assert {len(items) - 100, Counter(item[:5] for item in items)["large"] - 50} <= {0, 1}
+
+
+def test_all_ends_when_each_source_has_been_gone_through_and_shorter_ones_begin_again() -> None:
+    mixed = lp.mix([SMALL, LARGE], [1, 1], seed=3, stop="all")
+    items = list(mixed)
+    small = [item for item in items if item.startswith("small")]
+    assert [item for item in items if item.startswith("large")] == LARGE
+    assert len(small) in (499, 500, 501)
+    assert small == (SMALL * 11)[: len(small)]
+
+
+def test_a_number_is_so_many_items() -> None:
+    assert len(lp.mix([SMALL, LARGE], stop=7)) == len(list(lp.mix([SMALL, LARGE], stop=7))) == 7
+    items = list(lp.mix([SMALL, LARGE], stop=1100))
+    assert Counter(items) == Counter(SMALL * 2 + LARGE * 2)
+
+
+# ---- any item at once ----
+
+
+def test_an_item_of_a_huge_mix_is_read_without_those_before_it() -> None:
+    mixed = lp.mix([range(10**12), range(10**13)])
+    assert len(mixed) == 11 * 10**12
+    source, record = mixed.origin(10**13)
+    assert abs(record - 10**13 * (1, 10)[source] // 11) < BLOCK
+    assert len(mixed._order._blocks) == 1
+    for index in range(0, len(mixed), len(mixed) // 700):
+        mixed.origin(index)
+    assert len(mixed._order._blocks) <= 512
+
+
+def test_negative_indices_and_ends_are_those_of_a_list() -> None:
+    mixed = lp.mix([SMALL, LARGE])
+    assert mixed[-1] == mixed[np.int64(549)] and mixed[-550] == mixed[0]
+    for index in (550, -551):
+        with pytest.raises(IndexError, match="550 items"):
+            mixed[index]
+    with pytest.raises(TypeError):
+        mixed[1:3]  # type: ignore[misc]
+
+
+def test_the_order_is_set_by_the_seed_and_never_changes() -> None:
+    """Written down: a change here gives every user another order of the same seed."""
+    which = "".join(str(source) for source, _ in origins(lp.mix([range(10), range(20), range(30)], seed=1)))
+    assert which == "212221102222212021222201120211102012211111110222222212002021"
+    assert origins(lp.mix([SMALL, LARGE], seed=1)) != origins(lp.mix([SMALL, LARGE], seed=2))
+
+
+def test_another_process_and_other_threads_get_the_same_items() -> None:
+    made = "m = lp.mix([range(40), range(7)], [2, 1.5], 9, 'all')"
+    code = f"import loaderpool as lp; {made}; print([m.origin(i) for i in range(len(m))])"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    mixed = lp.mix([range(40), range(7)], [2, 1.5], 9, "all")
+    assert there == f"{origins(mixed)}\n"
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.append(origins(mixed))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [origins(mixed)] * 4
+
+
+def test_a_mix_travels_without_what_it_remembers() -> None:
+    mixed = lp.mix([SMALL, np.arange(500)], [1, 2], seed=4)
+    mixed[90]
+    there = pickle.loads(pickle.dumps(mixed))
+    assert list(there) == list(mixed) and len(there) == len(mixed)
+    assert not pickle.loads(pickle.dumps(mixed))._order._blocks
+    assert repr(there) == f"<mix of 2 sources: {len(mixed)} items>"
+
+
+def test_mixes_of_mixes_and_of_columns_are_sources() -> None:
+    inner = lp.mix([range(10), range(10, 30)], seed=1)
+    columns = {"x": np.arange(30, 40), "y": np.arange(10)}
+    mixed = as_source(lp.mix([inner, columns], seed=2))
+    assert len(mixed) == 40
+    numbers = [item["x"] if isinstance(item, dict) else item for item in (mixed[i] for i in range(40))]
+    assert sorted(numbers) == list(range(40))
+
+
+# ---- shares ----
+
+
+def test_shares_of_many_sources_are_within_a_few_items_of_their_weights() -> None:
+    weights = np.random.default_rng(0).integers(1, 100, 1000)
+    for seed in range(3):
+        shares = Shares(weights.tolist(), seed)
+        for stop in (1000, 12345):
+            counts = np.array(shares.counts(stop))
+            assert counts.sum() == stop
+            assert np.abs(counts - stop * weights / weights.sum()).max() < 3
+        assert shares.counts(3 * int(weights.sum())) == (3 * weights).tolist()
+
+
+# ---- side by side ----
+
+
+def test_an_item_is_the_tuple_of_the_items_of_sources_of_any_kind() -> None:
+    frame = pandas.DataFrame({"a": [1, 2, 3, 4], "b": list("wxyz")})
+    zipped = lp.zip_sources(ROWS, ["p", "q", "r", "s"], Items(4), frame, (ROWS, [5, 6, 7, 8]), range(4))
+    row, text, item, record, (column, number), index = zipped[2]
+    assert np.shares_memory(row, ROWS) and np.array_equal(row, ROWS[2])
+    assert (text, item, record, number, index) == ("r", "item 2", {"a": 3, "b": "y"}, 7, 2)
+    assert np.array_equal(column, ROWS[2])
+    assert len(zipped) == 4
+
+
+def test_a_dict_of_sources_gives_dicts() -> None:
+    zipped = lp.zip_sources({"text": Items(2), 1: [7, 8]})
+    assert list(zipped) == [{"text": "item 0", 1: 7}, {"text": "item 1", 1: 8}]
+    assert list(zipped[0]) == ["text", 1]
+    assert list(lp.zip_sources({"only": [1, 2]})) == [{"only": 1}, {"only": 2}]
+
+
+def test_unequal_lengths_are_an_error_that_names_them() -> None:
+    with pytest.raises(lp.ArgumentError, match=r"sources\[0\] has 4, sources\[1\] has 3; strict=False ends"):
+        lp.zip_sources(ROWS, Items(3))
+    with pytest.raises(lp.ArgumentError, match=r"sources\['x'\] has 1, sources\['y'\] has 2"):
+        lp.zip_sources({"x": [0], "y": [0, 0]})
+    with pytest.raises(lp.ArgumentError, match=r"sources\[7\] has 8, \.\.\.; strict"):
+        lp.zip_sources(*(range(size) for size in range(1, 12)))
+
+
+def test_not_strict_ends_with_the_shortest() -> None:
+    zipped = lp.zip_sources(Items(5), [7, 8], strict=False)
+    assert list(zipped) == [("item 0", 7), ("item 1", 8)]
+    assert zipped[-1] == ("item 1", 8)
+    for index in (2, -3):
+        with pytest.raises(IndexError):
+            zipped[index]
+
+
+def test_zips_travel_and_nest() -> None:
+    zipped = lp.zip_sources(lp.zip_sources(ROWS, Items(4)), {"x": lp.mix([[1, 2], [3, 4]]), "y": ROWS}["x"])
+    there = pickle.loads(pickle.dumps(zipped))
+    assert len(as_source(there)) == 4
+    (row, text), number = there[3]
+    assert np.array_equal(row, ROWS[3]) and text == "item 3" and number == zipped[3][1]
+    assert repr(there) == "<zip of 2 sources: 4 items>"
+
+
+def test_a_dict_of_columns_that_are_none_points_to_zip_sources() -> None:
+    with pytest.raises(lp.SourceError, match=r"source\['x'\] is a Items, not an array or list \(zip_sources"):
+        as_source({"x": Items(3), "y": [1, 2, 3]})
+
+
+# ---- refused ----
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (lp.mix, ((),), "sources is empty"),
+        (lp.mix, ({"a": SMALL},), "sources must be a list or tuple of sources, got a dict"),
+        (lp.mix, ([SMALL, []],), r"sources\[1\]: source is empty: a list of length 0"),
+        (lp.mix, ([SMALL], 1), "weights must be one number for each source, or None, got 1"),
+        (lp.mix, ([SMALL], [1, 2]), "there are 1 sources and 2 weights"),
+        (lp.mix, ([SMALL], ["1"]), r"weights\[0\] must be a number, got '1' of type str"),
+        (lp.mix, ([SMALL], [True]), r"weights\[0\] must be a number, got True"),
+        (lp.mix, ([SMALL, LARGE], [1, -0.5]), r"weights\[1\] must be finite and not negative, got -0.5"),
+        (lp.mix, ([SMALL, LARGE], [math.inf, 1]), r"weights\[0\] must be finite"),
+        (lp.mix, ([SMALL, LARGE], [1, math.nan]), r"weights\[1\] must be finite"),
+        (lp.mix, ([SMALL, LARGE], [0, 0.0]), "weights are all 0"),
+        (lp.mix, ([SMALL, LARGE], [1, 1e-30], 0, "all"), r"weights are so far apart .* 2\*\*62 items"),
+        (lp.mix, ([SMALL], None, -1), "seed must be at least 0, got -1"),
+        (lp.mix, ([SMALL], None, 0, "last"), 'stop must be "first", "all" or a number of items, got \'last\''),
+        (lp.mix, ([SMALL], None, 0, 0), "stop must be at least 1, got 0"),
+        (lp.mix, ([SMALL], None, 0, None), "stop must be a whole number, got None"),
+        (lp.mix, ([SMALL], None, 0, 2**70), r"stop must be at most 2\*\*62 items"),
+        (lp.zip_sources, (), "sources is empty"),
+        (lp.zip_sources, ({},), "sources is empty"),
+        (lp.zip_sources, ([ROWS, ROWS],), r"got one list: pass them one by one, as in zip_sources\(a, b\)"),
+        (lp.zip_sources, ({"x": ROWS, "y": []},), r"sources\['y'\]: source is empty"),
+        (functools.partial(lp.zip_sources, strict=1), (ROWS, ROWS), "strict must be True or False, got 1"),
+    ],
+)
+def test_wrong_arguments_are_named(make: Any, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(lp.ArgumentError, match=message):
+        make(*arguments)
+
+
+def test_a_part_that_is_no_source_is_named() -> None:
+    with pytest.raises(lp.SourceError, match=r"sources\[1\]: source is one str, 'x.txt'"):
+        lp.mix([SMALL, "x.txt"])
+    with pytest.raises(lp.SourceError, match=r"sources\[1\]: source is a str_?(ascii_)?iterator"):
+        lp.zip_sources(SMALL, iter("ab"))

@@ -1,0 +1,206 @@
+"""Parquet by row: values of the columns' own types, row groups unpacked once, and damage that is named."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import strategies as st
+
+import loaderpool as lp
+from loaderpool.sources import parquet
+
+NOON = datetime.datetime(2024, 5, 6, 12, 0, 0, 1)
+
+
+def table_of(rows: int, begin: int = 0) -> pa.Table:
+    numbers = np.arange(begin, begin + rows)
+    return pa.table(
+        {
+            "id": numbers.astype(np.int32),
+            "score": (numbers / 3).astype(np.float32),
+            "text": [f"näme {n}" for n in numbers],
+            "is_odd": numbers % 2 == 1,
+        }
+    )
+
+
+def write(path: Path, table: pa.Table, **how: Any) -> Path:
+    pq.write_table(table, path, **how)
+    return path
+
+
+def ids(source: Any, indices: Any) -> list[int]:
+    return [int(source[at]["id"]) for at in indices]
+
+
+# ---- rows ----
+
+
+def test_rows_are_dicts_of_the_columns_own_types(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{n}.parquet", table_of(10, 10 * n), row_group_size=4) for n in range(3)]
+    source = lp.ParquetRows([str(paths[0]), *paths[1:]])
+    assert len(source) == 30 and ids(source, range(30)) == list(range(30)) == ids(source, range(-30, 0))
+    row = source[13]
+    assert row == {"id": 13, "score": np.float32(13 / 3), "text": "näme 13", "is_odd": True}
+    kinds = [type(value) for value in row.values()]
+    assert kinds == [np.int32, np.float32, str, np.bool_]
+    some = pickle.loads(pickle.dumps(lp.ParquetRows(paths, columns=["text", "id"])))
+    assert some[29] == {"text": "näme 29", "id": 29} and list(some[29]) == ["text", "id"]
+
+
+def test_kinds_of_columns(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "int": pa.array([1, None, 3], pa.int16()),
+            "bool": [None, True, False],
+            "float": pa.array([1.5, None, 2.5], pa.float32()),
+            "bytes": [b"\x00\xff", None, b""],
+            "text": ["a", None, ""],
+            "kind": pa.array(["a", None, "b"]).dictionary_encode(),
+            "vector": pa.array([[1, 2], None, []], pa.list_(pa.float32())),
+            "fixed": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int8(), 2)),
+            "holes": [[1, None], [2], []],
+            "texts": [["a"], [], ["b", "c"]],
+            "struct": [{"x": 1}, {"x": 2}, {"x": 3}],
+            "time": pa.array([NOON, None, NOON], pa.timestamp("us")),
+            "span": pa.array([1, 2, 3], pa.duration("s")),
+            "day": [NOON.date()] * 3,
+            "large": pa.array(["x", "y", "z"], pa.large_string()),
+        }
+    )
+    first, second, third = lp.ParquetRows(write(tmp_path / "x.parquet", table))
+    assert first["int"] == 1 and type(first["int"]) is np.int16 and type(third["int"]) is np.int16
+    assert first["bool"] is None and second["bool"] and type(second["bool"]) is np.bool_
+    assert type(first["float"]) is np.float32
+    lacking = {"int", "float", "bytes", "text", "kind", "vector", "time"}
+    assert {name for name, value in second.items() if value is None} == lacking
+    assert (first["bytes"], first["text"], third["kind"], third["large"]) == (b"\x00\xff", "a", "b", "z")
+    assert first["vector"].dtype == np.float32 and first["vector"].tolist() == [1, 2] and third["vector"].shape == (0,)
+    first["vector"][0] = 7  # its own memory
+    assert third["fixed"].dtype == np.int8 and third["fixed"].tolist() == [5, 6]
+    assert (first["holes"], third["texts"], second["struct"]) == ([1, None], ["b", "c"], {"x": 2})
+    assert first["time"] == np.datetime64(NOON) and third["span"] == np.timedelta64(3, "s")
+    assert first["day"] == NOON.date()
+
+
+@hypothesis.given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    group=st.integers(1, 5),
+    kept=st.integers(1, 3),
+    data=st.data(),
+)
+@hypothesis.settings(max_examples=30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_any_row_in_any_order(tmp_path: Path, counts: list[int], group: int, kept: int, data: st.DataObject) -> None:
+    paths, total = [], 0
+    for number, count in enumerate(counts):
+        paths.append(write(tmp_path / f"{number}.parquet", table_of(count, total), row_group_size=group))
+        total += count
+    if not total:
+        with pytest.raises(lp.ArgumentError, match="there is no row in"):
+            lp.ParquetRows(paths)
+        return
+    order = data.draw(st.permutations(range(total)))
+    assert ids(lp.ParquetRows(paths, ["id"], kept), order) == list(order)
+
+
+def test_row_groups_are_unpacked_once_while_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked: list[int] = []
+
+    class Counted(parquet._RowGroup):
+        def __init__(self, path: str, stamp: Any, number: int, columns: tuple[str, ...]) -> None:
+            unpacked.append(number)
+            super().__init__(path, stamp, number, columns)
+
+    monkeypatch.setattr(parquet, "_RowGroup", Counted)
+    source = lp.ParquetRows(write(tmp_path / "x.parquet", table_of(40), row_group_size=10), row_groups_kept=2)
+    ids(source, range(40))
+    assert unpacked == [0, 1, 2, 3]
+    ids(source, [39, 20, 38, 21, 0, 22, 1])
+    assert unpacked == [0, 1, 2, 3, 0]
+
+
+# ---- damage ----
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four row groups, with a checksum on each page."""
+    path = tmp_path_factory.mktemp("checked") / "checked.parquet"
+    return write(
+        path, table_of(40), row_group_size=10, write_page_checksum=True, compression="none", use_dictionary=False
+    )
+
+
+def test_a_damaged_row_group_is_an_error_of_its_rows_alone(checked: Path) -> None:
+    facts = pq.ParquetFile(checked).metadata.row_group(2).column(0)
+    data = bytearray(checked.read_bytes())
+    data[facts.data_page_offset + facts.total_compressed_size - 3] ^= 1
+    path = checked.with_name("flipped.parquet")
+    path.write_bytes(data)
+    source = lp.ParquetRows(path)
+    assert ids(source, [*range(20), *range(30, 40)]) == [*range(20), *range(30, 40)]
+    for row in (20, 29):
+        with pytest.raises(
+            lp.SourceError, match=rf"row {row} of .*flipped\.parquet: row group 2 cannot be read: OSError: .*CRC"
+        ):
+            source[row]
+
+
+@hypothesis.given(cut=st.floats(0, 0.9999))
+@hypothesis.settings(max_examples=30)
+def test_a_file_that_is_cut_is_refused(checked: Path, cut: float) -> None:
+    path = checked.with_name("cut.parquet")
+    data = checked.read_bytes()
+    path.write_bytes(data[: int(len(data) * cut)])
+    with pytest.raises(lp.SourceError, match=r"cut\.parquet cannot be read as Parquet"):
+        lp.ParquetRows(path)
+
+
+# ---- refused ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((["id", "nome"],), lp.ArgumentError, r"no 'nome' in .*x\.parquet; it has 'id', 'score', 'text', 'is_odd'"),
+        (("id",), lp.ArgumentError, "columns must be a list of names, got 'id'"),
+        (([],), lp.ArgumentError, "columns is empty"),
+        ((["id", "id"],), lp.ArgumentError, "columns has 'id' twice"),
+        ((None, 0), lp.ArgumentError, "row_groups_kept must be at least 1, got 0"),
+        ((None, 1.5), lp.ArgumentError, "row_groups_kept must be a whole number, got 1.5"),
+    ],
+)
+def test_wrong_arguments_are_named(tmp_path: Path, arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lp.ParquetRows(write(tmp_path / "x.parquet", table_of(3)), *arguments)
+
+
+def test_files_of_other_columns_are_named(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "a", table_of(3)), write(tmp_path / "b", table_of(3).drop_columns(["text"]))]
+    with pytest.raises(lp.ArgumentError, match=r"there is no 'text' in .*b; it has"):
+        lp.ParquetRows(paths)
+    assert len(lp.ParquetRows(paths, ["id"])) == 6
+
+
+def test_other_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(lp.SourceError, match=r"x\.csv cannot be read as Parquet"):
+        lp.ParquetRows(path)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x.parquet", table_of(3))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"needs pyarrow.*, .*: pip install 'loaderpool\[files\]'"):
+        lp.ParquetRows(path)
