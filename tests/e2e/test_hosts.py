@@ -28,7 +28,7 @@ from loaderpool.trainer.engine.engine_statistics import HostStatistics
 from loaderpool.trainer.explain.verdicts import Verdict
 from tests.support.batches import assert_same, read, read_while, told_when
 from tests.support.local_hosts import local_hosts
-from tests.support.processes import command_of, count_fds, found, parents
+from tests.support.processes import command_of, count_fds, found, parents, strike
 from tests.support.shuffled_loader import loader_of, sample
 
 SHAPES = (
@@ -131,19 +131,19 @@ def supervisors() -> list[int]:
 
 
 def kill_a_supervisor() -> None:
-    os.kill(found(supervisors), signal.SIGKILL)
+    strike(supervisors)
 
 
 def kill_a_worker() -> None:
-    os.kill(found(lambda: [worker for pid in supervisors() for worker in children(pid)]), signal.SIGKILL)
+    strike(lambda: [worker for pid in supervisors() for worker in children(pid)])
 
 
 def lose_a_host() -> None:
-    os.kill(found(dispatchers), signal.SIGUSR1)
+    strike(dispatchers, signal.SIGUSR1)
 
 
 def kill_the_dispatcher() -> None:
-    os.kill(found(dispatchers), signal.SIGKILL)
+    strike(dispatchers)
 
 
 @pytest.mark.parametrize(

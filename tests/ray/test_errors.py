@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 import warnings
@@ -16,7 +15,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import read, told_when
-from tests.support.processes import found
+from tests.support.processes import strike
 from tests.support.ray_cluster import RayCluster
 
 # Ten seconds is what is meant: that is met within four on a machine with nothing beside, and these share theirs.
@@ -113,7 +112,7 @@ def test_a_lost_host_is_told_in_our_words_alone(cluster: RayCluster, capfd: pyte
     pool = lp.RayPool(cluster.address, hosts=4)
     with pool, lp.Loader(range(300), tells, batch_size=4, workers=pool) as loader:
         told_when(loader, lambda told: [host.state for host in told.hosts] == ["running"] * 4)
-        os.kill(found(cluster.hosts), signal.SIGKILL)
+        strike(cluster.hosts)
         wait_for("loaderpool: a host was lost, on ", 1)
         cluster.remove(node)
         wait_for("loaderpool: a host was lost, on ", 2)

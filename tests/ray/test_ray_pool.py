@@ -14,7 +14,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import assert_same, read, read_while, told_when
-from tests.support.processes import command_of, descendants, found, is_alive, parents, wait_gone
+from tests.support.processes import command_of, descendants, is_alive, parents, strike, wait_gone
 from tests.support.ray_cluster import RayCluster, impatient_pool
 
 
@@ -76,7 +76,7 @@ def test_a_death_changes_no_bit(cluster: RayCluster, expected: list[Any], what: 
         return [pid for pid in children if f"loaderpool-{command}" in command_of(pid)]
 
     def kill() -> None:
-        os.kill(found(victims), signal.SIGKILL)
+        strike(victims)
 
     with impatient_pool(cluster.address, 5) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: kill}) + read(loader), expected)
@@ -88,8 +88,7 @@ def test_a_host_that_is_stopped_is_replaced(cluster: RayCluster, expected: list[
     stopped: list[int] = []
 
     def stop() -> None:
-        stopped.append(found(cluster.hosts))
-        os.kill(stopped[0], signal.SIGSTOP)
+        stopped.append(strike(cluster.hosts, signal.SIGSTOP))
 
     with impatient_pool(cluster.address, 2) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: stop}) + read(loader), expected)

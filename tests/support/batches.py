@@ -15,7 +15,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.element.ragged import RaggedArray
 from tests.support import leaks
-from tests.support.processes import found, is_alive, status_of_fork
+from tests.support.processes import is_alive, status_of_fork, strike
 
 __all__ = [
     "Place", "assert_same", "copied", "indices_in", "kill_supervisor", "kill_worker", "let_go_in_a_fork", "read",
@@ -125,9 +125,7 @@ def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.S
 
 def kill_worker(loader: lp.Loader) -> int:
     """End a worker, and return its pid; where all have just ended, another one is waited for."""
-    pid = found(lambda: [worker.pid for worker in loader.statistics().workers if worker.pid and is_alive(worker.pid)])
-    os.kill(pid, signal.SIGKILL)
-    return pid
+    return strike(lambda: [worker.pid for worker in loader.statistics().workers if worker.pid and is_alive(worker.pid)])
 
 
 def supervisor_of(loader: lp.Loader) -> int:

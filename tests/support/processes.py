@@ -16,7 +16,7 @@ from pathlib import Path
 
 __all__ = [
     "command_of", "count_fds", "descendants", "describe", "end_all", "found", "in_session", "is_alive", "marked",
-    "parents", "read_pss", "status_of_fork", "wait_gone",
+    "parents", "read_pss", "status_of_fork", "strike", "wait_gone",
 ]  # fmt: skip
 
 _PROC = Path("/proc")
@@ -100,6 +100,18 @@ def found(look: Callable[[], Iterable[int]], timeout_s: float = 20.0) -> int:
         assert time.monotonic() < deadline_s, "no such process"
         time.sleep(POLL_S)
     return pid
+
+
+def strike(look: Callable[[], Iterable[int]], number: int = signal.SIGKILL) -> int:
+    """Send a signal to the first process that a look finds; returns its pid. One that just ended is looked up again."""
+    while True:
+        pid = found(look)
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            time.sleep(POLL_S)
+        else:
+            return pid
 
 
 def end_all(pids: Iterable[int]) -> None:
