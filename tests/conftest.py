@@ -25,6 +25,9 @@ GUARDED_DIRECTORIES = {"e2e", "faults", "stress"}
 KILL_FOR_MEMORY = {"test_cgroups.py"}
 COUNT_KILLS_FOR_MEMORY = {"test_verdicts.py", "test_deaths.py", "test_pages.py"}
 
+# In CI a failed test is run once more (scripts/test); of a run in which more than these need it, all counts as failed.
+MOST_RUN_AGAIN = 3
+
 # A deadline for each example fails on a busy machine, not on a wrong result; the timeout of pytest stays.
 hypothesis.settings.register_profile("no deadline", parent=hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("no deadline")
@@ -44,6 +47,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if len(_run_again(session.config)) > MOST_RUN_AGAIN:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    first_tries = _run_again(terminalreporter.config)
+    for report in first_tries:
+        terminalreporter.section(f"run again: {report.nodeid}", "_")
+        terminalreporter.write_line(report.longreprtext)
+    if len(first_tries) > MOST_RUN_AGAIN:
+        terminalreporter.write_line(f"FAILED: {len(first_tries)} tests were run again, at most {MOST_RUN_AGAIN} may be")
+
+
+def _run_again(config: pytest.Config) -> list[pytest.TestReport]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return reporter.stats.get("rerun", []) if reporter else []
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +105,7 @@ _FAILED = pytest.StashKey[bool]()
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    item.stash[_FAILED] = report.failed or (report.when != "setup" and item.stash[_FAILED])
     return report
 
 
