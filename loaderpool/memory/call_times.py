@@ -7,7 +7,6 @@ their workers: who takes a worker's place counts on. Every cell has one writer, 
 from __future__ import annotations
 
 import array
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -39,12 +38,11 @@ CALL_TIMES_OF_WORKER_BYTES = _LOADERS * _CELL * 8
 CALL_TIMES_BYTES = -(-MAX_WORKERS * _LOADERS * _CELL * 8 // 4096) * 4096
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class SlowCall:
+class SlowCall(NamedTuple):
     """One of the calls that took longest."""
 
     ns: int
-    index: int  # source index of the sample, or of the first one of a batch that one call makes
+    index: int  # type: ignore[assignment]  # of the source: the sample, or the first one of a batch that a call makes
     epoch: int
 
 

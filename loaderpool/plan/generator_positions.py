@@ -9,11 +9,10 @@ So they are the same in whichever process of a training a generator runs, and ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class LanePlaces:
+class LanePlaces(NamedTuple):
     """How many batches of each lane were taken; the batches of one lane are always taken in their order."""
 
     taken: tuple[int, ...]

@@ -53,7 +53,7 @@ class Host:
     """
 
     def __init__(self, workers: int, max_restarts: tuple[int, float] | None, patience_s: float, node: str) -> None:
-        program = dataclasses.replace(SUPERVISOR, settings={"node": node})
+        program = SUPERVISOR._replace(settings={"node": node})
         self._session = Session(workers, max_restarts, program)
         self._wait_ns = 0  # of all its workers
         self._seen: dict[int, int] = {}  # by worker, what of its waiting is in the sum

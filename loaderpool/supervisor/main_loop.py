@@ -78,7 +78,7 @@ class Supervisor(BaseSupervisor):
         self._fork_check = ForkCheck()
         self._payloads = Payloads(self._arena, ReceivedDescriptors(to_trainer), self._importing)
         self._slowest_import = 0.0, ""
-        self._has_told_of_exec = False
+        self._has_loaded = self._has_told_of_exec = False
         os.set_blocking(self._control, False)
         state = SupervisorState(start["workers"], start["max_restarts"], start["first_ticket"])
         super().__init__(state, self._arena, start["max_restarts"])
@@ -191,8 +191,9 @@ class Supervisor(BaseSupervisor):
             return self._state.on_load_failed(load.loader)
         finally:
             self._arena.board.loading = 0
-        if gc.get_freeze_count():  # what the first payload's imports have left in cycles is not worth the wait
+        if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
             gc.collect()
+        self._has_loaded = True
         if took_s >= _LOAD_TOLD_FROM_S:
             self._tell(encode(Notice.LOAD_TIME, load.loader), LoadTime(took_s, *self._slowest_import))
         gc.freeze()  # so that a worker's collections do not write to, and so copy, these pages

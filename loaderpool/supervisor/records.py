@@ -17,7 +17,7 @@ from loaderpool.transport.messages import Command, Notice, Status, encode, join3
 _MOST_EARLY = 128
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Ticket:
     """Some work for one worker: a chunk of batches, rows of a batch, a probe, or a call made early."""
 
@@ -129,7 +129,7 @@ class LastCell(NamedTuple):
         )
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Kept:
     """What a worker has made of a batch before any run began: its first rows (or calls), kept for their turns."""
 
@@ -140,7 +140,7 @@ class Kept:
     is_early: bool = False  # made early; else a probe has looked at it
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class LoaderRecord:
     """A loader that was loaded."""
 
@@ -175,7 +175,7 @@ class LoaderRecord:
     outstanding: int = 0
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class SlotRecord:
     """A slot of a loader's ring."""
 
@@ -189,7 +189,7 @@ class SlotRecord:
     tickets: list[Ticket] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class RunRecord:
     """A run: batches of consecutive epochs that a consumer wants."""
 
@@ -232,7 +232,7 @@ class RunRecord:
         return self.first_epoch + batch // self.batches_per_epoch
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class LaneRecords:
     """Generators whose batches take turns: batch k is one of lane k modulo their number."""
 
@@ -288,7 +288,7 @@ class LaneRecords:
 _start_of = operator.attrgetter("start")
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class PortionRecords:
     """What a dispatcher has dealt of a run to this host: consecutive batches each, made once, in one slot (DEAL-1)."""
 
@@ -320,7 +320,7 @@ class PortionRecords:
             self.deal(portion)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class WorkerRecord:
     """A worker process, or a host that a dispatcher has in its place."""
 

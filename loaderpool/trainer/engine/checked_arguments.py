@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec
@@ -11,8 +10,7 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.sources.stream import StreamSource
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckedArguments:
+class CheckedArguments(NamedTuple):
     """What a loader's arguments come to; `trainer.arguments.check_arguments` makes it.
 
     Ownership: a pool's loader lets go of it once its payload has travelled, for that holds function and source.

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,8 +63,7 @@ _LOOK_AHEAD_SLOTS = 32
 _LOOK_AHEAD_BYTES = 8 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class RingPlan:
+class RingPlan(NamedTuple):
     """How a ring of one loader is cut from its budget."""
 
     max_chunk: int  # most batches in a slot
@@ -274,9 +273,7 @@ class Ring:
         affordable = limit_bytes // new_bytes
         if affordable < max(_LEAST_SLOTS, runs) or (least and self._taken_bytes() + least * new_bytes > limit_bytes):
             return False  # such batches go on arriving in memory of their own
-        self.plan = dataclasses.replace(
-            self.plan, slot_bytes=new_bytes, most_slots=min(self.plan.most_slots, affordable)
-        )
+        self.plan = self.plan._replace(slot_bytes=new_bytes, most_slots=min(self.plan.most_slots, affordable))
         for slot in list(self.extents):
             if slot not in self._retiring:
                 self._retiring.add(slot)
@@ -305,7 +302,7 @@ class Ring:
         """
         plan, self._workers = self.plan, self._session.workers_wanted
         first, most = _slot_counts(plan.slot_bytes, plan.max_chunk, self._workers, self.tickets, plan.limit_bytes)
-        self.plan = dataclasses.replace(plan, first_slots=first, most_slots=most)
+        self.plan = plan._replace(first_slots=first, most_slots=most)
         self._ceiling = None
         self._wanted = max(self._wanted, first)
         self._grow_as_wanted()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loaderpool import errors
 from loaderpool.errors import LoaderpoolError, PoolBrokenError
@@ -128,8 +128,7 @@ class DeliveryCounts:
     load_time: LoadTime = NOT_TOLD  # of the payload, in the supervisor that took longest
 
 
-@dataclasses.dataclass(frozen=True)
-class RunContext:
+class RunContext(NamedTuple):
     """Made for each pass; an engine keeps none, or each would keep the other."""
 
     session: EngineSession

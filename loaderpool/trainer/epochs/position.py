@@ -8,10 +8,9 @@ is the passes of one iterator: one for a loop over a loader, several for a datas
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderpool.errors import StateError
 from loaderpool.plan.base import BasePlan, Start
@@ -68,14 +67,13 @@ class LaneLog:
 _MOST_PASSES = 1000
 
 
-@dataclasses.dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A place in the order of all epochs."""
 
     epoch: int
     start: Start = 0
     """What of the epoch is taken, over all shards, as its plan says it (see `plan.base`); falsy: nothing."""
-    taken: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    taken: Mapping[int, int] = {}
     """Without an order: ranges of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
     lanes: LanePlaces | None = None
     """Of generators: what is taken of each lane; None: nothing."""

@@ -7,7 +7,6 @@ again, so scripts need no guard and notebooks work.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -87,8 +86,7 @@ _ONE_THREAD = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """What is executed in the supervisor's place.
 
     It is a process of its own, begun as a clean interpreter, and gets three ways to the trainer, all of them
@@ -99,7 +97,7 @@ class Program:
 
     module: str  # whose `main(start)` is called with the settings of the start, by name
     label: str = "loaderpool-supervisor"  # for who looks at a list of tasks
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its own, beside those of each start: plain
+    settings: Mapping[str, Any] = {}  # its own, beside those of each start: plain
 
 
 SUPERVISOR = Program("loaderpool.supervisor.main_loop")
@@ -107,8 +105,7 @@ SUPERVISOR = Program("loaderpool.supervisor.main_loop")
 SPAWNED = Program("loaderpool.supervisor.spawned.loop")
 
 
-@dataclasses.dataclass(frozen=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """What the processes of a pool find around them, whenever they start: as this process had it when the pool began.
 
     Batches of one pass would else depend on which of its processes is a later one.
@@ -129,8 +126,7 @@ class Surroundings:
         return cls(directory, environment(), search_path(), argv)
 
 
-@dataclasses.dataclass(frozen=True)
-class Launched:
+class Launched(NamedTuple):
     """The trainer's ends."""
 
     process: subprocess.Popen[bytes]
