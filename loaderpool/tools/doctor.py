@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -15,12 +16,13 @@ from typing import Literal
 import click
 import numpy as np
 import numpy.typing as npt
+from rich.table import Table
 from rich.text import Text
 
-from loaderpool.errors import ClusterError, counted, readable_bytes
-from loaderpool.ray.pool import RayPool
+from loaderpool.errors import counted, readable_bytes
 from loaderpool.system import capacity, clock, machine
-from loaderpool.tools.commands import plain_table, read_cluster, read_json, results, say, write_json
+from loaderpool.tools.commands import output, results, write_json
+from loaderpool.tools.tune import describe_cpus, hosts_of
 from loaderpool.trainer.loader import Loader
 
 # Of a supervisor and a worker with NumPy: below it they hardly fit. And what leaves room for a small loader's batches.
@@ -31,7 +33,6 @@ _DESCRIPTORS, _WORKER_DESCRIPTORS = 140, 5
 # only makes a real hang take longer.
 _DEADLINE_S = 60.0
 _SLOW_START_S = 5.0
-_CLUSTER_S = 10.0  # until all nodes have begun
 _ROWS, _BATCH, _DEADLY = 48, 4, 41
 # One worker may come to the deadly item while it makes the second epoch's batches ahead, before another one has come to
 # it in the first. Of two epochs all batches that wait for such a death are read, and then it was told.
@@ -48,46 +49,35 @@ class Check:
     change: str = ""  # what to do about it; empty where it is ok
 
 
+def check(name: str, found: str, change: str = "", *, fails: bool = False, warns: bool = False) -> Check:
+    """Return a check; what to change is said where it is not well."""
+    status: Literal["ok", "warn", "fail"] = "fail" if fails else "warn" if warns else "ok"
+    return Check(name, status, found, change if status != "ok" else "")
+
+
 def machine_checks() -> list[Check]:
     """Return a check of CPUs, memory, descriptors and shared memory."""
     return [_cpus(), _memory(), _descriptors(), _memory_file()]
 
 
 def _cpus() -> Check:
-    usable = capacity.usable_cpu_count()
-    if usable > 1:
-        return Check("CPUs", "ok", describe_cpus())
     change = "workers overlap waiting (files, network) and training, but computing gets no faster"
-    return Check("CPUs", "warn", describe_cpus(), change)
-
-
-def describe_cpus() -> str:
-    """How many CPUs can be used, and the three counts of which that is the smallest."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "none"
-    quota = capacity.cgroup_cpu_quota()
-    return (
-        f"{counted(capacity.usable_cpu_count(), 'usable CPU')} (os.cpu_count() {os.cpu_count() or 1}, affinity mask "
-        f"{affinity}, cgroup quota {'none' if quota is None else f'{quota:g}'})"
-    )
+    return check("CPUs", describe_cpus(), change, warns=capacity.usable_cpu_count() == 1)
 
 
 def _memory() -> Check:
     free, limit = capacity.available_memory_bytes(), capacity.cgroup_memory_limit()
     found = f"{readable_bytes(free)} free, cgroup limit {'none' if limit is None else readable_bytes(limit)}"
-    if free >= _GOOD_MEMORY:
-        return Check("memory", "ok", found)
     change = "end other programs, give the container more (docker --memory), or set a smaller Limits.memory"
-    return Check("memory", "warn" if free >= _LEAST_MEMORY else "fail", found, change)
+    return check("memory", found, change, fails=free < _LEAST_MEMORY, warns=free < _GOOD_MEMORY)
 
 
 def _descriptors() -> Check:
-    soft, hard = machine.descriptor_limits()
-    workers = capacity.usable_cpu_count()
+    (soft, hard), workers = machine.descriptor_limits(), capacity.usable_cpu_count()
     needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * workers
     found = f"limits of {soft:,} (soft) and {hard:,} (hard), {counted(workers, 'worker')} may need {needed}"
-    if min(soft, hard) < 0 or soft >= needed:  # RLIM_INFINITY is -1
-        return Check("file descriptors", "ok", found)
-    return Check("file descriptors", "warn" if soft >= needed // 2 else "fail", found, f"ulimit -n {max(1024, needed)}")
+    change = f"ulimit -n {max(1024, needed)}"  # RLIM_INFINITY is -1
+    return check("file descriptors", found, change, fails=0 <= soft < needed // 2, warns=0 <= soft < needed)
 
 
 def _memory_file() -> Check:
@@ -99,116 +89,90 @@ def _memory_file() -> Check:
             os.close(descriptor)
     except Exception as error:
         change = "allow memfd_create in the container's seccomp profile, and free some memory"
-        return Check("shared memory", "fail", str(error), change)
-    return Check("shared memory", "ok", "works")
+        return check("shared memory", str(error), change, fails=True)
+    return check("shared memory", "works")
 
 
 def pool_checks(workers: int, deadline_s: float = _DEADLINE_S) -> list[Check]:
     """Start a pool and kill one of its workers. Blocks: at most `deadline_s` each."""
     start = _in_time("start of a pool", lambda: _start(workers), deadline_s)
-    if start.status == "fail":
-        return [start]
-    return [start, _in_time("crash drill", lambda: _drill(workers), deadline_s)]
+    if start[0].status == "fail":
+        return start
+    return start + _in_time("crash drill", lambda: _drill(workers), deadline_s)
 
 
-def cluster_checks(address: str, deadline_s: float = _DEADLINE_S) -> list[Check]:
-    """Return a check for each node of a Ray cluster that makes batches. Blocks: at most `deadline_s`."""
-    nodes: list[Check] = []
-    overall = _in_time("Ray cluster", lambda: _cluster(address, nodes), deadline_s)
-    return [overall, *nodes]
+def cluster_checks(address: str) -> list[Check]:
+    """Return a check for each node of a Ray cluster that makes batches."""
+    hosts = hosts_of(address, Loader(range(_ROWS), float, workers=0))
+    nodes = [
+        check(f"node {each.address}", f"{counted(each.workers, 'worker')}, {each.batches:,} batches") for each in hosts
+    ]
+    return [check("Ray cluster", f"{counted(len(nodes), 'node')} at {address}", fails=not nodes), *nodes]
 
 
-def _cluster(address: str, nodes: list[Check]) -> Check:
-    with RayPool(address) as pool, Loader(range(_ROWS), float, workers=pool) as loader:
-        began_s = clock.monotonic_s()
-        while clock.monotonic_s() - began_s < _CLUSTER_S:
-            for _ in loader:
-                pass
-        for host in loader.statistics().hosts:
-            found = f"{counted(host.workers, 'worker')}, {host.batches:,} batches"
-            nodes.append(Check(f"node {host.address}", "ok", found))
-    if not nodes:
-        raise ClusterError("no node has made a batch")
-    return Check("Ray cluster", "ok", f"{counted(len(nodes), 'node')} at {address}")
-
-
-def _in_time(name: str, look: Callable[[], Check], deadline_s: float) -> Check:
+def _in_time(name: str, look: Callable[[], list[Check]], deadline_s: float) -> list[Check]:
     """What `look` finds; a failed check where it raises, or goes on for longer than it may."""
     found: list[Check] = []
 
     def run() -> None:
         try:
-            found.append(look())
+            found.extend(look())
         except BaseException as error:
-            found.append(Check(name, "fail", f"{type(error).__name__}: {error}"))
+            found.append(check(name, f"{type(error).__name__}: {error}", fails=True))
 
     thread = threading.Thread(target=run, name=f"loaderpool doctor: {name}", daemon=True)
     thread.start()
     thread.join(deadline_s)
     change = "something hangs: `py-spy dump --subprocesses --pid PID` shows where"
-    return found[0] if found else Check(name, "fail", f"not done after {deadline_s:g} s", change)
+    return found or [check(name, f"not done after {deadline_s:g} s", change, fails=True)]
 
 
-def _start(workers: int) -> Check:
+def _start(workers: int) -> list[Check]:
     started_s = clock.monotonic_s()
     with Loader(range(_ROWS), float, batch_size=_BATCH, workers=workers) as loader:
         next(iter(loader))
         elapsed_s = clock.monotonic_s() - started_s
     found = f"{elapsed_s:.2f} s to the first batch, with {counted(workers, 'worker')}"
-    if elapsed_s < _SLOW_START_S:
-        return Check("start of a pool", "ok", found)
-    return Check("start of a pool", "warn", found, "importing Python modules is slow here: put them on a local disk")
+    change = "importing Python modules is slow here: put them on a local disk"
+    return [check("start of a pool", found, change, warns=elapsed_s > _SLOW_START_S)]
 
 
-def _drill(workers: int) -> Check:
-    with Loader(range(_ROWS), functools.partial(_row, None), batch_size=_BATCH, shuffle=True, workers=0) as calm:
-        expected = _stream(calm)
+def _drill(workers: int) -> list[Check]:
+    name, report = "crash drill", "report it, please, with this output"
     with tempfile.TemporaryDirectory(prefix="loaderpool-doctor-") as folder:
         died = Path(folder, "died")
-        started_s = clock.monotonic_s()
-        deadly = functools.partial(_row, died)
-        with Loader(range(_ROWS), deadly, batch_size=_BATCH, shuffle=True, workers=workers) as loader:
-            stream = _stream(loader)
+        loader = Loader(range(_ROWS), functools.partial(_row, died), batch_size=_BATCH, shuffle=True, workers=workers)
+        with loader:
+            batches = _batches(loader)
             restarts = loader.statistics().restarts
-        elapsed_s = clock.monotonic_s() - started_s
-        was_killed = died.exists()
-    name, report = "crash drill", "report it, please, with this output"
-    if not was_killed or not restarts:
-        found = f"no worker was seen to die (killed: {was_killed}, replaced: {restarts})"
-        return Check(name, "fail", found, report)
-    if stream != expected:
-        same = sum(one == other for one, other in zip(stream, expected, strict=False))
-        return Check(name, "fail", f"after a worker's death {same} of {len(expected)} batches are right", report)
-    found = f"a worker killed by SIGKILL, replaced; all {len(stream)} batches the same to the bit, {elapsed_s:.2f} s"
-    return Check(name, "ok", found)
+        if not died.exists() or not restarts:
+            found = f"no worker was seen to die (killed: {died.exists()}, replaced: {restarts})"
+            return [check(name, found, report, fails=True)]
+        with loader.replace(workers=0) as calm:  # none dies a second time
+            if batches != _batches(calm):
+                return [check(name, "after a worker's death batches are not the same", report, fails=True)]
+    return [check(name, f"a worker killed by SIGKILL, replaced; all {len(batches)} batches the same to the bit")]
 
 
-def _stream(loader: Loader) -> list[bytes]:
+def _batches(loader: Loader) -> list[bytes]:
     return [batch.tobytes() for _ in range(_PASSES) for batch in loader]
 
 
-def _row(died: Path | None, item: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+def _row(died: Path, item: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """A sample; the first to come to a certain item, where there is no file `died` yet, is the end of its worker."""
-    if died is not None and item == _DEADLY:
-        try:
-            os.close(os.open(died, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            pass
-        else:
+    if item == _DEADLY:
+        with contextlib.suppress(FileExistsError):
+            died.touch(exist_ok=False)
             os.kill(os.getpid(), signal.SIGKILL)
     return rng.random(16) + item
 
 
-_STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
 _DRILL_WORKERS = 2  # more show nothing more, and take longer to start
 
 
-@click.command(epilog="\b\nExamples:\n  loaderpool doctor\n  loaderpool doctor --ray auto --json doctor.json")
-@click.option("--json", "json_to", metavar="FILE", callback=read_json, help="Write all checks here, - for stdout.")
-@click.option(
-    "--ray", "address", metavar="ADDRESS", callback=read_cluster,
-    help='Look at the nodes of the Ray cluster there, too: "auto" or host:port.',
-)  # fmt: skip
+@click.command()
+@click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write all checks here, - for stdout.")
+@click.option("--ray", "address", metavar="ADDRESS", help='Nodes of the Ray cluster there, too: "auto" or host:port.')
 def doctor(json_to: str | None, address: str | None) -> None:
     """Look at what this machine allows, start a pool, kill a worker of it on purpose, and say what to change.
 
@@ -216,17 +180,16 @@ def doctor(json_to: str | None, address: str | None) -> None:
     """
     checks = machine_checks() + pool_checks(_DRILL_WORKERS)
     if address is not None:
-        checks += cluster_checks(address)
+        checks += _in_time("Ray cluster", lambda: cluster_checks(address), _DEADLINE_S)
     console = results(json_to)
-    table = plain_table(console.is_terminal, show_header=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
     for check in checks:
-        found = Text(check.found)
-        if check.change:
-            found.append(f"\n-> {check.change}", style=_STYLES[check.status])
-        table.add_row(Text(check.status, style=_STYLES[check.status]), check.name, found)
+        style = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}[check.status]
+        change = Text(f"\n-> {check.change}", style=style) if check.change else Text()
+        table.add_row(Text(check.status, style=style), check.name, Text(check.found) + change)
     console.print(table)
     failed = sum(check.status == "fail" for check in checks)
-    say(console, f"{len(checks)} checks, {failed} failed.", style="bold red" if failed else "bold")
+    console.print(f"{len(checks)} checks, {failed} failed.", style="bold red" if failed else "bold")
     write_json(console, json_to, "doctor", {"ok": not failed, "checks": [dataclasses.asdict(c) for c in checks]})
     if failed:
         raise click.exceptions.Exit(1)

@@ -14,18 +14,14 @@ from pathlib import Path
 import click
 
 from loaderpool.settings.groups import MAX_WORKERS
-from loaderpool.system import clock
 from loaderpool.tools.commands import SECONDS, output
 from loaderpool.tools.target import load_target
+from loaderpool.tools.tune import bursts_of
 
 _FORMATS = {".svg": "flamegraph", ".json": "speedscope", ".txt": "raw"}
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  loaderpool profile train:make_loader\n"
-    "  loaderpool profile train:make_loader --idle --seconds 30 -o profile.json"
-)
+@click.command(epilog="Example:  loaderpool profile train:make_loader --idle --seconds 30 -o profile.json")
 @click.argument("target")
 @click.option("--seconds", metavar="N", type=SECONDS, default=10, show_default=True, help="How long.")
 @click.option("--workers", metavar="N", type=click.IntRange(0, MAX_WORKERS), help="[default: as many as TARGET has]")
@@ -34,7 +30,7 @@ _FORMATS = {".svg": "flamegraph", ".json": "speedscope", ".txt": "raw"}
     "-o", "--output", "path", metavar="FILE", callback=output(*_FORMATS), default="profile.svg", show_default=True,
     help=".svg: a flame graph; .json: for https://www.speedscope.app; .txt: stacks and how often each was seen.",
 )  # fmt: skip
-def profile(target: str, seconds: float, workers: int | None, idle: bool, path: Path) -> None:
+def profile(target: str, seconds: float, workers: int | None, idle: bool, path: str) -> None:
     """Record where TARGET's workers spend their time, with py-spy.
 
     TARGET is package.module:name, a Loader or a function without arguments that makes one. It runs in a process of
@@ -48,10 +44,10 @@ def profile(target: str, seconds: float, workers: int | None, idle: bool, path: 
         is_over = Path(folder, "is-over")
         program = [sys.executable, "-m", __name__, target, str(seconds), str(workers), str(is_over)]
         # A kernel lets a process read its descendants' memory, and often no other one's: so py-spy starts the program.
-        command = [py_spy, "record", "--subprocesses", *["--idle"] * idle, "--format", _FORMATS[path.suffix]]
+        command = [py_spy, "record", "--nonblocking", "--subprocesses", "--format", _FORMATS[Path(path).suffix]]
         # Ctrl-C ends the recording: py-spy hears it, too, and writes what it has.
         signal.signal(signal.SIGINT, lambda *_: is_over.touch())
-        status = subprocess.call([*command, "--output", str(path), "--", *program])
+        status = subprocess.call([*command, *["--idle"] * idle, "--output", path, "--", *program])
         if status != 0:
             raise click.ClickException(
                 f"py-spy ended with exit status {status}. In a container it needs the capability SYS_PTRACE: "
@@ -65,13 +61,10 @@ def _run(target: str, seconds: str, workers: str, is_over: str) -> None:
     loader = load_target(target)
     if workers != "None":
         loader = loader.replace(workers=int(workers))
-    until_ns = 0
-    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(loader):
-        while not until_ns or clock.monotonic_ns() < until_ns:
-            for _ in loader:
-                until_ns = until_ns or clock.monotonic_ns() + int(float(seconds) * 1e9)
-                if clock.monotonic_ns() > until_ns:
-                    break
+    with contextlib.suppress(KeyboardInterrupt), loader, contextlib.closing(bursts_of(loader)) as times:
+        until_s = next(times) + float(seconds)
+        while next(times) < until_s:
+            pass
     Path(is_over).touch()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import io
 import pdb
 import reprlib
@@ -13,27 +14,21 @@ import click
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ElementSpec
 from loaderpool.element.structure import sketch
-from loaderpool.errors import ArgumentError, SpecMismatchError, counted, readable_s
+from loaderpool.errors import ArgumentError, SpecMismatchError, counted, readable_s, shortened
 from loaderpool.system import clock
-from loaderpool.tools.commands import plain_table, results, say
+from loaderpool.tools.commands import results
 from loaderpool.tools.target import load_target
 from loaderpool.trainer.loader_core import without_workers
-from loaderpool.trainer.replay import Call, Replay
+from loaderpool.trainer.replay import Replay
 from loaderpool.transport.reports import describe_failure
 
-_SHOWN_INDICES = 8
 
-
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  loaderpool replay train:make_loader --index 1234 --epoch 2\n"
-    "  loaderpool replay train:make_loader --index 1234 --pdb"
-)
+@click.command(epilog="Example:  loaderpool replay train:make_loader --index 1234 --epoch 2 --pdb")
 @click.argument("target")
 @click.option("--index", metavar="I", type=int, required=True, help="Index into the source, as errors name it.")
 @click.option(
@@ -56,9 +51,13 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     except ArgumentError as error:
         raise click.UsageError(str(error), click.get_current_context(silent=True)) from None
     console = results()
-    say(console, _announcement(target, wanted.call), style="bold")
+    call = wanted.call
+    indices = shortened(", ".join(map(str, call.indices)))
+    which = f"source {'index' if len(call.indices) == 1 else 'indices'} {indices} of {target}, in epoch {call.epoch}"
+    where = f"position {call.position:,}, batch {call.batch}, row {call.row}"
+    console.print(f"Replaying {which}: {where}", style="bold")
     if wanted.has_hooks and epoch:
-        say(console, "Note: on_epoch_begin and on_epoch_end are not called; the data are those of epoch 0.")
+        console.print("Note: on_epoch_begin and on_epoch_end are not called; the data are those of epoch 0.")
     console.file.flush()  # a crash would take it along
     started_s = clock.monotonic_s()
     try:
@@ -76,15 +75,6 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     _show_result(console, spec, result, elapsed_s)
 
 
-def _announcement(target: str, call: Call) -> str:
-    if len(call.indices) > 1:
-        shown = ", ".join(map(str, call.indices[:_SHOWN_INDICES])) + ", ..." * (len(call.indices) > _SHOWN_INDICES)
-        what = f"batch {call.batch} of {target}, source indices {shown}"
-    else:
-        what = f"source index {call.index} of {target}"
-    return f"Replaying {what}, in epoch {call.epoch}: position {call.position:,}, batch {call.batch}, row {call.row}"
-
-
 def _show_error(error: BaseException, wanted: Replay, debug: bool) -> None:
     call = wanted.call
     failure = describe_failure(error, epoch=call.epoch, worker=None, index=call.index)
@@ -100,37 +90,24 @@ def _show_error(error: BaseException, wanted: Replay, debug: bool) -> None:
 
 
 def _show_result(console: Console, spec: ElementSpec, result: Any, elapsed_s: float) -> None:
-    table: Table = plain_table(console.is_terminal)
-    table.add_column("component", overflow="fold")
-    table.add_column("type", overflow="fold")
-    table.add_column("min", justify="right")
-    table.add_column("max", justify="right")
-    table.add_column("", overflow="fold")
+    right = functools.partial(Column, justify="right")
+    table = Table("component", "type", right("min"), right("max"), "", box=None, pad_edge=False)
     nbytes = 0
     structure = spec.structure
     for leaf, path, component in zip(structure.flatten(result), structure.paths, spec.components, strict=True):
         array = convert_leaf(leaf, path)
         nbytes += array.nbytes
-        table.add_row(path or "(all of it)", str(component), *_summary(array))
+        table.add_row(path or "(all of it)", str(component), *_summary(array.ravel()))
     console.print(table)
-    count = structure.num_leaves
-    say(
-        console,
-        f"It took {readable_s(elapsed_s)} and gave {counted(count, 'component')}, {nbytes:,} bytes: {sketch(result)}",
-        style="dim",
-    )
+    gave = f"{counted(structure.num_leaves, 'component')}, {nbytes:,} bytes: {sketch(result)}"
+    console.print(f"It took {readable_s(elapsed_s)} and gave {gave}", style="dim")
 
 
-def _summary(array: npt.NDArray[Any]) -> tuple[str, str, str]:
-    """The smallest and largest number, NaN left out, and how many are NaN or infinite; of text its first piece."""
-    values = array.ravel()
+def _summary(values: npt.NDArray[Any]) -> tuple[str, str, str]:
+    """The smallest and largest number, and how many are NaN or infinite; of text its first piece."""
     if not values.size or values.dtype.kind in "OSUc":
         return "", "", reprlib.repr(values[0]) if values.size else "empty"
-    if values.dtype.kind in "biu":
-        return str(values.min()), str(values.max()), ""
-    counts = {"NaN": np.count_nonzero(np.isnan(values)), "inf": np.count_nonzero(np.isinf(values))}
-    remark = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
-    values = values[~np.isnan(values)]
-    if not values.size:
-        return "", "", remark
-    return f"{float(values.min()):.6g}", f"{float(values.max()):.6g}", remark
+    counts = {"NaN": np.isnan(values).sum(), "inf": np.isinf(values).sum()}
+    finite = values[np.isfinite(values)]
+    least, most = (str(finite.min()), str(finite.max())) if finite.size else ("", "")
+    return least, most, ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)

@@ -21,42 +21,25 @@ from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
 
 
-class TargetFailedError(click.ClickException):
-    """The user's own code raised while the loader was made; the message has its traceback."""
-
-    exit_code = 1
-
-
 def load_target(target: str) -> Loader:
-    """The Loader that TARGET names, or that the function it names returns.
-
-    Raises:
-        click.UsageError: TARGET names no such thing.
-        TargetFailedError: the module could not be imported, or the function raised.
-    """
+    """The Loader that TARGET names, or that the function it names returns; else an error of click's says what is."""
     module_name, _, name = target.partition(":")
     if not name or module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".") or "train"
         raise _wrong(target, f"must have the form package.module:name, as `import` names a module, here {dotted}:name")
     module = _import(target, module_name)
-    try:
-        thing = getattr(module, name)
-    except AttributeError:
-        raise _wrong(
-            target, f"names nothing: module {module_name} has no {brief(name)}. {_near(module, name)}"
-        ) from None
+    if not hasattr(module, name):
+        why = f"names nothing: module {module_name} has no {brief(name)}. {_near(module, name)}"
+        raise _wrong(target, why)
+    thing = getattr(module, name)
     if isinstance(thing, Loader):
         return thing
     if not callable(thing):
-        raise _wrong(
-            target, f"is neither a loaderpool.Loader nor a function that makes one, but {_kind(thing)}. {_near(module)}"
-        )
-    if why := _why_not_called(thing):
-        raise _wrong(
-            target,
-            f"would be called without arguments, but {name}{why}: give them defaults, or write a function that calls "
-            "it",
-        )
+        why = f"is neither a loaderpool.Loader nor a function that makes one, but {_kind(thing)}. {_near(module, '')}"
+        raise _wrong(target, why)
+    if needs := _needs(thing):
+        cure = "give them defaults, or write a function that calls it"
+        raise _wrong(target, f"would be called without arguments, but {name}{needs}: {cure}")
     with _users_code(target):
         made = thing()
     if not isinstance(made, Loader):
@@ -69,43 +52,7 @@ def _import(target: str, module_name: str) -> ModuleType:
     # The script's own folder is in front when `loaderpool` is run, the current one only under `python -m`.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    importlib.invalidate_caches()
-    hint = ": what a script does by itself belongs under `if __name__ == '__main__':`"
-    with _refusing_passes(module_name), _users_code(f"importing {module_name}", hint):
-        try:
-            return importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            # A module that the target's module imports in vain is the user's error to see with its traceback.
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise
-            raise _wrong(
-                target,
-                f"names the module {module_name}, but there is no module {error.name} in the current directory "
-                f"({os.getcwd()}) or elsewhere on sys.path",
-            ) from None
-
-
-@contextlib.contextmanager
-def _users_code(what: str, hint: str = "") -> Iterator[None]:
-    """A block that runs the user's code; what it raises is told with the user's own part of the traceback."""
-    try:
-        yield
-    except click.ClickException:
-        raise
-    except SystemExit as error:
-        raise TargetFailedError(f"{what} ended the program (SystemExit: {error.code}){hint}") from error
-    except Exception as error:
-        frame = error.__traceback__
-        while frame is not None and frame.tb_frame.f_code.co_filename in _OUR_FILES:
-            frame = frame.tb_next
-        text = "".join(traceback.format_exception(type(error), error, frame)).rstrip()
-        said = shortened(str(error).partition("\n")[0])
-        raise TargetFailedError(f"{what} raised {type(error).__name__}: {said}\n\n{text}") from error
-
-
-@contextlib.contextmanager
-def _refusing_passes(module_name: str) -> Iterator[None]:
-    """A block in which no pass over a loader may begin; where one was to, that is told, whatever came of it."""
+    hint = ": put what the script does by itself under `if __name__ == '__main__':`"
     begun: list[str] = []
 
     def refuse() -> Exception:
@@ -115,21 +62,48 @@ def _refusing_passes(module_name: str) -> Iterator[None]:
 
     EpochTracker.refusal = refuse
     try:
-        yield
+        with _users_code(f"importing {module_name}", hint):
+            return importlib.import_module(module_name)
+    except click.ClickException as failed:
+        error = failed.__cause__
+        # A module that the target's module imports in vain is the user's error to see with its traceback.
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            why = (
+                f"but there is no module {error.name} in the current directory ({os.getcwd()}) or elsewhere on sys.path"
+            )
+            raise _wrong(target, f"names the module {module_name}, {why}") from None
+        raise
     finally:
         EpochTracker.refusal = None
-        if begun:
-            raise TargetFailedError(
-                f"importing {module_name} began to iterate a loader ({begun[0]}): put what the script does by itself "
-                "under `if __name__ == '__main__':`"
-            )
+        if begun:  # whatever came of it
+            raise click.ClickException(f"importing {module_name} began to iterate a loader ({begun[0]}){hint}")
 
 
-def _near(module: ModuleType, name: str | None = None) -> str:
+@contextlib.contextmanager
+def _users_code(what: str, hint: str = "") -> Iterator[None]:
+    """A block that runs the user's code; what it raises is told with the user's own part of the traceback."""
+    try:
+        yield
+    except SystemExit as error:
+        raise click.ClickException(f"{what} ended the program (SystemExit: {error.code}){hint}") from error
+    except Exception as error:
+        frame = error.__traceback__
+        while frame is not None and _is_above(frame.tb_frame.f_code.co_filename):
+            frame = frame.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frame)).rstrip()
+        said = shortened(str(error).partition("\n")[0])
+        raise click.ClickException(f"{what} raised {type(error).__name__}: {said}\n\n{text}") from error
+
+
+def _is_above(file: str) -> bool:
+    """Whether it is no file of the user's, but of what runs the user's code here."""
+    return is_library_file(file) or file.startswith("<frozen importlib")
+
+
+def _near(module: ModuleType, name: str) -> str:
     """What the user may have meant: names like the one given, else the module's loaders and functions."""
     usable = [key for key, value in vars(module).items() if not key.startswith("_") and _may_be_meant(module, value)]
-    close = difflib.get_close_matches(name, usable, n=3) if name else []
-    if close:
+    if close := difflib.get_close_matches(name, usable, n=3):
         return f"Did you mean {' or '.join(close)}?"
     if not usable:
         return "It has no loader, and no function that can be called without arguments."
@@ -140,20 +114,20 @@ def _may_be_meant(module: ModuleType, value: Any) -> bool:
     """Whether it is a loader, or a function of this module that can be called without arguments."""
     if not inspect.isfunction(value):
         return isinstance(value, Loader)
-    return value.__module__ == module.__name__ and _why_not_called(value) is None
+    return value.__module__ == module.__name__ and not _needs(value)
 
 
-def _why_not_called(thing: Any) -> str | None:
-    """Why it cannot be called without arguments; None: it can, as far as is known."""
+def _needs(thing: Any) -> str:
+    """Why it cannot be called without arguments; empty: it can, as far as is known."""
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):  # a C function without one: calling it will tell
-        return None
+        return ""
     try:
         signature.bind()
     except TypeError as error:
         return f"{shortened(str(signature))} needs some ({error})"
-    return None
+    return ""
 
 
 def _wrong(target: str, what: str) -> click.UsageError:
@@ -162,7 +136,3 @@ def _wrong(target: str, what: str) -> click.UsageError:
 
 def _kind(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
-
-
-_FROZEN = "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"
-_OUR_FILES = {__file__, contextlib.__file__, importlib.__file__, *_FROZEN}

@@ -12,30 +12,25 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 import loaderpool
-from loaderpool.errors import readable_bytes, readable_number, readable_s
+from loaderpool.errors import readable_bytes, readable_number, readable_s, shortened
 from loaderpool.plan.generator_positions import numbered
 from loaderpool.system import capacity, clock, machine
 from loaderpool.tools.commands import results
 from loaderpool.trainer.explain.page import FORMAT, NAME, PAGE_BYTES, read_page
 
-_MOST_CHARACTERS = 200  # of a command line: one with a thousand arguments would fill the screen
-
 
 def memory_files(pid: int, name: str) -> list[str]:
-    """Return where the memory files of this name, that a process has open, can be read.
-
-    Raises:
-        OSError: it is gone, or may not be looked at.
-    """
+    """Return where the memory files of this name, that a process has open, can be read; OSError: by others only."""
     folder, found = f"/proc/{pid}/fd", []
     for descriptor in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError):  # closed since then
@@ -56,63 +51,46 @@ def _own_page(pid: int) -> dict[str, Any] | None:
         with contextlib.suppress(FileNotFoundError):
             told = read_page(read_at(path, 0, PAGE_BYTES))
             if told is not None and told["pid"] == pid:
-                return told
+                return {**told, "process": shortened(printable(told.get("process", "")))}
     return None
 
 
 def read_training(pid: int) -> dict[str, Any]:
-    """Return what a training tells of itself, with its command line as `process`.
-
-    Raises:
-        click.ClickException: there is no such process, or it may not be looked at, or has no loader.
-    """
+    """Return what a training tells of itself; an error says why it cannot be looked at."""
+    told, refused = None, ""
     try:
         told = _own_page(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        told = None
     except OSError as error:
-        if machine.start_time(pid):
-            raise click.ClickException(f"process {pid} cannot be looked at: {error.strerror}.") from None
-        told = None
+        refused = str(error.strerror)
     if not machine.start_time(pid):
         raise click.ClickException(f"there is no process {pid}.")
+    if told is None and refused:
+        raise click.ClickException(f"process {pid} cannot be looked at: {refused}.")
     if told is None:
         raise click.ClickException(f"process {pid} has no loader that has delivered a first batch.")
     if told["format"] != FORMAT:
         raise click.ClickException(f"process {pid} runs another version of loaderpool.")
-    return {**told, "process": command_line(pid)}
+    return told
 
 
-def only_training() -> int:
-    """Return the pid of the one training that runs.
-
-    Raises:
-        click.ClickException: there is none, or there are several, which it lists.
-    """
-    found = []
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()) if os.path.isdir("/proc") else ():
+def find_training(pid: int | None) -> dict[str, Any]:
+    """Return what a training tells of itself, by default the only one; of several the error lists them."""
+    if pid is not None:
+        return read_training(pid)
+    found: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if _own_page(pid) is not None:
-                found.append(pid)
+            if told := _own_page(int(path.name)):
+                found[told["pid"]] = told["process"]
     if not found:
         raise click.ClickException(
             "no running training was found: a process of the same user, on this Linux machine, with a loader that has "
             "delivered a first batch."
         )
     if len(found) > 1:
-        listed = "".join(f"\n  {pid:>7}  {command_line(pid)}" for pid in found)
+        listed = "".join(f"\n  {each:>7}  {process}" for each, process in sorted(found.items()))
         raise click.UsageError(f"Several trainings run; say which one, by its PID:{listed}")
-    return found[0]
-
-
-def command_line(pid: int) -> str:
-    """Return how a process was started, on one line of characters that can be printed; empty: it is gone."""
-    try:
-        text = read_at(f"/proc/{pid}/cmdline", 0, 4096).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-    text = printable(text)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+    return read_training(found.popitem()[0])
 
 
 def printable(text: str) -> str:
@@ -128,81 +106,52 @@ _MUCH, _SOME = 0.2, 0.05  # from these shares of waiting on: training suffers; i
 _QUIET_S = 3.0  # a page is written every two seconds while batches are taken, or waited for
 
 
-@click.command(epilog="\b\nExamples:\n  loaderpool top\n  loaderpool top 12345 --json\n\nCtrl-C quits.")
+@click.command(epilog="Ctrl-C quits.")
 @click.argument("pid", required=False, type=click.IntRange(1))
 @click.option("--once", is_flag=True, help="Print it once, and end; so it is, too, where stdout is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line, each time there is news.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and end.")
 def top(pid: int | None, once: bool, as_json: bool) -> None:
     """Look at a running training: why it waits, and what each worker is at.
 
     PID is the training's process; where there is only one training that may be looked at, it need not be given. The
     training needs no flag for it, and is not touched: a page of memory is read that it writes every two seconds.
     """
-    pid = only_training() if pid is None else pid
+    training = find_training(pid)
     console = results()
-    training = read_training(pid)
-    try:
-        if as_json:
-            _print_objects(training, once)
-        elif once or not console.is_interactive:
-            console.print(_draw(training))
-        else:
-            _show(training, console)
-    except click.ClickException as error:
-        click.echo(f"The training has ended: {error.message}", err=True)
-
-
-def _print_objects(training: Mapping[str, Any], once: bool) -> None:
-    """Print one object, or one after the other until the training ends."""
-    while True:
-        print(json.dumps({"command": "top", "loaderpool": loaderpool.__version__, **training}), flush=True)
-        if once:
-            return
-        told_s = training["now_s"]
-        while training["now_s"] == told_s:
-            time.sleep(_LOOK_S)
-            training = read_training(training["pid"])
-
-
-def _show(training: Mapping[str, Any], console: Console) -> None:
-    """Show it until Ctrl-C is pressed, or the training ends, of which the last screen stays."""
-    try:
-        with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(_draw(training), refresh=True)
-                time.sleep(_LOOK_S)
-                training = read_training(training["pid"])
-    except click.ClickException:
+    if as_json:
+        print(json.dumps({"command": "top", "loaderpool": loaderpool.__version__, **training}))
+    elif once or not console.is_interactive:
         console.print(_draw(training))
-        raise
+    else:
+        try:
+            with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    live.update(_draw(training), refresh=True)
+                    time.sleep(_LOOK_S)
+                    training = read_training(training["pid"])
+        except click.ClickException as error:
+            console.print(_draw(training))  # the last screen stays
+            click.echo(f"The training has ended: {error.message}", err=True)
 
 
 def _draw(training: Mapping[str, Any]) -> Group:
-    """Return the screen. Nothing is told by colour alone; colours stand out on a light and on a dark ground."""
+    """Return the screen. Nothing is told by color alone; colors stand out on a light and on a dark ground."""
     parts: list[Text | Table] = [Text.assemble((training["process"] or "?", "bold"), f"  (pid {training['pid']})")]
     loaders, with_workers = training["loaders"], []
-    for place, loader in enumerate(loaders, 1):
-        parts += [Text(), *_loader(loader, f"[{place} of {len(loaders)}] " if len(loaders) > 1 else "")]
+    for number, loader in enumerate(loaders, 1):
+        explanation = loader["explanation"] or {"headline": "the first steps are taken", "wait_share": 0.0}
+        share, place = explanation["wait_share"], f"[{number} of {len(loaders)}] " if len(loaders) > 1 else ""
+        color = "red" if share >= _MUCH else "magenta" if share >= _SOME else "green"
+        table = Table.grid(padding=(0, 1))
+        for label, text in _rows(loader, explanation):
+            table.add_row(Text(label, style="dim"), Text(printable(text)))
+        parts += [Text(), Text(place + printable(explanation["headline"]), style=f"bold {color}"), table]
         if loader["workers"] and loader["workers"] not in with_workers:
             with_workers.append(loader["workers"])
     for workers in with_workers:
         parts += [Text(), _workers(workers)]
     advice = f"Lines of code that they are at: py-spy dump --subprocesses --pid {training['pid']}"
     return Group(*parts, Text(), Text(advice, style="dim"))
-
-
-def _loader(loader: Mapping[str, Any], place: str) -> Iterator[Text | Table]:
-    explanation = loader["explanation"]
-    if explanation is None:
-        yield Text(f"{place}the first steps are taken", style="bold")
-    else:
-        share = explanation["wait_share"]
-        colour = "red" if share >= _MUCH else "magenta" if share >= _SOME else "green"
-        yield Text(place + printable(explanation["headline"]), style=f"bold {colour}")
-    table = Table.grid(padding=(0, 1))
-    for label, text in _rows(loader, explanation or {}):
-        table.add_row(Text(label, style="dim"), Text(printable(text)))
-    yield table
 
 
 def _rows(loader: Mapping[str, Any], explanation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -239,16 +188,13 @@ def _now(loader: Mapping[str, Any]) -> str:
         return f"the training waits for a batch for {readable_s(loader['asked_s'] + since_s)}"
     if since_s < _QUIET_S:
         return "batches are taken"
-    if not loader["slots"]:
-        return f"no batch for {readable_s(since_s)}: the training is at its step, or makes the next batch itself"
-    return f"no batch was asked for in {readable_s(since_s)}: the training is at its step"
+    itself = "" if loader["slots"] else ", or makes the next batch itself"
+    return f"no batch was asked for in {readable_s(since_s)}: the training is at its step{itself}"
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("worker", "pid", "busy", "CPU", "memory"):
-        table.add_column(name, justify="right")
-    table.add_column("now")
+    columns = [Column(name, justify="right") for name in ("worker", "pid", "busy", "CPU", "memory")]
+    table = Table(*columns, "now", box=None, padding=(0, 2, 0, 0), header_style="dim")
     shown = sorted(workers, key=lambda each: -(each["item_s"] or 0.0))[:_MOST_ROWS]
     for each in sorted(shown, key=lambda each: int(each["number"])):
         own = capacity.private_bytes(each["pid"]) if each["pid"] else 0

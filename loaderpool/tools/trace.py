@@ -10,39 +10,33 @@ from typing import Any
 import click
 
 from loaderpool.memory.recorder import DELIVERIES, read_ring
-from loaderpool.tools.commands import SECONDS, answering_for
-from loaderpool.tools.top import memory_files, only_training, read_at, read_training
+from loaderpool.tools.commands import SECONDS, output
+from loaderpool.tools.top import find_training, memory_files, read_at
 from loaderpool.trainer.explain.page import RING_NAME
-from loaderpool.trainer.tracing.chrome import VIEWER, check_trace_path, chrome_trace, write_trace
+from loaderpool.trainer.tracing.chrome import VIEWER, chrome_trace, write_trace
 from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Recording, read_clocks, read_pool
 
 
-def _read_output(context: click.Context, parameter: click.Parameter, value: str) -> Path:
-    path = Path(value)
-    if problem := check_trace_path(path):
-        raise click.BadParameter(f"{problem}.")
-    return path
-
-
-@click.command(epilog="\b\nExamples:\n  loaderpool trace\n  loaderpool trace 12345 --last 10 -o slow.json.gz")
+@click.command(epilog="Example:  loaderpool trace 12345 --last 10 -o slow.json.gz")
 @click.argument("pid", required=False, type=click.IntRange(1))
 @click.option("--last", "seconds", metavar="SECONDS", type=SECONDS, default=30, show_default=True)
-@click.option("-o", "--output", metavar="FILE", callback=_read_output, default="trace.json", show_default=True)
-def trace(pid: int | None, seconds: float, output: Path) -> None:
+@click.option(
+    "-o", "--output", "path", metavar="FILE", callback=output(".json", ".json.gz"), default="trace.json",
+    show_default=True,
+)  # fmt: skip
+def trace(pid: int | None, seconds: float, path: str) -> None:
     """Write what happened in the last seconds of a running training, for a trace viewer.
 
     PID is as for `top`, and the training is as little touched. FILE ends in .json, or in .json.gz, a tenth as large.
     """
-    training = read_training(only_training() if pid is None else pid)
+    training = find_training(pid)
     try:
         found = chrome_trace(_recording(training), seconds)
     except OSError as error:
         raise click.ClickException(f"process {training['pid']} has ended, or closed a loader: {error}.") from None
-    with answering_for(output):
-        write_trace(output, found.text)
-    size = output.stat().st_size / 1e6
+    write_trace(Path(path), found.text)
     click.echo(f"{training['process']} (pid {training['pid']})")
-    click.echo(f"{output}: the last {found.seconds:.1f} s, {found.events:,} events, {size:.1f} MB")
+    click.echo(f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, {os.stat(path).st_size / 1e6:.1f} MB")
     for line in (*(f"Waited {wait}" for wait in found.waits), *(f"Note: {note}." for note in found.notes)):
         click.echo(line)
     click.echo(f"Open it in {VIEWER}, which shows it without sending it anywhere.")

@@ -139,7 +139,7 @@ def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[
     assert before_s - begun_s - 3.0 < worker["item_s"] < after_s - begun_s + 0.1  # the page is a second old or so
     assert found["loaders"][0]["asked_s"] >= loader["asked_s"]
     assert found["process"].endswith("train.py held")
-    assert found["pid"] == training.pid
+    assert (found["pid"], found["command"], found["format"]) == (training.pid, "top", 2)
     shown = top(training.pid, "--once").stdout
     assert f"item {HELD} for " in shown
     assert "the training waits for a batch for " in shown
@@ -170,28 +170,6 @@ def test_batches_that_are_made_in_the_trainings_own_process_have_no_workers(
     assert (loader["loader"], loader["arena"], loader["workers"]) == (None, None, [])
     assert 0 < loader["samples_per_s"] < 500  # a sample takes 2 ms
     assert "samples/s" in top(training.pid, "--once").stdout
-
-
-def test_json_is_an_object_a_line_until_the_training_ends(start: Callable[[str], RunningTraining]) -> None:
-    training = start("waiting")
-    look_until(training, lambda found: True)
-    watching = subprocess.Popen(
-        [*COMMAND, f"{training.pid}", "--json"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert watching.stdout is not None
-    lines = [watching.stdout.readline() for _ in range(3)]
-    training.process.send_signal(signal.SIGKILL)
-    stdout, stderr = watching.communicate(timeout=DEADLINE_S)
-    assert watching.returncode == 0, stderr
-    assert stderr == f"The training has ended: there is no process {training.pid}.\n"
-    for line in [*lines, *stdout.splitlines()]:
-        found = json.loads(line)
-        assert found["format"] == 2
-        assert found["pid"] == training.pid
 
 
 # -- which training

@@ -203,7 +203,7 @@ def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], Training
         (["--last", "no"], "'no' is not a valid float range."),
         (["--last", "-3"], "-3.0 is not in the range 0<x<=86400."),
         (["-o", "none/trace.json"], "the directory 'none' does not exist."),
-        (["-o", "trace.txt"], "'trace.txt' must end in .json or .json.gz, which viewers open."),
+        (["-o", "trace.txt"], "'trace.txt' must end in .json, .json.gz."),
         (["-o", "."], "'.' is a directory: name a file, such as 'trace.json'."),
     ],
 )

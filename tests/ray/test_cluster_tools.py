@@ -53,18 +53,18 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("command", [["tune", "train_on_ray:make_loader"], ["doctor"]])
 @pytest.mark.parametrize(
-    ("ray", "status", "says"),
+    ("ray", "says"),
     [
-        ("127.0.0.1:{port}", 1, "no Ray cluster answers at 127.0.0.1:{port}"),
-        ("ray://127.0.0.1:1", 2, "a cluster of which this machine is a node"),
-        ("nowhere", 2, '"auto" or "host:port"'),
+        ("127.0.0.1:{port}", "no Ray cluster answers at 127.0.0.1:{port}"),
+        ("ray://127.0.0.1:1", "a cluster of which this machine is a node"),
+        ("nowhere", '"auto" or "host:port"'),
     ],
 )
 def test_an_address_of_no_cluster_is_said_in_a_line(
-    command: list[str], ray: str, status: int, says: str, capsys: pytest.CaptureFixture[str]
+    command: list[str], ray: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    assert main([*command, "--ray", ray.format(port=port)]) == status
+    assert main([*command, "--ray", ray.format(port=port)]) == 1
     assert says.format(port=port) in "".join(capsys.readouterr())
 
 

@@ -1,7 +1,8 @@
 """The page of JSON in which a training tells `loaderpool top` what its loaders are at.
 
 It lies in a memory file of the trainer's, which a reader finds in /proc: no port, no file on disk, no permission beside
-that of the trainer's user, and only the trainer can write to it. It has numbers, pids and settings, and no data.
+that of the trainer's user, and only the trainer can write to it. It has the command line, numbers, pids and settings,
+and no data.
 
 The file has two slots, written by turns. Each begins with the number, length and CRC of its text, so a reader that
 meets a slot half written takes the other one.
@@ -15,6 +16,7 @@ import itertools
 import json
 import os
 import struct
+import sys
 import threading
 import weakref
 import zlib
@@ -30,6 +32,7 @@ RING_NAME = "deliveries"  # of the memory files with loaders' deliveries, which 
 FORMAT = 2  # of the JSON; raised when a key changes its meaning or goes away
 _SLOT_BYTES = 1 << 18  # enough for a thousand workers
 PAGE_BYTES = 2 * _SLOT_BYTES
+_MOST_CHARACTERS = 4096  # of a command line
 _HEAD = struct.Struct("<QII")  # number, length, CRC
 _LATELY_S = 30.0
 _LEAST_SHARE_NS = 1_500_000_000  # shares of a shorter time would jump, as a call may take so long
@@ -75,7 +78,8 @@ class Page:
 
     def _store(self) -> None:
         self._written_ns = clock.monotonic_ns()
-        content = {"format": FORMAT, "pid": self.pid, "now_s": self._written_ns / 1e9}
+        process = " ".join(sys.orig_argv)[:_MOST_CHARACTERS]
+        content = {"format": FORMAT, "pid": self.pid, "process": process, "now_s": self._written_ns / 1e9}
         text = json.dumps({**content, "loaders": list(self._told.values())}).encode()
         if len(text) > _SLOT_BYTES - _HEAD.size:
             return

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.tools.tune import Measurement, Setting, _bursts, choose, default_counts, measure_all
+from loaderpool.tools.tune import Measurement, Setting, bursts_of, choose, default_counts, measure_all
 
 
 def measurement(workers: int, rate: float, cpus: float = 1.0, other_cpus: float = 0.0, threads: int = 1) -> Measurement:
@@ -63,7 +63,7 @@ def test_rounds_go_forth_and_back_and_no_rate_is_above_what_can_be() -> None:
     order: list[int] = []
     loader = lp.Loader(range(40), _wait, batch_size=4, workers=0)
     settings = [Setting(0), Setting(2)]
-    found = measure_all(loader, settings, 0.3, lambda setting, done: None if done else order.append(setting.workers))
+    found = measure_all(loader, settings, 0.3, lambda done: order.append(done.setting.workers))
     assert order == [2, 0, 0, 2]  # 0 workers last
     none, two = found
     assert none.samples_per_s < 250 and none.samples_per_s < two.samples_per_s < 2 * 250 * 1.1
@@ -73,4 +73,4 @@ def test_rounds_go_forth_and_back_and_no_rate_is_above_what_can_be() -> None:
 
 def test_passes_without_batches_are_an_error_and_no_endless_loop() -> None:
     with pytest.raises(lp.ArgumentError, match="no batch"):
-        next(_bursts([]))  # type: ignore[arg-type]
+        next(bursts_of([]))  # type: ignore[arg-type]
