@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
+import functools
 import json
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,11 @@ from bench.report import goals_table, machine_line, peers_table, shortfalls, wri
 from bench.rows import PEERS, ROWS, Row
 from bench.works import render_images
 
-__all__ = ["main"]
-
 QUIET_CPUS = 0.25  # a desktop at rest stays below this; one other process that computes does not
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command.
-
-    Returns:
-        The exit status: 1 where loaderpool gave no result, and with `--check` where it is below half of a goal.
-    """
+    """The command; 1 where loaderpool gave no result, and with `--check` where it is below half of a goal."""
     parser = _parser()
     options = parser.parse_args(arguments)
     rows = _choose_rows(options, parser)
@@ -39,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = 1 if options.quick or options.check else options.rounds
     shorter = 2.0 if options.quick or options.check else 1.0
     started = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        render_images(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loaderpool-bench-"))))
-        emit = _events(options.json, stack)
+    emit = functools.partial(_emit, options.json)
+    with tempfile.TemporaryDirectory(prefix="loaderpool-bench-") as folder:
+        render_images(Path(folder))
         emit({"kind": "machine", "machine": machine_line(), "quick": options.quick or options.check})
         results: dict[str, Result] = {}
         for row in rows:
@@ -52,15 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 again = run_row(results[key].row, (), rounds, shorter, emit)
                 results[key] = again if again.figures else results[key]
         short = shortfalls(results.values(), options.check)
-        for result in results.values():
-            emit(
-                {
-                    "kind": "result",
-                    "row": result.row.key,
-                    "figures": result.figures,
-                    "short": [line for key, line in short if key == result.row.key],
-                }
-            )
+        for key, result in results.items():
+            lines = [line for short_key, line in short if short_key == key]
+            emit({"kind": "result", "row": key, "figures": result.figures, "short": lines})
     busy = max(result.busy_cpus for result in results.values())
     command = shlex.join(["scripts/bench/run", *(sys.argv[1:] if arguments is None else arguments)])
     caption = f"{machine_line()}; {(time.monotonic() - started) / 60:.0f} minutes. Command: `{command}`."
@@ -75,15 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if is_broken or (options.check and short) else 0
 
 
-def _events(file: Path | None, stack: contextlib.ExitStack) -> Callable[[dict[str, Any]], None]:
-    sink = stack.enter_context(file.open("a", encoding="utf-8")) if file else None
-
-    def emit(event: dict[str, Any]) -> None:
-        if sink is not None:
-            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            print(json.dumps({**event, "at": now}), file=sink, flush=True)
-
-    return emit
+def _emit(file: Path | None, event: dict[str, Any]) -> None:
+    if file is not None:
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        with file.open("a", encoding="utf-8") as sink:
+            print(json.dumps({**event, "at": now}), file=sink)
 
 
 def _progress(result: Result) -> None:
@@ -101,7 +85,7 @@ def _choose_rows(options: argparse.Namespace, parser: argparse.ArgumentParser) -
     if not options.rows:
         return [row for row in ROWS if (row.is_quick or not options.quick) and (row.is_checked or not options.check)]
     # A row by its key, or those of a group: `tiny32`, `fit`.
-    chosen = {name: [row for row in ROWS if name == row.key or row.key.startswith(f"{name}/")] for name in options.rows}
+    chosen = {name: [row for row in ROWS if f"{row.key}/".startswith(f"{name}/")] for name in options.rows}
     if unknown := [name for name, found in chosen.items() if not found]:
         parser.error(f"no row named {', '.join(unknown)}; --list names them")
     return [row for row in ROWS if any(row in found for found in chosen.values())]
@@ -110,9 +94,7 @@ def _choose_rows(options: argparse.Namespace, parser: argparse.ArgumentParser) -
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these: cpu, tiny32/tf, fit (--list names all)")
-    parser.add_argument(
-        "--peers", nargs="*", metavar="PEER", help=f"beside other loaders, all or some of {', '.join(PEERS)}"
-    )
+    parser.add_argument("--peers", nargs="*", metavar="PEER", help=f"other loaders, all or of {', '.join(PEERS)}")
     parser.add_argument("--quick", action="store_true", help="some rows, one short round: does it work, not how fast")
     parser.add_argument("--check", action="store_true", help="a minute: status 1 below half of a goal")
     parser.add_argument("--rounds", type=int, metavar="COUNT", help="rounds of each row")

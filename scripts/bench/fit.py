@@ -15,8 +15,6 @@ from bench.rows import Row
 from bench.windows import Window
 from bench.works import WORKS, Work
 
-__all__ = ["steps"]
-
 WARM_STEPS = 20  # the first ones meet the compiler, and queues that it has let fill up
 FACTOR = 31  # makes the sum of the first numbers depend on their order
 

@@ -33,8 +33,6 @@ import psutil
 from bench.rows import BEST_PEER, ROWS, Goal, Row
 from bench.windows import Window
 
-__all__ = ["Result", "RunError", "print_result", "run_fresh", "run_row"]
-
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _RESULT_MARK = "RESULT "
 # All that descends from a run carries it: those that outlive the run are found by it, never by name.
@@ -60,27 +58,15 @@ def be_contestant(row_key: str, contestant: str, window: str) -> None:
     print_result(measure(row, contestant, Window(**json.loads(window))))
 
 
-def run_fresh(
-    command: Sequence[str], timeout_s: float, name: str, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """The result that the command has printed.
-
-    Args:
-        command: starts the process.
-        timeout_s: past them it is ended, with all that it has started.
-        name: what to call it in errors.
-        environment: variables beside those of every run.
-
-    Raises:
-        RunError: it gave no result, or was still running.
-    """
+def run_fresh(command: Sequence[str], timeout_s: float, name: str) -> dict[str, Any]:
+    """The result that the command has printed; past `timeout_s` it is ended, with all that it has started."""
     mark = uuid.uuid4().hex
     # Files, not pipes: a server that a peer leaves behind would hold a pipe open, and so hold us.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         with subprocess.Popen(
             command, cwd=_SCRIPTS,  # `python -m` finds modules in the current directory before all others
             stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-            env={**_child_environment(), **(environment or {}), _ENVIRONMENT_MARK: mark},
+            env={**_child_environment(), _ENVIRONMENT_MARK: mark},
         ) as process:  # fmt: skip
             try:
                 process.wait(timeout_s)
@@ -148,6 +134,7 @@ class Result:
         return statistics.median(self.figures[side])
 
     def best(self, side: str) -> float:
+        """Its best round: what disturbs a run from outside only slows it down."""
         return (max if self.row.is_rate else min)(self.figures[side])
 
     def peers(self) -> list[str]:
@@ -160,15 +147,9 @@ class Result:
         name = next(iter(self.peers()), None) if goal.against == BEST_PEER else goal.against
         return name if name in self.figures else None
 
-    def ratio(self, goal: Goal) -> float | None:
-        """Of the medians; the figure itself, where the goal is a number; None: not measured."""
-        return self._ratio(goal, self.median)
-
-    def ratio_of_best(self, goal: Goal) -> float | None:
-        """Of each side's best round: what disturbs a run from outside only slows it down."""
-        return self._ratio(goal, self.best)
-
-    def _ratio(self, goal: Goal, of: Callable[[str], float]) -> float | None:
+    def ratio(self, goal: Goal, of: Callable[[str], float] | None = None) -> float | None:
+        """Of the medians (`of`: else), or the figure itself, where the goal is a number; None: not measured."""
+        of = of or self.median
         if goal.of not in self.figures:
             return None
         if goal.against is None:
@@ -180,15 +161,7 @@ class Result:
 def run_row(
     row: Row, peers: Iterable[str], rounds: int | None, shorter: float, emit: Callable[[dict[str, Any]], None]
 ) -> Result:
-    """Measure a row.
-
-    Args:
-        row: which.
-        peers: those that take part.
-        rounds: None: as many as the row says.
-        shorter: windows are divided by this.
-        emit: is given each raw result.
-    """
+    """Measure a row with these peers, in so many rounds or the row's own; `emit` is given each raw result."""
     result = Result(row)
     names = [*row.contestants, *(peer for peer in row.peers if peer in peers)]
     for number in range(rounds or row.rounds):

@@ -17,13 +17,11 @@ from typing import Any
 
 import psutil
 
-from bench.measures import cpu_ms, tree
+from bench.measures import cpu_ms, tree, warm_and_measured
 from bench.peers import make_loader
 from bench.rows import Row
-from bench.windows import Window, delivered
-from bench.works import WORKS, Work, check_ends, render_images
-
-__all__ = ["after_a_kill", "beside_local"]
+from bench.windows import Window
+from bench.works import WORKS, Work, render_images
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _STORE_BYTES = 1 << 30
@@ -33,16 +31,7 @@ def beside_local(row: Row, contestant: str, window: Window) -> dict[str, float]:
     """Batches a second, or milliseconds of CPU time of all processes for one."""
     work = WORKS[row.work]
     with _on_one_core(), _places(contestant) as (workers, _), make_loader(work, workers) as loader:
-        batches, ends = iter(loader), []
-
-        def look(batch: Any) -> None:
-            ends.append((len(ends), batch[0].item(0), batch[-1].item(0)))
-
-        delivered(batches, Window(0.1, window.warm_s), look)
-        before_ms = cpu_ms(tree(os.getpid()))
-        delivery = delivered(batches, Window(window.seconds, 0.0), look)
-        spent_ms = cpu_ms(tree(os.getpid())) - before_ms
-        check_ends(work, ends)
+        delivery, (spent_ms,) = warm_and_measured(loader, work, window, lambda: [cpu_ms(tree(os.getpid()))])
     return {contestant: delivery.rate if row.is_rate else spent_ms / delivery.count}
 
 

@@ -24,8 +24,6 @@ from bench.samples import Array
 from bench.windows import Delivery, Window, taken_by_function, tensor_as_array, verified
 from bench.works import Work, check_batch, make_batch
 
-__all__ = ["LIMITS", "ready_batch"]
-
 DEFAULT_SLOTS = 8  # where loaderpool has not run before and told how many it has
 ALIGNMENT_BYTES = 64  # of an array that TensorFlow takes without a copy
 BUFFER_BYTES = 2**29  # all buffers together take this much at most, as a ring of slots would
@@ -40,21 +38,21 @@ def _bare(work: Work, view: str, window: Window) -> Delivery:
     turn = max(work.period, TINY_TURN if work.is_tiny else 1)
 
     def contender(number: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        state: dict[str, Any] = {"next": number * (work.items // work.workers), "sample": work.fn(0), "item": 0}
+        item, sample = number * (work.items // work.workers), None
 
         def some_batches() -> None:
-            start = state["next"]
-            for item in range(start, start + turn * work.batch_size):
+            nonlocal item, sample
+            first = item + 1
+            for item in range(first, first + turn * work.batch_size):
                 sample = work.fn(item)
-            state.update(next=item + 1, sample=sample, item=item)
 
         def check() -> None:
-            if not np.array_equal(state["sample"], work.fn(state["item"])):
+            if not np.array_equal(sample, work.fn(item)):
                 raise ValueError("a wrong sample")
 
         return some_batches, check
 
-    return Delivery(turn * _rate(contender, work.workers, window), 0.0, 0)
+    return _delivery(contender, work.workers, turn, window)
 
 
 def _rows(work: Work, view: str, window: Window) -> Delivery:
@@ -81,7 +79,7 @@ def _rows(work: Work, view: str, window: Window) -> Delivery:
 
         return some_batches, check
 
-    return Delivery(turn * _rate(contender, work.workers, window), 0.0, 0)
+    return _delivery(contender, work.workers, turn, window)
 
 
 def _ideal(work: Work, view: str, window: Window) -> Delivery:
@@ -89,8 +87,8 @@ def _ideal(work: Work, view: str, window: Window) -> Delivery:
     return Delivery(work.ideal / work.batch_size, 0.0, 0)
 
 
-def _rate(contender: Contender, processes: int, window: Window) -> float:
-    """Turns per second of all processes together, each forked here and timed by itself."""
+def _delivery(contender: Contender, processes: int, turn: int, window: Window) -> Delivery:
+    """By all processes together, each forked here and timed by itself, so many batches a turn."""
     context = multiprocessing.get_context("fork")
     all_warm, rates = context.Barrier(processes), context.SimpleQueue()
 
@@ -121,7 +119,7 @@ def _rate(contender: Contender, processes: int, window: Window) -> float:
         child.join()
     if any(child.exitcode for child in children):
         raise ValueError("a bare process failed; see above")
-    return sum(rates.get() for _ in children)
+    return Delivery(turn * sum(rates.get() for _ in children), 0.0, 0)
 
 
 def ready_batch(work: Work) -> Array:

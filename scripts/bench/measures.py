@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,23 @@ def cpu_ms(pids: list[int]) -> float:
 def tree(pid: int) -> list[int]:
     """A process and its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+
+
+def warm_and_measured(
+    loader: Any, work: Work, window: Window, cpu: Callable[[], list[float]], turn: int = 1
+) -> tuple[Delivery, list[float]]:
+    """A loader's verified batches after the warm-up, and by how much what `cpu` tells grows meanwhile."""
+    batches, ends = iter(loader), []
+
+    def look(batch: Any) -> None:
+        ends.append((len(ends), batch[0].item(0), batch[-1].item(0)))
+
+    delivered(batches, Window(0.1, window.warm_s), look)
+    before = cpu()
+    delivery = delivered(batches, Window(window.seconds, 0.0), look, turn=turn)
+    spent = [now - then for now, then in zip(cpu(), before, strict=True)]
+    check_ends(work, ends)
+    return delivery, spent
 
 
 # ---- `workers=0` beside a plain loop, by turns in one process
@@ -276,11 +293,8 @@ def between_steps(row: Row, contestant: str, window: Window) -> Figures:
     if contestant == "ready":
         tensor = tf.constant(ready_batch(work))
         return {contestant: _walk((tensor for _ in range(work.batches)), step, None, window)}
-    if row.view == "tf":
-        with as_dataset(contestant, work) as dataset:
-            return {contestant: _walk(dataset, step, work, window)}
-    with own(contestant, work) as batches:
-        tensors = (tf.convert_to_tensor(as_array(batch)) for batch in batches)
+    with (as_dataset if row.view == "tf" else own)(contestant, work) as batches:
+        tensors = batches if row.view == "tf" else (tf.convert_to_tensor(as_array(batch)) for batch in batches)
         return {contestant: _walk(tensors, step, work, window)}
 
 
@@ -312,20 +326,13 @@ def engine(row: Row, contestant: str, window: Window) -> Figures:
     """Milliseconds of CPU time, of trainer and supervisor and of the workers, while nothing goes wrong."""
     work = WORKS[row.work]
     with make_loader(work) as loader:
-        ends: list[tuple[int, float, float]] = []
 
-        def look(batch: Any) -> None:
-            ends.append((len(ends), batch[0].item(0), batch[-1].item(0)))
+        def cpu() -> list[float]:
+            workers = [worker.pid for worker in loader.statistics().workers]
+            return [cpu_ms([os.getpid(), psutil.Process(workers[0]).ppid()]), cpu_ms(workers)]
 
-        batches = iter(loader)
-        delivered(batches, Window(0.1, window.warm_s), look)
-        workers = [worker.pid for worker in loader.statistics().workers]
-        others = [os.getpid(), psutil.Process(workers[0]).ppid()]
-        before = cpu_ms(others), cpu_ms(workers)
-        delivered(batches, Window(window.seconds, 0.0), look, turn=work.workers)
-        after = cpu_ms(others), cpu_ms(workers)
-    check_ends(work, ends)
-    return {"loaderpool": after[0] - before[0], "workers": after[1] - before[1]}
+        _, (others, workers) = warm_and_measured(loader, work, window, cpu, turn=work.workers)
+    return {"loaderpool": others, "workers": workers}
 
 
 def who_and_when(item: int) -> Array:

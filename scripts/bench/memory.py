@@ -6,7 +6,6 @@ supervisor and workers count, and shared pages once. Every epoch's sum of labels
 
 - "forked": plain workers, forked from the process that has the data, which iterate a share each. Reference counts copy
   their pages; arrays have none, so there the difference is what a supervisor costs.
-- BENCH_MEMORY_ITEMS and BENCH_MEMORY_ARRAY_MB have other sizes than two million dicts and 2 GB.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from bench.measures import tree
 from bench.rows import Row
 from bench.windows import Window
 
-__all__ = ["over_serial"]
-
 WORKERS = 4
 EPOCHS = 3
 
@@ -35,14 +32,14 @@ def over_serial(row: Row, contestant: str, window: Window) -> dict[str, float]:
     """Megabytes that three epochs take beyond what one serial run has taken, and their growth."""
     is_quick = window.seconds < row.seconds
     if row.work == "dicts":
-        count = int(os.environ.get("BENCH_MEMORY_ITEMS", 100_000 if is_quick else 2_000_000))
+        count = 100_000 if is_quick else 2_000_000
         data: Any = [
             {"path": f"data/train/{i % 1000:03d}/{i:08d}.jpg", "label": i % 1000, "weight": i / 7} for i in range(count)
         ]
         value: Callable[[int], int] = lambda index: data[index]["label"]  # noqa: E731
         batch_size = 1000
     else:
-        count = int(os.environ.get("BENCH_MEMORY_ARRAY_MB", 64 if is_quick else 2000))
+        count = 64 if is_quick else 2000
         data = np.empty((count, 1_000_000), np.uint8)
         data[:] = (np.arange(count) % 251)[:, None]
         value = lambda index: int(data[index].sum(dtype=np.int64))  # noqa: E731
@@ -78,24 +75,21 @@ def _of_loaderpool(data: Any, value: Callable[[int], int], batch_size: int) -> I
             yield sum(int(batch.sum()) for batch in loader)
 
 
+_inherited: Any = None  # by forked processes: the data, and what is made of an index
+
+
+def _sum_of_share(epoch: int, worker: int) -> int:
+    data, value = _inherited
+    order = np.random.default_rng(epoch).permutation(len(data))[worker::WORKERS]
+    return sum(value(int(index)) for index in order)
+
+
 def _of_forked(data: Any, value: Callable[[int], int], batch_size: int) -> Iterator[int]:
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe() for _ in range(WORKERS)]
-
-    def serve(worker: int) -> None:
-        for epoch in iter(pipes[worker][1].recv, None):
-            order = np.random.default_rng(epoch).permutation(len(data))[worker::WORKERS]
-            pipes[worker][1].send(sum(value(int(index)) for index in order))
-
-    processes = [context.Process(target=serve, args=(worker,)) for worker in range(WORKERS)]
-    for process in processes:
-        process.start()
-    for epoch in range(EPOCHS):
-        for pipe, _ in pipes:
-            pipe.send(epoch)
-        yield sum(pipe.recv() for pipe, _ in pipes)
-    for pipe, _ in pipes:
-        pipe.send(None)
+    global _inherited
+    _inherited = data, value
+    with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
+        for epoch in range(EPOCHS):
+            yield sum(pool.starmap(_sum_of_share, [(epoch, worker) for worker in range(WORKERS)], chunksize=1))
 
 
 def _of_torch(data: Any, value: Callable[[int], int], batch_size: int) -> Iterator[int]:

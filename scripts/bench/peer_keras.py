@@ -17,8 +17,6 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from bench.samples import Array
 from bench.works import Work, make_batch
 
-__all__ = ["Batches", "own"]
-
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     def __init__(self, work: Work, use_multiprocessing: bool) -> None:

@@ -22,8 +22,6 @@ from typing import Any
 from bench.samples import Array
 from bench.works import Work, batch_at, make_batch, scale_into
 
-__all__ = ["as_array", "as_dataset", "import_what_it_needs", "make_loader", "own"]
-
 TINY_CHUNK = 64  # batches that go together where a task may have many: documentation advises it for short tasks
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from bench.harness import Result
 from bench.rows import BEST_PEER, PEERS, Row
 
-__all__ = ["draw", "goals_table", "machine_line", "peers_table", "shortfalls", "value_text", "write_docs"]
-
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OURS, PEER, LIMIT = "#1b6ca8", "#b8b8b8", "#e0a63a"
 OUT_OF_SIGHT = 8  # times as fast as loaderpool: a limit that would leave no room for the others
@@ -31,7 +29,7 @@ def goals_table(results: Iterable[Result]) -> str:
     ]
     for result in results:
         for goal in result.row.goals:
-            ratio, best, other = result.ratio(goal), result.ratio_of_best(goal), result.opponent(goal)
+            ratio, best, other = result.ratio(goal), result.ratio(goal, result.best), result.opponent(goal)
             if ratio is None or best is None:
                 continue
             against = "" if other is None else f"{other.replace('_', ' ')}, {value_text(result, other)}"
@@ -131,21 +129,14 @@ def write_docs(results: Sequence[Result], caption: str) -> None:
 
 def draw(results: Sequence[Result], file: Path) -> None:
     """A bar chart for each row that others can run: throughput beside the row's limit, or time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     shown = [result for result in results if result.row.is_compared and "loaderpool" in result.figures]
     lines = -(-len(shown) // 3)
-    figure, axes = pyplot.subplots(lines, 3, figsize=(15.6, 2.6 * lines), squeeze=False)
-    for axis in axes.flat[len(shown) :]:
-        axis.axis("off")
-    for axis, result in zip(axes.flat, shown, strict=False):
-        _draw_row(axis, result)
-    figure.tight_layout()
-    figure.savefig(file, dpi=80)
-    pyplot.close(figure)
+    figure = Figure(figsize=(15.6, 2.6 * lines), dpi=80, layout="constrained")
+    for number, result in enumerate(shown, 1):
+        _draw_row(figure.add_subplot(lines, 3, number), result)
+    figure.savefig(file)
 
 
 def _draw_row(axis: Any, result: Result) -> None:
@@ -153,14 +144,13 @@ def _draw_row(axis: Any, result: Result) -> None:
     reach = OUT_OF_SIGHT * result.median("loaderpool") if row.is_rate else float("inf")
     sides = [side for side in (*row.contestants, *row.peers) if side in result.figures and result.median(side) < reach]
     sides.sort(key=result.median, reverse=not row.is_rate)
-    colours = [OURS if side == "loaderpool" else LIMIT if side in row.contestants else PEER for side in sides]
+    colors = [OURS if side == "loaderpool" else LIMIT if side in row.contestants else PEER for side in sides]
     values = [result.median(side) for side in sides]
-    bars = axis.barh([side.replace("_", " ") for side in sides], values, color=colours)
+    bars = axis.barh([side.replace("_", " ") for side in sides], values, color=colors)
     axis.bar_label(bars, [value_text(result, side) for side in sides], padding=4, fontsize=6.5)
     if not row.is_rate and max(values) > 30 * min(values):  # times reach from microseconds to seconds
         axis.set_xscale("log")
     axis.margins(x=0.2)
     axis.tick_params(labelsize=7)
-    unit = f"{row.unit}, {'more' if row.is_rate else 'less'} is better"
-    axis.set_title(f"{row.what}\n{unit}", fontsize=8, loc="left")
+    axis.set_title(f"{row.what}\n{row.unit}, {'more' if row.is_rate else 'less'} is better", fontsize=8, loc="left")
     axis.spines[["top", "right"]].set_visible(False)

@@ -7,8 +7,6 @@ from typing import Any
 
 from bench.works import WORKS
 
-__all__ = ["BEST_PEER", "PEERS", "ROWS", "Goal", "Row"]
-
 PEERS = ("torch", "grain", "keras", "spdl", "mpire", "joblib", "pool_imap")
 BEST_PEER = "the best peer"
 

@@ -13,8 +13,6 @@ import numpy as np
 from bench.samples import Array
 from bench.works import Work, check_batch, check_ends
 
-__all__ = ["Delivery", "Window", "delivered", "only_tensor", "taken_by_function", "tensor_as_array", "verified"]
-
 LOOK_EVERY = 256  # batches of tiny work in tf.data: reading a tensor costs more than making it
 CALL_STEPS = 256  # that a tf.function takes at a time, as fit(steps_per_execution=256) would
 KEPT = 3  # first batches that are held until they are verified number by number
@@ -39,14 +37,10 @@ class Delivery:
 
 
 def delivered(batches: Iterable[Any], window: Window, look: Callable[[Any], object], turn: int = 1) -> Delivery:
-    """Take batches through the warm-up and the window.
+    """Take batches through the warm-up and the window; `look` is given each, and is cheap against the making of one.
 
-    Args:
-        batches: must not end before the window does.
-        window: its warm-up begins at the first delivery; the clock starts at the first one after it, and stops at one.
-        look: is given each batch; cheap against the making of one.
-        turn: the counted batches are a multiple of this. Where n workers each make a whole batch at a time, batches
-            come n at a time, and a window that cuts a bunch would measure its own edge.
+    The clock starts at the first delivery after the warm-up, and stops at one. The counted batches are a multiple of
+    `turn`: of n workers batches come n at a time, and a window that cuts a bunch would measure its own edge.
     """
     iterator: Iterator[Any] = iter(batches)
     clock = time.perf_counter

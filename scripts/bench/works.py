@@ -6,7 +6,6 @@ The first number of a sample tells its item (`token`), so a batch tells which it
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,8 +14,6 @@ import numpy as np
 
 from bench import samples
 from bench.samples import Array
-
-__all__ = ["TINY_ITEMS", "WORKS", "Work", "batch_at", "check_batch", "check_ends", "make_batch", "render_images"]
 
 TINY_ITEMS = 2**24  # every index below is exact in float32
 IMAGE_SHAPE = (224, 224, 3)
@@ -79,22 +76,14 @@ def batch_at(name: str, position: int) -> Array:
 
 
 def check_batch(work: Work, position: int, batch: Array) -> None:
-    """Check all numbers of a batch.
-
-    Raises:
-        ValueError: it is not the one that belongs there.
-    """
+    """Check all numbers of a batch; ValueError: it is not the one that belongs there."""
     expected = make_batch(work, position)
     if batch.dtype != expected.dtype or not np.array_equal(batch, expected):
         raise ValueError(f"batch {position} is wrong: {batch.dtype}{batch.shape}, {batch.reshape(-1)[:4]}")
 
 
 def check_ends(work: Work, seen: Iterable[tuple[int, float, float]]) -> None:
-    """Check position, first and last row's first number of batches that were looked at: in order, each once.
-
-    Raises:
-        ValueError: a batch is not where it belongs.
-    """
+    """Check position, first and last row's first number of batches: in order, each once; else ValueError."""
     for position, first, last in seen:
         item = position * work.batch_size
         expected = work.token(item), work.token(item + work.batch_size - 1)
@@ -126,17 +115,13 @@ def _decode(item: int) -> Array:
     """uint8[224, 224, 3]: a JPEG file decoded, resized, every other one flipped; its first number tells the item."""
     from PIL import Image
 
-    with Image.open(_jpeg_files()[item % JPEG_FILES]) as file:
+    with Image.open(f"{os.environ[IMAGES_VARIABLE]}/{item % JPEG_FILES}.jpg") as file:
         image = file.convert("RGB").resize(IMAGE_SHAPE[:2], Image.Resampling.BILINEAR)
     if item % 2:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     pixels = np.array(image)
     pixels[0, 0] = item & 255, item >> 8 & 255, item >> 16
     return pixels
-
-
-def _first_byte(item: int) -> int:
-    return item & 255
 
 
 def render_images(folder: Path) -> None:
@@ -150,11 +135,6 @@ def render_images(folder: Path) -> None:
         noisy = np.clip(pixels + generator.normal(0, 12, pixels.shape), 0, 255).astype(np.uint8)
         Image.fromarray(noisy).save(folder / f"{number}.jpg", quality=85)
     os.environ[IMAGES_VARIABLE] = str(folder)
-
-
-@functools.cache
-def _jpeg_files() -> list[str]:
-    return [f"{os.environ[IMAGES_VARIABLE]}/{number}.jpg" for number in range(JPEG_FILES)]
 
 
 def _waiting(name: str, workers: int, batch_size: int, threads: int = 1) -> Work:
@@ -183,7 +163,8 @@ WORKS = {
         Work("cpu", "5 ms of Python a sample, batch 32", samples.compute, (2,), np.int64, 32, 10**4),
         Work("burn", "2 ms of Python a sample, batch 32", samples.burn, (8,), np.int64, 32, 10**5),
         Work(
-            "jpeg", "JPEG decode, resize, flip, batch 32", _decode, IMAGE_SHAPE, np.uint8, 32, 10**4, token=_first_byte
+            "jpeg", "JPEG decode, resize, flip, batch 32", _decode, IMAGE_SHAPE, np.uint8, 32, 10**4,
+            token=lambda item: item & 255,
         ),
         _tiny(32),
         _tiny(1),

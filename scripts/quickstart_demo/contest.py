@@ -21,8 +21,6 @@ import loaderpool as lp
 
 from .images import CLASSES, SIZE_PX, Item, load_and_augment
 
-__all__ = ["Contest", "Turn", "hold", "make_network"]
-
 _PREFETCH = 2  # batches; the default of as_dataset
 # Some seconds on a busy machine. Shorter, and filling and draining the pipes is much of a turn; longer, and what other
 # processes do in one turn is over in the next.

@@ -1,15 +1,14 @@
 """A folder of JPEG files, one folder per class, that is either complete or not there; and what reads it.
 
-Handwritten digits (8 x 8 pixels, they come with scikit-learn) are drawn at random size, place, angle and colour over
-gradients, clouds, stripes and checks, so that decoding and resizing cost what they cost for photographs. The functions
-that read them are ordinary Pillow and NumPy code that knows nothing of TensorFlow, processes or loaderpool.
+Handwritten digits (8 x 8 pixels, they come with scikit-learn) are drawn at random size, place, angle and color over
+clouds and stripes, so that decoding and resizing cost what they cost for photographs. The functions that read them are
+ordinary Pillow and NumPy code that knows nothing of TensorFlow, processes or loaderpool.
 """
 
 from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import shutil
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -19,8 +18,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-
-__all__ = ["CLASSES", "SIZE_PX", "Item", "NotOurFolderError", "ensure_folder", "list_items", "load", "load_and_augment"]
 
 SIZE_PX = 96  # side of the square that the network sees
 CLASSES = 10
@@ -47,7 +44,7 @@ def load_and_augment(item: Item, rng: np.random.Generator) -> Sample:
     pixels = pixels[top : top + SIZE_PX, left : left + SIZE_PX]
     # No mirroring, which most image folders would want: a mirrored 2 is no 2.
     contrast = np.float32(rng.uniform(0.8, 1.2))
-    brightness = rng.uniform(-0.1, 0.1, size=3).astype(np.float32)  # for each colour, as lamps have tints
+    brightness = rng.uniform(-0.1, 0.1, size=3).astype(np.float32)  # for each color, as lamps have tints
     noise = rng.standard_normal(pixels.shape, dtype=np.float32) * np.float32(0.02)
     mean = pixels.mean()
     lit: npt.NDArray[np.float32] = (pixels - mean) * contrast + mean + brightness + noise
@@ -66,7 +63,7 @@ def _read(path: str) -> npt.NDArray[np.float32]:
 # ---- the folder
 
 WIDTH_PX, HEIGHT_PX = 400, 300
-_RECIPE = 1  # to be raised with each change of the drawing, so that older folders are made again
+_RECIPE = "recipe 2, {} images"  # raised with each change of the drawing, so that older folders are made again
 _MARKER = "made-by-quickstart.txt"
 _JPEG_QUALITY = 90
 _CHUNK = 25  # images per task of the pool: smaller costs messages, larger leaves a process idle at the end
@@ -76,9 +73,6 @@ _SHIFT_PX = 25  # how far a digit lies from the middle at most
 _FIRM = [min(255, max(0, (value - 90) * 4)) for value in range(256)]  # blurred strokes become firm ones
 
 
-_Task: TypeAlias = tuple[int, npt.NDArray[np.uint8], Path]  # number of the image, uint8[8, 8], file to write
-
-
 class NotOurFolderError(RuntimeError):
     """The folder was not made by this script, so it is not replaced; name another one."""
 
@@ -86,11 +80,7 @@ class NotOurFolderError(RuntimeError):
 def ensure_folder(folder: Path, images: int) -> bool:
     """`folder` holds exactly `images` JPEG files of today's recipe; returns whether they had to be made.
 
-    They are drawn into a folder beside it that gets its name when all are there. An older or incomplete one is
-    replaced.
-
-    Raises:
-        NotOurFolderError: `folder` holds something else.
+    They are drawn into a folder beside it that gets its name when all are there, in the place of an older one.
     """
     if folder.exists():
         if _is_complete(folder, images):
@@ -102,7 +92,7 @@ def ensure_folder(folder: Path, images: int) -> bool:
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         _draw_all(draft, images)
-        (draft / _MARKER).write_text(_marker(images), encoding="utf-8")
+        (draft / _MARKER).write_text(_RECIPE.format(images), encoding="utf-8")
         draft.chmod(0o755)  # mkdtemp's are private
         if folder.exists():
             shutil.rmtree(folder)
@@ -123,13 +113,9 @@ def list_items(folder: Path) -> tuple[list[Item], list[Item]]:
     return train, test
 
 
-def _marker(images: int) -> str:
-    return f"recipe {_RECIPE}, {images} images"
-
-
 def _is_complete(folder: Path, images: int) -> bool:
     marker = folder / _MARKER
-    is_ours = marker.is_file() and marker.read_text(encoding="utf-8") == _marker(images)
+    is_ours = marker.is_file() and marker.read_text(encoding="utf-8") == _RECIPE.format(images)
     return is_ours and sum(len(part) for part in list_items(folder)) == images
 
 
@@ -140,32 +126,26 @@ def _draw_all(folder: Path, images: int) -> None:
 
     digits: Any = load_digits()
     glyphs, labels = (digits.images * (255.0 / 16.0)).astype(np.uint8), digits.target
-    tasks: list[_Task] = []
-    for number in range(images):
-        digit, copy = number % len(glyphs), number // len(glyphs)
-        path = folder / str(labels[digit]) / f"{digit:04d}-{copy}.jpg"
-        tasks.append((number, glyphs[digit], path))
+    shown = [number % len(glyphs) for number in range(images)]
+    paths = [
+        folder / str(labels[digit]) / f"{digit:04d}-{number // len(glyphs)}.jpg" for number, digit in enumerate(shown)
+    ]
     # spawn, as the caller may have threads, which fork would break.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(_usable_cpus(), len(tasks) // _CHUNK + 1), mp_context=context) as executor:
-        for _ in executor.map(_draw_file, tasks, chunksize=_CHUNK):  # asked for each, as an error shows only then
-            pass
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as executor:
+        # All are asked for, as an error shows only then.
+        list(executor.map(_draw_file, range(images), (glyphs[digit] for digit in shown), paths, chunksize=_CHUNK))
 
 
-def _usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _draw_file(task: _Task) -> None:
-    number, glyph, path = task
-    _draw(glyph, np.random.default_rng([_RECIPE, number])).save(path, quality=_JPEG_QUALITY)
+def _draw_file(number: int, glyph: npt.NDArray[np.uint8], path: Path) -> None:
+    _draw(glyph, np.random.default_rng(number)).save(path, quality=_JPEG_QUALITY)
 
 
 def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image:
     """A 400 x 300 image with the digit in its middle half, where no crop cuts it off."""
     first = rng.uniform(20.0, 235.0, size=3)
     second = np.clip(first + rng.uniform(-50.0, 50.0, size=3), 0.0, 255.0)
-    image = Image.composite(_filled(first), _filled(second), _pattern(rng))
+    one, other = (Image.new("RGB", (WIDTH_PX, HEIGHT_PX), _rgb(color)) for color in (first, second))
+    image = Image.composite(one, other, _pattern(rng))
 
     # Padded, as the strokes reach the glyph's border and would end as if cut with a knife; turned while small: cheaper.
     stroke = Image.fromarray(np.pad(glyph, 1)).resize((100, 100), Image.Resampling.BICUBIC)
@@ -177,8 +157,8 @@ def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image
     left = (WIDTH_PX - opacity.width) // 2 + int(rng.integers(-_SHIFT_PX, _SHIFT_PX, endpoint=True))
     top = (HEIGHT_PX - opacity.height) // 2 + int(rng.integers(-_SHIFT_PX, _SHIFT_PX, endpoint=True))
     is_bright = (first.mean() + second.mean()) / 2.0 > 127.0
-    colour = rng.uniform(0.0, 70.0, size=3) if is_bright else rng.uniform(185.0, 255.0, size=3)
-    image.paste(_rgb(colour), (left, top), opacity)
+    color = rng.uniform(0.0, 70.0, size=3) if is_bright else rng.uniform(185.0, 255.0, size=3)
+    image.paste(_rgb(color), (left, top), opacity)
 
     strength = int(rng.integers(3, 16))
     grain = rng.integers(-strength, strength, size=(HEIGHT_PX, WIDTH_PX, 1), dtype=np.int8)
@@ -187,29 +167,16 @@ def _draw(glyph: npt.NDArray[np.uint8], rng: np.random.Generator) -> Image.Image
 
 
 def _pattern(rng: np.random.Generator) -> Image.Image:
-    """How two colours are mixed: a gradient, stripes, checks or clouds."""
-    kind = rng.integers(4)
-    if kind == 0:
+    """How two colors are mixed: clouds or stripes."""
+    if rng.random() < 0.5:
         coarse = rng.integers(0, 256, size=(rng.integers(4, 12), rng.integers(5, 16)), dtype=np.uint8)
         return Image.fromarray(coarse).resize((WIDTH_PX, HEIGHT_PX), Image.Resampling.BICUBIC)
     y, x = np.arange(HEIGHT_PX, dtype=np.float32)[:, None], np.arange(WIDTH_PX, dtype=np.float32)
-    angle = rng.uniform(0.0, 2.0 * math.pi)
-    along = x * math.cos(angle) + y * math.sin(angle)  # pixels along the pattern; float32, as math's floats are weak
-    wave_px = rng.uniform(15.0, 60.0)
-    if kind == 1:
-        mix = (along - along.min()) / (along.max() - along.min())
-    elif kind == 2:
-        mix = 0.5 + 0.5 * np.sin(along * (2.0 * math.pi / wave_px))
-    else:
-        across = y * math.cos(angle) - x * math.sin(angle)
-        mix = np.sin(along * (math.pi / wave_px)) * np.sin(across * (math.pi / wave_px)) > 0.0
+    angle, wave_px = rng.uniform(0.0, 2.0 * math.pi), rng.uniform(15.0, 60.0)
+    mix = 0.5 + 0.5 * np.sin((x * math.cos(angle) + y * math.sin(angle)) * (2.0 * math.pi / wave_px))
     return Image.fromarray((mix * 255.0).astype(np.uint8))
 
 
-def _filled(colour: npt.NDArray[np.float64]) -> Image.Image:
-    return Image.new("RGB", (WIDTH_PX, HEIGHT_PX), _rgb(colour))
-
-
-def _rgb(colour: npt.NDArray[np.float64]) -> tuple[int, int, int]:
-    red, green, blue = (int(part) for part in colour)
+def _rgb(color: npt.NDArray[np.float64]) -> tuple[int, int, int]:
+    red, green, blue = (int(part) for part in color)
     return red, green, blue

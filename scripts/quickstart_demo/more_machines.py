@@ -19,8 +19,6 @@ from tests.support.ray_cluster import RayCluster
 from .contest import make_network
 from .images import Item, load_and_augment
 
-__all__ = ["show"]
-
 _NODES = 3
 _BATCH_SIZE = 8  # small ones, so that there are many to be lost
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import ctypes
+import functools
 import itertools
 import os
 import platform
@@ -19,13 +20,12 @@ from collections.abc import Iterable, Sequence
 import loaderpool as lp
 
 from .leaks import run_abandoned
-from .shapes import SHAPES, Shape
+from .shapes import SHAPES
 from .storm import Result, plan_rounds, run_round
 from .trainers import LATE_S, Death, run_trainer_deaths
 
-__all__ = ["main"]
-
 _M_ARENA_MAX = -8  # of malloc.h
+_say = functools.partial(print, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,9 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.passes and options.only is None:
         found = run_abandoned(options.passes, options.shape, options.seed, options.deadline, _say)
         leaks = [each for each in found if each.is_leak]
-        rows = [
-            [each.what.replace("_", " "), f"{each.before:,}", f"{each.after:,}", f"{each.at_most:,}"] for each in found
-        ]
+        rows = [[each.what, f"{each.before:,}", f"{each.after:,}", f"{each.at_most:,}"] for each in found]
         _print_table(("held by all processes", "before", "after", "may be"), rows)
         print(f"{options.passes:,} passes abandoned; {len(leaks)} kinds of leak.\n")
     deaths: list[Death] = []
@@ -57,9 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         deaths = run_trainer_deaths(options.trainers, options.seed, options.deadline, _say)
         left, slowest_ms = sum(len(each.left) for each in deaths), 1e3 * max(each.seconds for each in deaths)
         print(f"{len(deaths):,} trainers died; {left} processes left. The slowest ended {slowest_ms:.0f} ms later.\n")
-    print(
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs, python {platform.python_version()}. Seed {options.seed}."
-    )
+    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs, {platform.python_version()}, seed {options.seed}")
     for line in mismatches:
         print(f"MISMATCH {line}", file=sys.stderr)
     for each in leaks:
@@ -103,9 +99,14 @@ def _sum(results: Iterable[Result]) -> collections.Counter[str]:
     return sum((each.counts for each in results), collections.Counter())
 
 
-_COLUMNS = (
-    "passes", "saves", "batches", "kills", "faults", "stops", "restarts", "supervisor_restarts", "reader_kills",
-)  # fmt: skip
+_COLUMNS = ("passes", "saves", "batches", "kills", "faults", "restarts", "supervisor_restarts", "reader_kills")
+_TOLD = {
+    "kills": "workers killed", "faults": "segmentation faults of functions", "supervisor_kills": "supervisors killed",
+    "reader_kills": "readers killed", "losses": "passes that were told of it", "stops": "workers stopped for good",
+    "brief_stops": "processes stopped for a moment", "resizes": "times another number of workers",
+    "saves": "times another loader at a saved place", "batches": "batches compared",
+    "companion_batches": "of a loader on the same pool",
+}  # fmt: skip
 
 
 def _print_results(results: list[Result]) -> None:
@@ -117,21 +118,12 @@ def _print_results(results: list[Result]) -> None:
     for (name, ordered), found in [*sorted(by_kind.items()), (("all", ""), results)]:
         workers = ", ".join(map(str, sorted({each.round.workers for each in found}))) if ordered else ""
         numbers = [*map(_sum(found).__getitem__, _COLUMNS), sum(len(each.mismatches) for each in found)]
-        rows.append(
-            [name, ordered, workers, *map("{:,}".format, numbers), f"{sum(each.seconds for each in found):.1f}"]
-        )
-    headings = (each.replace("_", " ") for each in _COLUMNS)
-    _print_table(("shape", "ordered", "workers", *headings, "mismatches", "seconds"), rows)
+        seconds = sum(each.seconds for each in found)
+        rows.append([name, ordered, workers, *map("{:,}".format, numbers), f"{seconds:.1f}"])
+    _print_table(("shape", "ordered", "workers", *_COLUMNS, "mismatches", "seconds"), rows)
     counts = _sum(results)
-    print(
-        f"{counts['kills'] + counts['faults']:,} workers killed ({counts['faults']:,} of them by a segmentation fault "
-        f"of the function), {counts['supervisor_kills']:,} supervisors killed, {counts['reader_kills']:,} readers "
-        f"killed (of which {counts['losses']:,} passes were told), {counts['stops']:,} workers stopped for good and "
-        f"{counts['brief_stops']:,} processes for a moment, {counts['resizes']:,} times another number of workers, "
-        f"{counts['saves']:,} times another loader at a saved place; "
-        f"{counts['batches'] + counts['companion_batches']:,} batches compared ({counts['companion_batches']:,} of a "
-        f"loader on the same pool), {sum(len(each.mismatches) for each in results):,} mismatches.\n"
-    )
+    told = ", ".join(f"{counts[key]:,} {text}" for key, text in _TOLD.items())
+    print(f"{told}, {sum(len(each.mismatches) for each in results):,} mismatches.\n")
 
 
 def _print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -142,11 +134,6 @@ def _print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None
     for row in table:
         print(f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |")
     print()
-
-
-def _can_be_dataset(shape: Shape) -> bool:
-    """Whether a dataset of it, saved by TensorFlow, gives the very arrays of the loader."""
-    return not (shape.is_one_shot or shape.is_sequence or shape.settings.get("ragged"))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -164,19 +151,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--stops-every", type=int, default=4, metavar="N", help="rounds, one has a SIGSTOP (4); 0: none")
     add("--kills-a-round", type=int, default=30, metavar="N", help="with --seconds (30)")
     add("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")
-    add(
-        "--tensorflow",
-        action="store_true",
-        help="take passes from as_dataset(), saved by LoaderState, where they can be",
-    )
+    add("--tensorflow", action="store_true", help="passes of as_dataset(), saved by LoaderState, where they can be")
     options = parser.parse_args(arguments)
-    names = options.shape or SHAPES
-    options.shape = tuple(name for name in names if not options.tensorflow or _can_be_dataset(SHAPES[name]))
+    shapes = [SHAPES[name] for name in options.shape or SHAPES]
+    if options.tensorflow:  # those of which a dataset, saved by TensorFlow, gives the very arrays of the loader
+        shapes = [each for each in shapes if not (each.is_one_shot or each.is_sequence or each.settings.get("ragged"))]
+    options.shape = tuple(each.name for each in shapes)
     return options
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

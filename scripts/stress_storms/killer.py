@@ -23,8 +23,6 @@ import psutil
 
 from tests.support.processes import descendants, describe, end_all
 
-__all__ = ["Budget", "Killer", "find_readers", "watched"]
-
 _BRIEF_STOP_S = (0.02, 0.6)  # a process that is stopped for so long is left alone
 # After our own deadline: where not even the watchdog gets its turn, faulthandler's own, which is in C, ends us.
 _LAST_RESORT_S = 20.0
@@ -43,13 +41,9 @@ class Budget:
 
 
 class Killer(threading.Thread):
-    """Kills until it is told to stop, or has nothing left to do.
+    """Kills until it is told to stop, or has nothing left to do, and counts what it did.
 
-    Args:
-        budget: what it may do.
-        draw: whom, how and when; its own.
-        counts: what was done: "kills" of workers, by SIGKILL or SIGTERM, "supervisor_kills", "reader_kills", "stops" of
-            workers for good, "brief_stops" of workers and readers.
+    "kills" are of workers, by SIGKILL or SIGTERM, "stops" of workers for good, "brief_stops" of workers and readers.
     """
 
     def __init__(self, budget: Budget, draw: random.Random, counts: collections.Counter[str]) -> None:
@@ -94,7 +88,7 @@ class Killer(threading.Thread):
         if self.has_first_batch and self._supervisors_at and done["kills"] >= self._supervisors_at[0]:
             self._strike_supervisor()
         elif self._readers_at and done["kills"] >= self._readers_at[0] and _send(
-            _one_of(draw, find_readers()), _deadly(draw)
+            _one_of(draw, children("reader")), _deadly(draw)
         ):  # fmt: skip
             self._readers_at.popleft()
             done["reader_kills"] += 1
@@ -116,13 +110,13 @@ class Killer(threading.Thread):
 
     def _strike_supervisor(self) -> None:
         draw, how = self._draw, self._draw.random()
-        supervisor = _one_of(draw, find_supervisors())
+        supervisor = _one_of(draw, children("supervisor"))
         if how < 0.3:  # a worker dies and no process is left to notice
             self._counts["kills"] += _send(_one_of(draw, find_workers()), signal.SIGKILL)
         self._kill_supervisor(supervisor)
         if how > 0.7 and self._supervisors_at:  # and the next one while it starts
             time.sleep(draw.random() * 0.6)
-            self._kill_supervisor(_one_of(draw, [each for each in find_supervisors() if each != supervisor]))
+            self._kill_supervisor(_one_of(draw, [each for each in children("supervisor") if each != supervisor]))
 
     def _kill_supervisor(self, supervisor: psutil.Process | None) -> None:
         with self.first_batch_turn:
@@ -131,7 +125,7 @@ class Killer(threading.Thread):
                 self._supervisors_at.popleft()
 
     def _stop_briefly(self) -> None:
-        process = _one_of(self._draw, [*find_readers(), *find_workers()])
+        process = _one_of(self._draw, [*children("reader"), *find_workers()])
         if process is not None and _send(process, signal.SIGSTOP):
             self._counts["brief_stops"] += 1
             self._stopped.append((time.monotonic() + self._draw.uniform(*_BRIEF_STOP_S), process))
@@ -160,21 +154,12 @@ def _send(process: psutil.Process | None, number: int) -> bool:
     return False
 
 
-def find_supervisors() -> list[psutil.Process]:
-    """Supervisors that this process has started and that are alive."""
-    return _children_marked("loaderpool-supervisor")
-
-
-def find_readers() -> list[psutil.Process]:
-    """Readers of this process's streams that are alive."""
-    return _children_marked("loaderpool-reader")
-
-
-def _children_marked(mark: str) -> list[psutil.Process]:
+def children(what: str) -> list[psutil.Process]:
+    """This process's supervisors ("supervisor"), or readers of its streams ("reader"), that are alive."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            if mark in child.cmdline():
+            if f"loaderpool-{what}" in child.cmdline():
                 found.append(child)
     return found
 
@@ -182,7 +167,7 @@ def _children_marked(mark: str) -> list[psutil.Process]:
 def find_workers() -> list[psutil.Process]:
     """Workers of this process's supervisors that are alive."""
     found = []
-    for supervisor in find_supervisors():
+    for supervisor in children("supervisor"):
         with contextlib.suppress(psutil.Error):
             found += [child for child in supervisor.children() if child.status() != psutil.STATUS_ZOMBIE]
     return found
@@ -215,7 +200,7 @@ def _watch(over: threading.Event, seconds: float, what: str) -> None:
     print("\n".join(["---- processes ----", *map(describe, tree)]), file=sys.stderr, flush=True)
     for worker in find_workers():
         print(f"---- worker {worker.pid} ----\n{_stacks_of_worker(worker.pid)}", file=sys.stderr, flush=True)
-    for supervisor in find_supervisors():
+    for supervisor in children("supervisor"):
         print(f"---- supervisor {supervisor.pid} ----", file=sys.stderr, flush=True)
         supervisor.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER: it prints its stack, and ends
         supervisor.resume()
@@ -227,13 +212,11 @@ def _watch(over: threading.Event, seconds: float, what: str) -> None:
 def _stacks_of_worker(pid: int) -> str:
     """What its faulthandler writes, on SIGUSR1, into its memory file for stacks."""
     try:
-        files = [file for file in Path(f"/proc/{pid}/fd").iterdir() if "loaderpool-stacks" in os.readlink(file)]
-        if not files:
-            return "(it has no file for stacks)"
-        with files[0].open("rb") as stacks:
+        file = next(file for file in Path(f"/proc/{pid}/fd").iterdir() if "loaderpool-stacks" in os.readlink(file))
+        with file.open("rb") as stacks:
             os.kill(pid, signal.SIGUSR1)
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.3)
             return stacks.read().decode(errors="replace")
-    except OSError as error:
-        return f"({error})"
+    except (OSError, StopIteration) as error:
+        return f"({error!r})"

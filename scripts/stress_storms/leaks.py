@@ -27,8 +27,6 @@ import loaderpool as lp
 from .killer import watched
 from .shapes import SHAPES, Faults, make
 
-__all__ = ["Growth", "run_abandoned"]
-
 # Row ranges take seconds a pass; the others are here.
 _LEFT_OUT = ("row ranges of slow batches",)
 _WORKERS = 2
@@ -55,15 +53,7 @@ class _ConsumerFailedError(Exception):
 def run_abandoned(
     passes: int, shapes: Iterable[str], seed: int, deadline_s: float, say: Callable[[str], None]
 ) -> list[Growth]:
-    """Leave so many passes early, in every way there is.
-
-    Args:
-        passes: how many, after as many again as it takes to know each loader.
-        shapes: over which.
-        seed: of what is drawn.
-        deadline_s: for each, and for the loaders' start.
-        say: is told how far it is.
-    """
+    """Leave so many passes early, in every way there is, after as many again as it takes to know each loader."""
     draw = random.Random(f"{seed}/abandon")
     names = [name for name in shapes if name not in _LEFT_OUT]
     # Temporary files of this process and those that it starts come there, too, so that they can be counted.

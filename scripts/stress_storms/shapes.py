@@ -24,8 +24,6 @@ import numpy as np
 
 import loaderpool as lp
 
-__all__ = ["SHAPES", "Faults", "Shape", "make"]
-
 _SEQUENCE_BATCHES = 60
 _LARGE_EVERY = 61  # items, one goes to the workers through shared memory, not through the reader's socket
 _FILES = 7
@@ -95,20 +93,12 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(Shape))
 
 def shape_of(name: str, function: Callable[[Faults], Any], items: int, **rest: Any) -> Shape:
     """A shape; what of `rest` is no field of it are arguments of its loaders."""
-    how = {key: value for key, value in rest.items() if key in _FIELDS}
-    return Shape(name, function, items, {key: value for key, value in rest.items() if key not in how}, **how)
+    how = {key: rest.pop(key) for key in _FIELDS & rest.keys()}
+    return Shape(name, function, items, rest, **how)
 
 
 def make(shape: Shape, faults: Faults, seed: int, memory: str | None = None, **where: Any) -> lp.Loader:
-    """A loader of this shape; under `workers=0` without its cache, which must change nothing.
-
-    Args:
-        shape: what it makes.
-        faults: of its function.
-        seed: of its order and its random streams.
-        memory: bytes for its buffered batches.
-        **where: further arguments: workers, deterministic.
-    """
+    """A loader of this shape; under `workers=0` without its cache, which must change nothing."""
     limits = lp.Limits(memory=memory, restarts_per_item=shape.restarts_per_item)
     if not isinstance(where.get("workers"), lp.Pool):
         limits = dataclasses.replace(limits, restarts=None)
@@ -269,10 +259,6 @@ class _TinyItems:
         yield from rest
 
 
-def _once(faults: Faults, count: int) -> Iterator[Any]:
-    return iter(_Items(faults, count))
-
-
 def _of_files(faults: Faults, count: int) -> Iterable[Any]:
     """Files of unequal length, made on the spot, and read side by side."""
     paths = [f"{faults.folder}/lines-{number}.jsonl" for number in range(_FILES)]
@@ -301,11 +287,6 @@ def _of_failing_item(faults: Faults, item: dict[str, Any], rng: np.random.Genera
     if number % 11 == 3 or 40 <= number < 45:  # the latter a whole batch, which is then left out
         raise ValueError(f"item {number} is broken")
     return item["numbers"][: 1 + number % 7], rng.random(3)
-
-
-def _of_tiny_item(faults: Faults, item: int, rng: np.random.Generator) -> Any:
-    faults.meet(item)
-    return item, rng.random()
 
 
 def _of_line(faults: Faults, item: dict[str, int], rng: np.random.Generator) -> Any:
@@ -387,9 +368,10 @@ _SHAPES = (
         on_error="skip", pad=True,
     ),
     shape_of(
-        "iterator, read once, in a window", _of_item, 800, source=_once, is_one_shot=True, batch_size=6, shuffle=40
+        "iterator, read once, in a window", _of_item, 800, source=lambda *how: iter(_Items(*how)), is_one_shot=True,
+        batch_size=6, shuffle=40,
     ),
-    shape_of("tiny items, read on a thread", _of_tiny_item, 9000, source=_TinyItems, batch_size=4, faults_one_in=997),
+    shape_of("tiny items, read on a thread", _tiny, 9000, source=_TinyItems, batch_size=4, faults_one_in=997),
     shape_of("files interleaved", _of_line, 1200, source=_of_files, has_reader=True, batch_size=6, shuffle=30),
     shape_of(
         "generators of shards", _of_generated, 1000, generator=_generator, cycle_length=5, batch_size=6, shuffle=True

@@ -27,10 +27,8 @@ import loaderpool as lp
 from loaderpool.element.ragged import RaggedArray
 from tests.support.processes import descendants, describe, wait_gone
 
-from .killer import Budget, Killer, find_readers, watched
+from .killer import Budget, Killer, children, watched
 from .shapes import SHAPES, Faults, Shape, make
-
-__all__ = ["Result", "Round", "compare", "digest", "plan_rounds", "run_round"]
 
 WORKERS = (1, 2, 3, 4)
 _MEMORY_LIMITS = (None, "24MiB", "96MiB")
@@ -95,13 +93,7 @@ def plan_rounds(options: argparse.Namespace) -> Iterator[Round]:
 
 
 def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -> Result:
-    """Storm one loader and its successors until all kills are spent.
-
-    Args:
-        this: what to do.
-        deadline_s: of each pass; past it the watchdog ends this process.
-        stop_at_s: no pass is begun after this, by the monotonic clock.
-    """
+    """Storm one loader and its successors until all kills are spent, or the monotonic clock is at `stop_at_s`."""
     result = Result(this)
     started = time.monotonic()
     draw = random.Random(this.draws)
@@ -301,7 +293,7 @@ class _Consumer:
         statistics, result = self._loader.statistics(), self._result
         result.counts["restarts"] += statistics.restarts - self._restarts_before[0]
         result.counts["supervisor_restarts"] += statistics.supervisor_restarts - self._restarts_before[1]
-        mine = descendants(os.getpid()) if self._pool is None else [reader.pid for reader in find_readers()]
+        mine = descendants(os.getpid()) if self._pool is None else [reader.pid for reader in children("reader")]
         self._loader.close()
         result.mismatches += [f"left behind by close(): {describe(pid)}" for pid in wait_gone(mine, _GONE_S)]
 
@@ -449,14 +441,7 @@ def _feed(state: Any, part: Any) -> None:
 
 
 def compare(got: list[bytes], expected: list[bytes], *, is_ordered: bool, is_whole: bool) -> list[str]:
-    """One line for each difference; empty where the streams are the same.
-
-    Args:
-        got: digests as they were delivered.
-        expected: those of the twin's whole epoch.
-        is_ordered: whether the order counts.
-        is_whole: whether the pass went to its end, so that every batch must be there.
-    """
+    """One line for each difference of digests: of what was delivered, and of the twin's whole epoch."""
     if is_ordered and got == (expected if is_whole else expected[: len(got)]):
         return []
     counted, wanted = collections.Counter(got), collections.Counter(expected)

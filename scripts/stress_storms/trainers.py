@@ -24,8 +24,6 @@ from tests.support.processes import describe, end_all, marked
 
 from .shapes import SHAPES, Faults, make
 
-__all__ = ["LATE_S", "Death", "be_trainer", "run_trainer_deaths"]
-
 LATE_S = 1.0  # until nothing of a trainer may be left
 _GIVE_UP_S = 10.0
 _LOOK_S = 0.005
@@ -48,20 +46,12 @@ class Death:
     way: str
     workers_are: str
     shape: str
-    processes: int  # most that it was seen to have started
     seconds: float  # from its end to that of the last process it had started
     left: list[str]  # processes, after some seconds
 
 
 def run_trainer_deaths(count: int, seed: int, deadline_s: float, say: Callable[[str], None]) -> list[Death]:
-    """So many trainers, one after the other.
-
-    Args:
-        count: how many.
-        seed: of what is drawn.
-        deadline_s: for each to die in.
-        say: is told how far it is.
-    """
+    """So many trainers, one after the other; `deadline_s` is for each to die in."""
     draw = random.Random(f"{seed}/trainers")
     ways = itertools.cycle(itertools.product(_WORKERS_ARE, _WAYS))
     found = []
@@ -79,11 +69,8 @@ def run_trainer_deaths(count: int, seed: int, deadline_s: float, say: Callable[[
     return found
 
 
-def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[int, float, list[str]]:
-    """Run a trainer that dies, and what it has started until that is gone, or for some seconds.
-
-    Returns the most processes that there were, the seconds that they outlived it, and those that are left, in words.
-    """
+def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[float, list[str]]:
+    """Run a trainer that dies; how long what it has started outlived it, and which processes are left."""
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
         given = json.dumps({**task, "folder": folder})
@@ -93,9 +80,7 @@ def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[int, float, lis
             stderr=subprocess.DEVNULL,  # the exception's traceback, and faulthandler's
         ) as trainer:  # fmt: skip
             give_up = time.monotonic() + deadline_s
-            processes = 0
             while trainer.poll() is None:
-                processes = max(processes, len(set(marked(_MARK, mark)) - {trainer.pid}))
                 if time.monotonic() > give_up:
                     trainer.kill()
                     raise TimeoutError(f"a trainer that should die did not within {deadline_s:g} s: {given}")
@@ -106,7 +91,7 @@ def _watch_one(task: dict[str, Any], deadline_s: float) -> tuple[int, float, lis
         seconds = time.monotonic() - ended
         left = [describe(pid) for pid in living]
         end_all(living)
-        return processes, seconds, left
+        return seconds, left
 
 
 # ---- in the trainer ----
