@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # for type checkers: the names below, which are imported when
     from loaderpool.sources.combine import mix as mix
     from loaderpool.sources.combine import zip_sources as zip_sources
     from loaderpool.sources.files import FileSource as FileSource
-    from loaderpool.sources.generators import WorkerInfo as WorkerInfo
     from loaderpool.sources.hdf5 import HDF5 as HDF5
     from loaderpool.sources.parquet import ParquetRows as ParquetRows
+    from loaderpool.sources.stream import WorkerInfo as WorkerInfo
     from loaderpool.sources.stream import interleave as interleave
     from loaderpool.sources.tar import TarSamples as TarSamples
     from loaderpool.sources.text import JsonLines as JsonLines
@@ -65,7 +65,7 @@ _HOMES = {
     "TarSamples": "sources.tar",
     "TextLines": "sources.text",
     "TFRecords": "sources.tfrecord",
-    "WorkerInfo": "sources.generators",
+    "WorkerInfo": "sources.stream",
     "zip_sources": "sources.combine",
 }
 __all__ = ["__version__", *_ERRORS, *_HOMES]

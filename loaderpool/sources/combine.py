@@ -12,12 +12,9 @@ from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
 from loaderpool.settings.checks import whole_number
-from loaderpool.sources.generators import ReplicatedSource
 from loaderpool.sources.recognise import Source, as_source, position_of
-from loaderpool.sources.stream import StreamSource
-
-# Sources shown in a message: fewer hide the odd one, more bury it.
-_SHOWN = 8
+from loaderpool.sources.stream import ReplicatedSource, StreamSource
+from loaderpool.sources.tables import unequal
 
 
 class Mix:
@@ -110,15 +107,14 @@ def _exact(weight: Any, name: str) -> Fraction:
     if not 0 <= value < math.inf:  # not NaN either
         raise ArgumentError(f"{name} must be finite and not negative, got {brief(weight)}")
     if isinstance(value, numbers.Rational):
-        return Fraction(int(value.numerator), int(value.denominator))
+        return Fraction(int(value.numerator), int(value.denominator))  # NumPy's would overflow
     return Fraction(float(value))
 
 
 def _in_whole_numbers(weights: Sequence[Fraction | int]) -> list[int]:
     """Return the smallest whole numbers in the same proportions: a float is a fraction, and no digit of it is lost."""
-    exact = [Fraction(weight) for weight in weights]
-    unit = math.lcm(*(weight.denominator for weight in exact))
-    whole = [int(weight * unit) for weight in exact]
+    unit = math.lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * unit) for weight in weights]
     common = math.gcd(*whole)
     return [weight // common for weight in whole]
 
@@ -194,23 +190,15 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
     names = [f"sources[{brief(key)}]" for key in (range(len(values)) if keys is None else keys)]
     read = [_named_source(value, name) for value, name in zip(values, names, strict=True)]
     lengths = [len(source) for source in read]
-    if strict and len(set(lengths)) > 1:
-        shown = [f"{name} has {length}" for name, length in zip(names, lengths, strict=True)][:_SHOWN]
-        more = ", ..." * (len(lengths) > _SHOWN)
+    if strict and (has := unequal(names, lengths)):
         raise ArgumentError(
-            f"sources are read side by side, and their lengths differ: {', '.join(shown)}{more}; "
-            "strict=False ends with the shortest"
+            f"sources are read side by side, and their lengths differ: {has}; strict=False ends with the shortest"
         )
     return ZippedSources(keys, read, min(lengths))
 
 
 def _named_source(source: Any, name: str) -> Source:
-    """`as_source` of one of several; what is wrong with it is said of its name.
-
-    Raises:
-        SourceError: it cannot be read by index.
-        ArgumentError: it is empty, or its columns are of different lengths.
-    """
+    """`as_source` of one of several; what is wrong with it is said of its name."""
     try:
         found = as_source(source)
     except (ArgumentError, SourceError) as error:

@@ -25,8 +25,8 @@ from loaderpool.errors import (
     counted,
     shortened,
 )
-from loaderpool.sources.extras import import_extra
 from loaderpool.sources.recognise import position_of
+from loaderpool.sources.tables import import_extra
 from loaderpool.system import machine
 from loaderpool.system.long_work import LongWork
 

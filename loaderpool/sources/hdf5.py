@@ -9,8 +9,8 @@ from typing import Any
 
 from loaderpool.element.structure import Structure, listed
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
-from loaderpool.sources.extras import import_extra
 from loaderpool.sources.files import FileSource, Record
+from loaderpool.sources.tables import import_extra, unequal
 from loaderpool.system.machine import file_identity
 
 _LEAST_CACHE_BYTES = 1 << 20
@@ -48,8 +48,7 @@ class HDF5(FileSource):
             chunks = [math.prod(each.chunks) * each.dtype.itemsize for each in datasets if each.chunks is not None]
         # For two chunks: where rows are read in pieces by several workers, the end of one and the start of the next.
         self._cache_bytes = max(self._cache_bytes, min(2 * max(chunks, default=0), _MOST_CACHE_BYTES))
-        if len(set(rows)) > 1:
-            has = ", ".join(f"{brief(name, 60)} has {count}" for name, count in list(zip(names, rows, strict=True))[:8])
+        if has := unequal((brief(name, 60) for name in names), rows):
             raise ArgumentError(
                 f"keys: the datasets in {path} are read side by side, and their numbers of rows differ: {has}"
             )

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loaderpool.errors import ArgumentError, SourceError, brief
-from loaderpool.sources.extras import import_extra
 from loaderpool.sources.files import FileSource, Record, Stamp
-from loaderpool.sources.tables import repeated
+from loaderpool.sources.tables import import_extra, repeated
 
 
 class ParquetRows(FileSource):

@@ -15,17 +15,12 @@ import numpy as np
 from loaderpool.element.leaf import dense_of
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
-from loaderpool.sources.generators import ReplicatedSource
 from loaderpool.sources.sequence import BatchSequence, ImageFlow
-from loaderpool.sources.stream import StreamSource
-from loaderpool.sources.tables import Columns, is_array, is_table, table_columns
+from loaderpool.sources.stream import ReplicatedSource, StreamSource
+from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
 
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
 _READY = (list, range, Columns, BatchSequence, ImageFlow)
-
-
-# Columns shown in a message: fewer hide the odd one, more bury it.
-_SHOWN = 8
 
 
 class Source(Protocol):
@@ -41,16 +36,10 @@ class Source(Protocol):
 class Sized:
     """A user's object with the length it had when the loader was made: `len` of it may be a query, or change."""
 
-    __slots__ = ("_items", "_size")
+    __slots__ = ("_size", "items")
 
     def __init__(self, items: Any, size: int) -> None:
-        self._items = items
-        self._size = size
-
-    @property
-    def items(self) -> Any:
-        """The user's object."""
-        return self._items
+        self.items, self._size = items, size
 
     def __len__(self) -> int:
         return self._size
@@ -58,14 +47,14 @@ class Sized:
     # A property gives the object's own bound method, so an item costs no call of ours on top of it.
     @property
     def __getitem__(self) -> Callable[[int], Any]:
-        get: Callable[[int], Any] = self._items.__getitem__
+        get: Callable[[int], Any] = self.items.__getitem__
         return get
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sized, (self._items, self._size)
+        return Sized, (self.items, self._size)
 
     def __repr__(self) -> str:
-        return f"<source of {self._size} items: {type(self._items).__name__}>"
+        return f"<source of {self._size} items: {type(self.items).__name__}>"
 
 
 def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
@@ -87,17 +76,18 @@ def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
         return obj
     if isinstance(obj, BatchSequence) and obj.is_endless:
         return obj
-    if is_stream(obj):
+    reason = _refusal(obj)
+    if reason == _STREAM:
         return StreamSource(obj)
-    if reason := _refusal(obj):
+    if reason:
         raise SourceError(f"source {reason}")
     source: Any
     if is_table(obj):
         source = table_columns(obj, "source")
     elif isinstance(obj, dict) and type(obj).__getitem__ is dict.__getitem__:
-        source = zip_columns(obj) if obj else obj
+        source = _zipped(obj) if obj else obj
     elif isinstance(obj, tuple) and obj and _are_columns(obj):
-        source = zip_columns(obj)
+        source = _zipped(obj)
     else:
         source = obj
     size = length_of(source)
@@ -119,26 +109,18 @@ def _are_columns(values: tuple[Any, ...]) -> bool:
     )
 
 
-def zip_columns(columns: Any) -> Columns:
-    """Return a tuple or dict of columns, nested at will, by row.
-
-    Raises:
-        SourceError: a leaf is no column.
-        ArgumentError: lengths differ.
-    """
+def _zipped(columns: Any) -> Columns:
+    """Return a tuple or dict of columns, nested at will, by row."""
     try:
         structure = Structure.of(columns, origin="source has")
     except SpecMismatchError as error:
         raise SourceError(str(error)) from None
     leaves = [_column(leaf, path) for leaf, path in zip(structure.flatten(columns), structure.paths, strict=True)]
-    lengths = [_column_length(leaf, path) for leaf, path in zip(leaves, structure.paths, strict=True)]
-    if len(set(lengths)) > 1:
-        shown = [f"{path} has {length}" for path, length in zip(structure.paths, lengths, strict=True)][:_SHOWN]
-        more = ", ..." * (len(lengths) > _SHOWN)
+    lengths = [length_of(leaf, f"source{path}") for leaf, path in zip(leaves, structure.paths, strict=True)]
+    if has := unequal(structure.paths, lengths):
         hint = "; if each is one item, pass list(source)" * isinstance(columns, tuple)
         raise ArgumentError(
-            f"source is a {type(columns).__name__} of columns, read row by row, and their lengths differ: "
-            f"{', '.join(shown)}{more}{hint}"
+            f"source is a {type(columns).__name__} of columns, read row by row, and their lengths differ: {has}{hint}"
         )
     return Columns(structure, leaves, lengths[0])
 
@@ -148,7 +130,7 @@ def _column(leaf: Any, path: str) -> Any:
         return table_columns(leaf, f"source{path}")
     is_number = isinstance(leaf, numbers.Number)  # range(number), the advice for a whole source, is none here
     reason = f"is the number {brief(leaf)}" if is_number else _refusal(leaf)
-    if not reason and not isinstance(leaf, list) and not is_array(leaf):
+    if reason == _STREAM or not (reason or isinstance(leaf, list) or is_array(leaf)):
         reason = f"is a {type(leaf).__name__}, not an array or list (zip_sources takes sources of any kind)"
     if reason:
         raise SourceError(
@@ -158,19 +140,8 @@ def _column(leaf: Any, path: str) -> Any:
     return leaf
 
 
-def _column_length(column: Any, path: str) -> int:
-    try:
-        return len(column)
-    except Exception as error:
-        raise SourceError(f"source{path} has no rows: len() raised {type(error).__name__}: {error}") from error
-
-
-def length_of(source: Any) -> int:
-    """Return how many items it has.
-
-    Raises:
-        SourceError: it cannot say.
-    """
+def length_of(source: Any, name: str = "source") -> int:
+    """Return how many items it has; raises SourceError where it cannot say."""
     try:
         return len(source)
     except SourceError:
@@ -178,7 +149,7 @@ def length_of(source: Any) -> int:
     except Exception as error:
         # Also NumPy's "unsized object", SciPy's "length is ambiguous" and a negative __len__, which Python refuses.
         raise SourceError(
-            f"source has no usable length: len() of {_describe(source)} raised {type(error).__name__}: {error}"
+            f"{name} has no usable length: len() of {_describe(source)} raised {type(error).__name__}: {error}"
         ) from error
 
 
@@ -191,11 +162,7 @@ def _describe(obj: Any) -> str:
 
 
 def position_of(index: SupportsIndex, size: int) -> int:
-    """Return the position that an index means in a source of `size` items, 0 to size - 1.
-
-    Args:
-        index: -size to size - 1, of any integer type.
-        size: items.
+    """Return the position that an index means, 0 to size - 1; `-1` is the last one.
 
     Raises:
         IndexError: there is no such item; also what ends a plain `for` over the source.
@@ -211,8 +178,8 @@ def position_of(index: SupportsIndex, size: int) -> int:
 
 # ---- what cannot be read by index, and what to pass instead ----
 
-_NO_STREAMS = (type, str, bytes, bytearray, os.PathLike, Mapping, MappingView, AbstractSet)
 _INSTEAD = "pass a sequence, arrays, or range(n) for just the index"
+_STREAM = "can only be iterated"
 
 
 def _has(obj: Any, *methods: str) -> bool:
@@ -225,76 +192,46 @@ def _is_of(obj: Any, package: str, *names: str) -> bool:
     return any(home == package and (not names or name in names) for home, name in homes)
 
 
-def _is_path(obj: Any) -> bool:
-    return isinstance(obj, (str, bytes, bytearray, os.PathLike))
-
-
-def _is_whole(obj: Any) -> bool:
-    return isinstance(obj, numbers.Integral) and not isinstance(obj, bool)
-
-
-def _is_sparse(obj: Any) -> bool:
-    return bool(dense_of(type(obj)))
-
-
-def _is_dataset(obj: Any) -> bool:
-    return _is_of(obj, "tensorflow", "DatasetV2")
-
-
-def _is_hdf5(obj: Any) -> bool:
-    return _is_of(obj, "h5py", "Group")
-
-
-def _is_iterable_dataset(obj: Any) -> bool:
-    return _is_of(obj, "torch", "IterableDataset")
-
-
-def _is_tensor(obj: Any) -> bool:
-    has_numpy = _is_of(obj, "tensorflow") and callable(getattr(obj, "numpy", None))
-    return has_numpy or _is_of(obj, "tensorflow", "Tensor")
-
-
-def _is_unordered(obj: Any) -> bool:
-    return isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__")
-
-
-def _is_mapping(obj: Any) -> bool:
-    return isinstance(obj, Mapping) and type(obj).__getitem__ is not dict.__getitem__
-
-
-def _is_function(obj: Any) -> bool:
-    return callable(obj) and not _has(obj, "__getitem__") and not _has(obj, "__iter__")
-
-
 # The first that holds for an object, and what follows "source" in the error; "": it can be read. Only types and
 # attributes are asked for: nothing of the object is called, iterated or indexed.
-_REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
+_KINDS: tuple[tuple[Callable[[Any], Any], str], ...] = (
     (lambda obj: obj is None, f"is None: {_INSTEAD}"),
     (lambda obj: isinstance(obj, type), "is the class {name}, not an object of it: pass {name}(...)"),
-    (_is_path, "is one {kind}, {value}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"),
-    (_is_whole, "is a number: did you mean range({value})?"),
+    (lambda obj: isinstance(obj, (str, bytes, bytearray, os.PathLike)),
+     "is one {kind}, {value}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"),
+    (lambda obj: isinstance(obj, numbers.Integral) and not isinstance(obj, bool),
+     "is a number: did you mean range({value})?"),
     (lambda obj: isinstance(obj, numbers.Number), f"is {{value}}, a {{kind}}: {_INSTEAD}"),
-    (_is_sparse, "is sparse, a {kind}: pass {dense} in its place, or range(n) and a function that takes a row"),
-    (_is_dataset, "is a tf.data.Dataset: pass what it was made from, or ds.as_numpy_iterator(), which is read once"),
-    (_is_tensor, "is a TensorFlow {kind}: pass its .numpy(), for workers run without TensorFlow"),
-    (_is_hdf5, "is an open HDF5 {kind}: pass loaderpool.HDF5(path, keys), which each worker opens itself"),
+    (lambda obj: dense_of(type(obj)),
+     "is sparse, a {kind}: pass {dense} in its place, or range(n) and a function that takes a row"),
+    (lambda obj: _is_of(obj, "tensorflow", "DatasetV2"),
+     "is a tf.data.Dataset: pass what it was made from, or ds.as_numpy_iterator(), which is read once"),
+    (lambda obj: _is_of(obj, "tensorflow", "Tensor") or (_is_of(obj, "tensorflow") and hasattr(obj, "numpy")),
+     "is a TensorFlow {kind}: pass its .numpy(), for workers run without TensorFlow"),
+    (lambda obj: _is_of(obj, "h5py", "Group"),
+     "is an open HDF5 {kind}: pass loaderpool.HDF5(path, keys), which each worker opens itself"),
     (lambda obj: _is_of(obj, "polars", "LazyFrame"), "is a polars LazyFrame, not run yet: pass its .collect()"),
-    (_is_unordered, "is a {kind}, which has no index: pass sorted(source), or list(source) where it has an order"),
-    (_is_mapping, "is a mapping ({kind}), read by key: pass dict(source) of columns, or list(source.items())"),
-    (_is_iterable_dataset, "is an IterableDataset of PyTorch: use Loader.from_generator(lambda: iter(dataset))"),
+    (lambda obj: isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"),
+     "is a {kind}, which has no index: pass sorted(source), or list(source) where it has an order"),
+    (lambda obj: isinstance(obj, Mapping) and type(obj).__getitem__ is not dict.__getitem__,
+     "is a mapping ({kind}), read by key: pass dict(source) of columns, or list(source.items())"),
+    (lambda obj: isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")), _STREAM),
+    (lambda obj: _is_of(obj, "torch", "IterableDataset"),
+     "is an IterableDataset of PyTorch: use Loader.from_generator(lambda: iter(dataset))"),
     (lambda obj: _has(obj, "__len__", "__getitem__"), ""),
     (inspect.isgeneratorfunction, "is a generator function: use Loader.from_generator({name}), or read {name}() once"),
-    (_is_function, "is a function: pass the items as the source and the function as fn, as in Loader(items, {name})"),
+    (lambda obj: callable(obj) and not _has(obj, "__getitem__"),
+     "is a function: pass the items as the source and the function as fn, as in Loader(items, {name})"),
     (lambda obj: _has(obj, "__getitem__"), "is a {kind} without a length: give it a __len__, or index it in fn"),
     (lambda obj: True, f"is a {{kind}}, which has neither length nor items: {_INSTEAD}"),
 )  # fmt: skip
 
 
 def _refusal(obj: Any) -> str:
-    """Return what follows "source" in the error for an object that cannot be read by index; "" where it can."""
-    text = next(text for holds, text in _REFUSED if holds(obj))
-    if not text:
-        return ""
+    """Return what follows "source" where an object cannot be read by index; "" where it can, `_STREAM` of a stream."""
+    text = next(text for holds, text in _KINDS if holds(obj))
+    if text in ("", _STREAM):
+        return text
     name = getattr(obj, "__name__", "fn")
     return text.format(
         kind=type(obj).__name__,
@@ -302,16 +239,6 @@ def _refusal(obj: Any) -> str:
         value=brief(obj.item() if isinstance(obj, np.generic) else obj, 60),
         dense=dense_of(type(obj)),
     )
-
-
-def is_stream(obj: Any) -> bool:
-    """Whether it can only be iterated. Nothing of it is called.
-
-    Not what has no order, and not classes, text and paths, for which `_REFUSED` has better advice.
-    """
-    if isinstance(obj, _NO_STREAMS) or _is_dataset(obj) or _is_tensor(obj) or _is_sparse(obj):
-        return False
-    return isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__"))
 
 
 def whole_batches(obj: Any) -> str | None:

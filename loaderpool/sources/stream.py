@@ -6,33 +6,26 @@ there is one), and what a batch holds follows from that alone.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import operator
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.base import BasePlan, shuffled
+from loaderpool.plan.generator_positions import MOST_GENERATORS
 from loaderpool.plan.order import Plan
-from loaderpool.settings.checks import check_signature, whole_number
-from loaderpool.system import clock
-
-_TOLD_NS = 50_000_000  # from one word about how far a way is to the next, at least
+from loaderpool.settings.checks import check_signature, open_parameter, whole_number
 
 
 class StreamSource:
-    """An iterator or an iterable, as the user gave it.
-
-    Attributes:
-        was_opened: whether it was read, or begun to be.
-
-    Args:
-        items: what is iterated.
-    """
+    """An iterator or an iterable, as the user gave it."""
 
     def __init__(self, items: Any) -> None:
         self.items = items
-        self.was_opened = False
+        self.was_opened = False  # whether it was read, or begun to be
 
     @property
     def is_one_shot(self) -> bool:
@@ -45,11 +38,7 @@ class StreamSource:
         return type(self.items).__name__
 
     def open(self) -> Iterator[Any]:
-        """The items, from the first one on.
-
-        Raises:
-            SourceError: it was read before and cannot be read again.
-        """
+        """The items, from the first one on; SourceError where it was read and cannot be read again."""
         if self.is_one_shot and self.was_opened:
             raise SourceError(
                 f"source is a {self.kind}, which can be read only once, and an earlier pass has read it: for several "
@@ -84,17 +73,10 @@ def _read_up_to(items: Iterator[Any], place: int) -> int:
     """Read items and drop them; returns how many there were."""
     from loaderpool.system.long_work import LongWork  # few streams go on in the middle
 
-    position, wanted = 0, 1
+    position = 0
     with LongWork(f"loaderpool: reading the stream up to item {place:,}, where it goes on", place) as work:
-        while position < place:
-            began_ns = clock.monotonic_ns()
-            read = sum(1 for _ in itertools.islice(items, min(wanted, place - position)))
-            position += read
-            if not read:
-                break
+        for position, _ in enumerate(itertools.islice(items, place), 1):
             work.reach(position)
-            if clock.monotonic_ns() - began_ns < _TOLD_NS:  # of items that come fast not many words are made
-                wanted *= 2
     return position
 
 
@@ -139,6 +121,115 @@ def read_batches(
         yield first, block[first - position : first - position + 1 + len(others)]
 
 
+# ---- generators, each of which a worker reads ----
+
+_DEFAULT_CYCLE = 16
+_BY_NAME = ("rng", "worker")  # what a generator is given besides its shard, where it has such parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerInfo:
+    """Which copy of a generator this is: what its parameter `worker` gets."""
+
+    index: int  # of the copy or shard, from 0, over all processes
+    count: int  # of copies or shards
+    seed: int  # for random numbers: another one for each copy and epoch
+    epoch: int  # from 0
+    shard: Any = None  # the element of `shards`
+
+
+class ReplicatedSource:
+    """What makes a generator, and for which shards.
+
+    Attributes:
+        takes: which of "rng" and "worker" `make_generator` is given.
+
+    Args:
+        make_generator: called once for each copy, or for each shard with it; gives what is iterated.
+        shards: files, ranges, any picklable things; None: it runs in copies.
+        cycle_length: how many shards are open at once; None: 16, or all.
+        copies: how many there are without shards; None: as many as workers where they can differ, else one.
+    """
+
+    def __init__(
+        self,
+        make_generator: Callable[..., Any],
+        shards: Sequence[Any] | None,
+        cycle_length: int | None,
+        copies: int | None = None,
+    ) -> None:
+        if not callable(make_generator):
+            is_begun = hasattr(make_generator, "__next__")
+            hint = ": pass the generator function itself, without calling it" if is_begun else ""
+            raise ArgumentError(f"make_generator must be callable, got a {type(make_generator).__name__}{hint}")
+        if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
+            raise ArgumentError(
+                f"shards has {count:,} elements, more than the {MOST_GENERATORS:,} that can be told apart: "
+                "let each be several files, or give the list as the source of a Loader"
+            )
+        if cycle_length is not None and shards is None:
+            raise ArgumentError("cycle_length is how many shards are open at once: give shards, too")
+        if copies is not None and shards is not None:
+            raise ArgumentError("copies and shards exclude each other: with shards one generator runs for each")
+        self.make_generator = make_generator
+        self.shards = None if shards is None else listed("shards", shards)
+        self.copies = copies
+        self.cycle_length = cycle_length
+        by_position = 0 if shards is None else 1
+        self.takes = frozenset(name for name in _BY_NAME if open_parameter(make_generator, name, by_position))
+        check_signature("make_generator", make_generator, "shard" if by_position else "", _BY_NAME)
+
+    def lanes(self, workers: int, is_chosen: bool, num_shards: int) -> int:
+        """Return how many of them run at once in this process of a training.
+
+        Args:
+            workers: how many there are; 0: that is not known, and changes.
+            is_chosen: whether the user has given this number with this loader, and so asked for as many copies.
+            num_shards: processes of the training, among which the shards are dealt.
+
+        Raises:
+            ArgumentError: a process would have no shard, or all copies would yield the same; or there would be as many
+                of them as there are workers, and that is not known.
+        """
+        if self.shards is not None:
+            least = len(self.shards) // num_shards
+            if not least:
+                raise ArgumentError(
+                    f"there are {len(self.shards)} shards for num_shards={num_shards} processes: one would have nothing"
+                )
+            return min(least, self.cycle_length or _DEFAULT_CYCLE)
+        if self.copies:
+            return self.copies
+        times = num_shards * (workers if is_chosen else 1)
+        if not self.takes and times <= 1:
+            return 1
+        if not self.takes:
+            raise ArgumentError(
+                f"{self.kind} has no parameter worker or rng, so its {times} copies would yield the same, and every "
+                f"item would come {times} times. Ways out:\n"
+                "- have it yield only its part: a parameter worker gets a WorkerInfo with index and count\n"
+                "- shards=: a generator for each\n"
+                f"- copies={1 if num_shards > 1 else times}: if that is meant\n"
+                "- leave workers= away: it runs once\n"
+                "- give what it returns as the source of a Loader: all workers call fn for its items"
+            )
+        if not workers:
+            raise ArgumentError(
+                f"as many copies of {self.kind} run as there are workers, and on a cluster these come and go: say "
+                "copies=, or give shards=, for a generator of each; or have the pool say how many workers there "
+                "are: RayPool(hosts=2, workers_per_host=8)"
+            )
+        return workers
+
+    @property
+    def kind(self) -> str:
+        """What it is, for messages."""
+        return getattr(self.make_generator, "__qualname__", type(self.make_generator).__name__)
+
+    def __repr__(self) -> str:
+        return f"<copies of {self.kind}>"
+
+
 # ---- many files read at once, as `tf.data.Dataset.interleave` has it ----
 
 
@@ -177,14 +268,7 @@ def interleave(
 
 
 class Interleave:
-    """What `interleave` gives: iterated from the start each time.
-
-    Attributes:
-        files: the files.
-        open_fn: reads one.
-        cycle_length: how many are open at once.
-        block_length: records that each gives in its turn.
-    """
+    """What `interleave` gives, with its arguments: iterated from the start each time."""
 
     def __init__(
         self,
@@ -201,29 +285,21 @@ class Interleave:
     def __iter__(self) -> Iterator[Any]:
         files = iter(self.files)
         places: list[Generator[Any] | None] = [None] * min(self.cycle_length, len(self.files))
-        at = given = open_count = 0
-        has_more = True
+        at, has_more = 0, True
         try:
-            while has_more or open_count:
-                place = places[at]
-                if place is not None:
-                    record = next(place, _END)
-                    if record is not _END:
-                        given += 1
-                        if given == self.block_length:
-                            at, given = (at + 1) % len(places), 0
-                        yield record
-                        continue
-                    places[at] = None
-                    open_count -= 1
-                elif has_more:
+            while has_more or any(places):
+                if places[at] is None and has_more:
                     file = next(files, _END)
                     has_more = file is not _END
-                    if has_more:
-                        places[at] = self._read(file)
-                        open_count += 1
-                    continue
-                at, given = (at + 1) % len(places), 0
+                    places[at] = self._read(file) if has_more else None
+                if (place := places[at]) is not None:
+                    given = 0
+                    for record in itertools.islice(place, self.block_length):
+                        given += 1
+                        yield record
+                    if given < self.block_length:
+                        places[at] = None
+                at = (at + 1) % len(places)
         finally:
             for place in places:
                 if place is not None:
@@ -248,11 +324,7 @@ _END = object()  # stands for what comes after a file's last record
 
 
 def listed(name: str, value: Any) -> list[Any]:
-    """Return the files, ranges or the like that the user gave, in their order.
-
-    Raises:
-        ArgumentError: not a sequence of them, or without an order that is the same in each process, or there are none.
-    """
+    """Return the files, ranges or the like that the user gave: a sequence, in an order that each process has."""
     if isinstance(value, (set, frozenset)):
         raise ArgumentError(f"{name} is a set, which has another order in each process: pass sorted({name})")
     if isinstance(value, Mapping):

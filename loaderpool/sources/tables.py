@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy.typing as npt
 
 from loaderpool.element.structure import Structure, listed
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.sources.extras import import_extra
 
 
 class Columns:
@@ -59,6 +59,30 @@ def is_array(value: Any) -> bool:
     kind = type(value)
     has_rows = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
     return has_rows and hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+# Names shown in a message: fewer hide the odd one, more bury it.
+_SHOWN = 8
+
+
+def unequal(names: Iterable[str], lengths: Sequence[int]) -> str:
+    """Return "a has 3, b has 4" where lengths differ, of the first few; "" where they are equal."""
+    if len(set(lengths)) < 2:
+        return ""
+    shown = [f"{name} has {length}" for name, length in zip(names, lengths, strict=True)]
+    return ", ".join(shown[:_SHOWN]) + ", ..." * (len(shown) > _SHOWN)
+
+
+def import_extra(module: str, needed_by: str) -> Any:
+    """Import a package that only some sources need; where it is not installed, the error says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and misses another one
+        raise ImportError(
+            f"{needed_by} needs {error.name}, which is not installed: pip install 'loaderpool[files]'", name=error.name
+        ) from None
 
 
 # ---- tables, recognised by name: importing a library for it would cost more than all of loaderpool ----

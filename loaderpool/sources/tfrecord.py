@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
-from loaderpool.sources.extras import import_extra
 from loaderpool.sources.files import FileSource, Record, read_at
+from loaderpool.sources.tables import import_extra
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")

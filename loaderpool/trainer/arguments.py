@@ -15,10 +15,9 @@ from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.settings.checks import check_signature, open_parameter
 from loaderpool.settings.groups import DEFAULT_RESTARTS
-from loaderpool.sources.generators import ReplicatedSource
 from loaderpool.sources.recognise import Source, as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
-from loaderpool.sources.stream import StreamSource
+from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 

@@ -12,7 +12,7 @@ from loaderpool.errors import (
     SourceError,
 )
 from loaderpool.settings.checks import attribute_hint, known_names_only, whole_number
-from loaderpool.sources.generators import ReplicatedSource
+from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.arguments import check_arguments, with_lengths

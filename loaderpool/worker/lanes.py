@@ -22,7 +22,7 @@ from loaderpool.plan.base import shuffled, stream_key
 from loaderpool.plan.generator_positions import first_position, item_name
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import Permutation
-from loaderpool.sources.generators import WorkerInfo
+from loaderpool.sources.stream import WorkerInfo
 from loaderpool.system import clock
 from loaderpool.worker.global_rng import GlobalsWatch, SavedGlobals
 from loaderpool.worker.jobs import Abandoned, Job

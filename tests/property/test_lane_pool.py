@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import loaderpool as lp
 from loaderpool.errors import MemoryLimitError
-from loaderpool.sources.generators import ReplicatedSource
+from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.trainer.engine.ring import Ring
 from loaderpool.transport.messages import Control
 from tests.support.hand_pool import check_all_slots_free, hand_pool, read_in_any_order

@@ -12,8 +12,7 @@ import numpy as np
 
 from loaderpool.config import LoaderConfig
 from loaderpool.plan.base import BasePlan
-from loaderpool.sources.generators import ReplicatedSource
-from loaderpool.sources.stream import Interleave
+from loaderpool.sources.stream import Interleave, ReplicatedSource
 
 if TYPE_CHECKING:
     import hashlib

@@ -145,7 +145,7 @@ def test_columns_of_different_length_are_named() -> None:
         ({"x": {1, 2}}, r"^source\['x'\] is a set"),
         ({"x": range(3)}, r"^source\['x'\] is a range, not an array or list"),
         ({"x": sparse.csr_array(np.eye(2))}, r"^source\['x'\] is sparse, a csr_array"),
-        ({"x": np.array(3)}, r"^source\['x'\] has no rows: len\(\) raised TypeError"),
+        ({"x": np.array(3)}, r"^source\['x'\] has no usable length: len\(\) of an array of shape \(\) raised"),
         ({"x": None}, r"source has None at \['x'\]"),
         ({"x": {}}, r"source has an empty dict at \['x'\]"),
     ],
