@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+import copyreg
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from loaderpool.errors import SourceError
@@ -48,9 +48,7 @@ class BatchSequence:
         has_length = hasattr(type(target), "__len__")
         try:
             batches = getattr(target, "num_batches", _UNSAID)
-            if batches is _UNSAID:
-                batches = len(target) if has_length else None
-            return batches
+            return batches if batches is not _UNSAID else len(target) if has_length else None
         except NotImplementedError as error:
             if has_length:
                 name = type(target).__name__
@@ -64,40 +62,29 @@ class BatchSequence:
         """Make the target's attributes what a hook made them, past any property or `__setattr__`.
 
         Args:
-            changes: under "set" the key of each new value in `changes`, by its attribute's name; under "deleted" names.
+            changes: as `SequenceHooks` found them.
         """
-        slots = _slots(type(self.target))
+        target, slots = self.target, _slots(type(self.target))
         for name, key in changes["set"].items():
             if name in slots:
-                slots[name].__set__(self.target, changes[key])
+                object.__setattr__(target, name, changes[key])
             else:
-                self.target.__dict__[name] = changes[key]
+                target.__dict__[name] = changes[key]
         for name in changes["deleted"]:
             if name not in slots:
-                self.target.__dict__.pop(name, None)  # it may never have travelled: `__getstate__` left it out
-            elif name in attributes_of(self.target):
-                slots[name].__delete__(self.target)
+                target.__dict__.pop(name, None)  # it may never have travelled: `__getstate__` left it out
+            elif hasattr(target, name):
+                object.__delattr__(target, name)
 
 
 def attributes_of(target: Any) -> dict[str, Any]:
     """Return the attributes by which an object can change, whether they lie in its `__dict__` or in slots."""
-    attributes = dict(getattr(target, "__dict__", {}))
-    for name, slot in _slots(type(target)).items():
-        try:
-            attributes[name] = slot.__get__(target)
-        except AttributeError:  # never set, or deleted
-            continue
-    return attributes
+    in_slots = {name: getattr(target, name) for name in _slots(type(target)) if hasattr(target, name)}
+    return {**getattr(target, "__dict__", {}), **in_slots}
 
 
-def _slots(cls: type) -> dict[str, Any]:
-    return {
-        name: member
-        for base in reversed(cls.__mro__)
-        if "__slots__" in vars(base)
-        for name, member in vars(base).items()
-        if inspect.ismemberdescriptor(member)
-    }
+# As pickle finds them: of all base classes, with the names that private ones have in truth.
+_slots: Callable[[type], list[str]] = copyreg._slotnames  # type: ignore[attr-defined]
 
 
 def _with_tuples_for_lists(value: Any) -> Any:
