@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import stat
@@ -31,7 +32,7 @@ from loaderpool.system import machine
 from loaderpool.system.long_work import LongWork
 
 _SHORT_OFFSETS = 1 << 32
-"""Bytes from which on offsets need more than 32 bits."""
+"""Bytes of a file from which on offsets need more than 32 bits."""
 _MOST_OPEN = machine.descriptors_to_keep(64)
 """Files open at once in a process, of all its sources. Fewer: a shuffle over many files opens one for most items. More:
 they would near the 1024 descriptors that many systems allow a process, and each HDF5 file has caches of its own."""
@@ -142,12 +143,11 @@ class FileSource:
     def __getitem__(self, index: SupportsIndex) -> Any:
         position = position_of(index, len(self))
         file = bisect.bisect_right(self._first_records, position) - 1  # of files without records, the one behind them
-        start, length = number, _ = position - self._first_records[file], 1
+        number = position - self._first_records[file]
+        start, end = number, number + 1
         if self._starts is not None:
-            start = int(self._starts[position])
-            length = int(self._starts[position + 1]) - start
-            start -= self._first_bytes[file]
-        record = Record(self.paths[file], number, start, length)
+            start, end = self._starts[position + file : position + file + 2].tolist()
+        record = Record(self.paths[file], number, start, end - start)
         handle = self._handles.get(file, self._opened)
         try:
             return self.read(handle, record)
@@ -178,52 +178,40 @@ class FileSource:
             import_extra(self._library, type(self).__name__)
 
     def _index_files(self) -> None:
-        """Lay the records of all files end to end: record i is bytes `_starts[i]` to `_starts[i + 1]`."""
-        total = sum(stamp.size for stamp in self._stamps)
-        dtype = np.uint32 if total < _SHORT_OFFSETS else np.int64
+        """Lay the offsets of all files end to end: with an end for each file, record i in file f is number i + f."""
+        sizes = [stamp.size for stamp in self._stamps]
+        dtype = np.uint32 if max(sizes) < _SHORT_OFFSETS else np.int64
+        counts: list[int] = []
         pieces: list[npt.NDArray[Any]] = []
-        first_records, first_bytes = [0], []  # of each file its first record, and where its byte 0 would lie
-        begin = before = 0
-        with LongWork(f"loaderpool: finding the records of {counted(len(self.paths), 'file')}", total, "bytes") as work:
-            for path, stamp in zip(self.paths, self._stamps, strict=True):
-                mine: list[npt.NDArray[Any]] = []
-                records, first_byte = 0, begin
+        what = f"loaderpool: finding the records of {counted(len(sizes), 'file')}"
+        with LongWork(what, sum(sizes), "bytes") as work:
+            for path, stamp, end in zip(self.paths, self._stamps, itertools.accumulate(sizes), strict=True):
                 with self._named(path):
                     found = self.index(path)
                     if isinstance(found, (int, np.integer)):
-                        records = int(found)
+                        counts.append(int(found))
                     else:
+                        mine: list[npt.NDArray[Any]] = []
                         for offsets in self._checked_offsets(found, stamp.size):
-                            if not mine:
-                                first_byte = begin - int(offsets[0])
-                            mine.append((offsets + first_byte).astype(dtype))
-                            work.reach(before + int(offsets[-1]))
+                            mine.append(offsets.astype(dtype))
+                            work.reach(end - stamp.size + int(offsets[-1]))
+                        pieces += mine or [np.zeros(1, dtype)]
+                        counts.append(max(0, sum(map(len, mine)) - 1))
                     stamp.check(path)
-                if mine:
-                    begin, mine[-1] = int(mine[-1][-1]), mine[-1][:-1]
-                    records = sum(map(len, mine))
-                    pieces += mine
-                first_records.append(first_records[-1] + records)
-                first_bytes.append(first_byte)
-                before += stamp.size
-                work.reach(before)
-        self._first_records, self._first_bytes = tuple(first_records), tuple(first_bytes)
-        self._starts: npt.NDArray[Any] | None = None
-        if pieces:
-            self._starts = np.concatenate([*pieces, np.array([begin], dtype)])
+                work.reach(end)
+        self._first_records = tuple(itertools.accumulate(counts, initial=0))
+        self._starts = np.concatenate(pieces) if pieces else None
+        if self._starts is not None:
             self._starts.flags.writeable = False
 
-    def _checked_offsets(self, found: Any, size: int) -> Iterator[npt.NDArray[np.int64]]:
+    def _checked_offsets(self, found: Any, size: int) -> Iterator[npt.NDArray[Any]]:
         last = 0
         for piece in found if isinstance(found, Iterator) else [found]:
             offsets = np.asarray(piece)
-            if offsets.ndim == 1 and not len(offsets):
+            if offsets.shape == (0,):
                 continue
-            is_sound = offsets.ndim == 1 and offsets.dtype.kind in "iu"
-            if is_sound:
-                offsets = offsets.astype(np.int64)
-                is_sound = bool(last <= offsets[0] and offsets[-1] <= size and (np.diff(offsets) >= 0).all())
-            if not is_sound:
+            is_list = offsets.ndim == 1 and offsets.dtype.kind in "iu"
+            if not is_list or not last <= offsets[0] or not offsets[-1] <= size or (offsets[1:] < offsets[:-1]).any():
                 raise SourceError(
                     f"{type(self).__name__}.index must give a number of records, or ascending offsets up to the size "
                     f"of the file ({size}), got {brief(piece)}"
@@ -274,14 +262,9 @@ class Stamp(NamedTuple):
             now = Stamp.of(path)
         except OSError as error:
             raise SourceError(f"{path} was there when it was indexed, and now: {error}") from error
-        if now == self:
-            return
-        if now.size != self.size:
-            how = "shorter" if now.size < self.size else "longer"
-            what = f"became {how} since it was indexed ({self.size} bytes then, {now.size} now)"
-        else:
-            what = "was written to since it was indexed (same size, other time of modification)"
-        raise SourceError(f"{path} {what}; {_ADVICE}")
+        if now != self:
+            sizes = f"{self.size} bytes then, {now.size} now" if now.size != self.size else "of the same size"
+            raise SourceError(f"{path} was written to since it was indexed ({sizes}); {_ADVICE}")
 
 
 class _Handles:
@@ -337,17 +320,13 @@ _lock = threading.Lock()
 
 
 def _read_in_turn(descriptor: int, nbytes: int, offset: int) -> bytes:
-    """Read at an offset, with the file's one position where it was; for threads, not for forks."""
+    """Seek, then read; for threads of one process."""
     with _lock:
-        before = os.lseek(descriptor, 0, os.SEEK_CUR)
         os.lseek(descriptor, offset, os.SEEK_SET)
-        try:
-            return os.read(descriptor, nbytes)
-        finally:
-            os.lseek(descriptor, before, os.SEEK_SET)
+        return os.read(descriptor, nbytes)
 
 
-# (descriptor, nbytes, offset): at most so many bytes from there on; without them moving, the file's position.
+# (descriptor, nbytes, offset): at most so many bytes from there on.
 read_at = os.pread if hasattr(os, "pread") else _read_in_turn
 
 
@@ -397,8 +376,6 @@ def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
 
 
 def _checked_path(shown: str) -> str:
-    if "\0" in shown:
-        raise ArgumentError(f"paths: {brief(shown)} has a NUL character, which no file name has")
     path = os.path.abspath(shown)
     if os.path.isdir(path):
         pattern = brief(os.path.join(shown, "*"))
@@ -413,10 +390,7 @@ def _checked_path(shown: str) -> str:
     except OSError as error:
         raise _unreadable(path, error) from None
     if not stat.S_ISREG(mode):  # a pipe blocks until it is written to, and a device may have no end
-        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-        raise ArgumentError(
-            f"paths: {path} is {kind}, and no plain file that can be read at any place: write what it gives to a file"
-        )
+        raise ArgumentError(f"paths: {path} is a pipe, socket or device: write what it gives to a plain file")
     return path
 
 

@@ -209,7 +209,7 @@ def test_the_index_takes_4_bytes_a_record_and_leaves_the_pickle_as_a_buffer(name
 
 
 @pytest.mark.parametrize("name", BYTES)
-def test_files_that_are_large_together_have_an_index_of_8_bytes(
+def test_the_index_takes_8_bytes_a_record_where_a_file_is_large(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_SHORT_OFFSETS", 18)
@@ -320,9 +320,12 @@ def test_threads_read_at_the_same_time(name: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path: os.truncate(path, 3), r"00\.data became shorter since it was indexed \(\d+ bytes then, 3 now\)"),
-        (lambda path: path.write_bytes(path.read_bytes() + b"more"), r"00\.data became longer since it was indexed"),
-        (touch, r"00\.data was written to since it was indexed \(same size"),
+        (lambda path: os.truncate(path, 3), r"00\.data was written to since it was indexed \(\d+ bytes then, 3 now\)"),
+        (
+            lambda path: path.write_bytes(path.read_bytes() + b"more"),
+            r"00\.data was written to since it was indexed \(\d+ bytes then",
+        ),
+        (touch, r"00\.data was written to since it was indexed \(of the same size"),
         (os.unlink, r"00\.data was there when it was indexed, and now: .*No such file"),
     ],
     ids=["shorter", "longer", "touched", "gone"],
@@ -345,7 +348,7 @@ def test_a_file_that_is_replaced_is_the_old_one_where_it_was_open_and_refused_el
     assert numbers_of(name, [source[0]]) == [0]
     os.replace(paths[3], paths[0])
     assert numbers_of(name, [source[1]]) == [1]
-    with pytest.raises(lp.SourceError, match="became longer"):
+    with pytest.raises(lp.SourceError, match="was written to since"):
         pickle.loads(pickle.dumps(source))[0]
 
 
@@ -382,7 +385,6 @@ def test_a_file_that_was_cut_while_it_is_open_is_an_error_of_the_record(tmp_path
         ("no/such.data", lp.SourceError, "no/such.data cannot be read: No such file"),
         ("some/*.data", lp.ArgumentError, r"not expanded here; pass sorted\(glob.glob\('some/\*.data'\)\)"),
         (".", lp.ArgumentError, r"is a folder: pass its files, such as sorted\(glob.glob\('./\*'\)\)"),
-        ("a\0b", lp.ArgumentError, r"paths: 'a\\x00b' has a NUL character, which no file name has"),
     ],
 )
 def test_wrong_paths_are_named(name: str, paths: Any, error: type[Exception], message: str) -> None:
@@ -394,8 +396,10 @@ def test_what_is_no_plain_file_is_refused_and_not_waited_for(name: str, tmp_path
     """A pipe without a writer would be waited for without end, and a device may have no end."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
-    for path, kind in (("pipe", "a pipe"), ("link", "a device")):
-        with pytest.raises(lp.ArgumentError, match=rf"paths: .*/{path} is {kind}, and no plain file .* write"):
+    for path in ("pipe", "link"):
+        with pytest.raises(
+            lp.ArgumentError, match=rf"paths: .*/{path} is a pipe, socket or device: write .* plain file"
+        ):
             FORMATS[name][0](tmp_path / path)
 
 
