@@ -16,7 +16,7 @@ import pathlib
 import pickle
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from loaderpool.system.process import is_library
 from loaderpool.system.walk import CODE, parts_of
 
 # What pickle writes by itself; what these hold comes one by one.
-_PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), list, tuple, dict})
+_WORDS = frozenset({str, bytes, int, float, complex, bool, type(None)})
+_PLAIN = _WORDS | {bytearray, list, tuple, dict}
 # Arrays up to this are read whole; of a larger one so many pieces, evenly spaced, so that a matrix of many gigabytes
 # takes no minute.
 _WHOLE_BYTES = 64 << 20
@@ -57,11 +58,6 @@ def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
     return found
 
 
-def mark_of(fields: dict[str, str]) -> bytes:
-    """Eight bytes that stand for all of it."""
-    return hashlib.blake2b(repr(sorted(fields.items())).encode(), digest_size=8).digest()
-
-
 class _Identity:
     """Checksums of what a function, class or object is and uses, all that these use included.
 
@@ -70,15 +66,19 @@ class _Identity:
         values: of what has this name, in any of them.
     """
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, within: Iterable[int] = ()) -> None:
         self.code = hashlib.blake2b(digest_size=8)
         self.values: dict[str, hashlib.blake2b] = {}
         self._numbers: dict[int, int] = {}
         self._met: list[Any] = []
-        self._within: set[int] = set()
+        self._within = set(within)
         self._use("value", root)
         for thing in self._met:  # which grows meanwhile
             self._add(thing)
+
+    def whole(self) -> str:
+        """Return one checksum for all of it."""
+        return self._digest([self.code.digest(), {name: state.digest() for name, state in self.values.items()}])
 
     def _use(self, name: str, value: Any) -> None:
         if isinstance(value, CODE):
@@ -138,7 +138,9 @@ class _Identity:
         self._within.add(id(value))
         try:
             if isinstance(value, (set, frozenset)):
-                return name, sorted(self._digest(each) for each in sorted(value, key=_name_of))
+                # Each by itself: numbers would be those of the set's order, which is another one in each process.
+                within = self._within
+                return name, sorted(repr(e) if type(e) in _WORDS else _Identity(e, within).whole() for e in value)
             return type(value), self._digest(_pickle_parts(value))
         finally:
             self._within.discard(id(value))

@@ -15,7 +15,7 @@ MEMORY = "memory"
 
 
 class Count(enum.IntEnum):
-    """Numbers that each worker has of a loader's cache: how often something came about."""
+    """What each worker counts of a loader's cache."""
 
     HITS = 0  # a result came from the cache
     MISSES = 1  # the function gave a result
@@ -23,7 +23,7 @@ class Count(enum.IntEnum):
     OVER_BOUND = 3  # an item was not kept: there is no room for it within `max_bytes`
     NO_ROOM = 4  # nor was this one: the machine has too little memory left, or the disk is full
     BROKEN = 5  # the file cannot be written any more
-    BYTES = 6  # not of workers: taken now, of a host's cache
+    BYTES = 6  # of hosts only: what their caches take
 
 
 NO_COUNTS = [0] * len(Count)
@@ -37,8 +37,7 @@ class CachePlan:
     where: str  # "memory", or a directory
     max_bytes: int | None
     items: int  # of the source
-    mark: bytes  # eight bytes that stand for the function and the source
-    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what these are, of a cache on disk
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)  # on disk: what entries are of
     counters_at: int = 0  # where in the arena the counters are
 
     @property

@@ -11,7 +11,10 @@ disk each entry has a checksum as well: what a failing disk or a loss of power h
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import functools
+import io
 import json
 import mmap
 import os
@@ -21,22 +24,26 @@ import stat
 import struct
 import sys
 import tempfile
+import threading
+import types
 import weakref
 import zlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.cache.setting import CachePlan, Count
 from loaderpool.errors import CacheError, brief
-from loaderpool.memory.arena import map_whole_file
+from loaderpool.memory.arena import Arena, map_whole_file
+from loaderpool.memory.extents import Extent
+from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import capacity, machine
+from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 FILE_NAME = "entries.log"
-_FORM = 4
+_FORM = 5
 _PLACE = struct.Struct("<Q")
-_ENTRY = struct.Struct("<8sQQQ")  # mark, item, length of the pickle, its CRC32 (of a memory file 0)
+_ENTRY = struct.Struct("<QQQ")  # item, length of the pickle, its CRC32 (of a memory file 0)
 _MOST_HEAD_BYTES = 64 << 20
 _MOST_ENTRY_BYTES = 1 << 30  # one `write` takes no more than twice that
 # What one item must be able to take of a bound for the table to have a number for it. Smaller, and the table of a
@@ -50,12 +57,8 @@ _FREE_SHARE = 20  # on disk without a bound: this part of it stays free
 _FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
-
-class _Head(NamedTuple):
-    form: int
-    mark: str  # in hexadecimal digits
-    items: int  # that the table has numbers for
-    fields: dict[str, str]
+_COUNTS = 8  # of a worker, one of them unused: one line of the processor's cache
+_COUNTER_BYTES = 8 * _COUNTS * MAX_WORKERS
 
 
 class Store:
@@ -80,18 +83,16 @@ class Store:
         files += [_open(plan.where, memory_file, os.O_APPEND)]
         self._file, self._log = files
         self._identity = machine.file_identity(self._log)
-        head, self._table_at, self._entries_at = _read_head(self._file)
-        if head.mark != plan.mark.hex() or machine.file_identity(self._file) != self._identity:
+        fields, self._items, self._table_at, self._entries_at = _read_head(self._file)
+        if fields != plan.fields or machine.file_identity(self._file) != self._identity:
             raise ValueError("the file is another one by now")
-        self._items = head.items
-        self._buffer = bytearray()
+        self._reader, self._buffer = io.FileIO(self._file, closefd=False), bytearray()
         self._view: memoryview | None = None
         if memory_file and plan.max_bytes is not None:
             # Address space, of which nothing is looked at but entries that are there: they are copied once. Not on
             # disk, where a file that is cut short would end the process (SIGBUS).
             with contextlib.suppress(OSError):  # a limit on it (ulimit -v)
                 self._view = memoryview(map_whole_file(self._file, plan.max_bytes)).cast("B")
-        self._ended: Count | None = None  # why nothing is written any more
         self._spare_bytes = 0  # may be written before memory is looked at again
 
     def get(self, item: int) -> memoryview | None:
@@ -106,25 +107,18 @@ class Store:
         (place,) = _PLACE.unpack(self._read(self._table_at + _PLACE.size * item, _PLACE.size))
         if not place:
             return None
-        mark, found, nbytes, checksum = _ENTRY.unpack(self._read(place, _ENTRY.size))
-        if mark != self._plan.mark or found != item:
-            raise ValueError(f"entry {item} is damaged")
-        pickled = self._read(place + _ENTRY.size, nbytes)
-        if checksum != self._checksum(item, pickled):
+        found, nbytes, checksum = _ENTRY.unpack(self._read(place, _ENTRY.size))
+        if found != item or checksum != self._checksum(pickled := self._read(place + _ENTRY.size, nbytes)):
             raise ValueError(f"entry {item} is damaged")
         return pickled
 
     def put(self, item: int, pickled: bytes) -> Count | None:
         """Keep the item's pickle; returns why it is not kept."""
-        if self._ended is not None:
-            return self._ended
         try:
             return self._put(item, pickled)
         except OSError as error:
-            if self._in_memory:  # the machine has no pages left, or RLIMIT_FSIZE is reached
-                return Count.NO_ROOM
-            self._ended = Count.NO_ROOM if error.errno in _FULL_ERRORS else Count.BROKEN
-            return self._ended
+            # In memory: the machine has no pages left, or RLIMIT_FSIZE is reached.
+            return Count.NO_ROOM if self._in_memory or error.errno in _FULL_ERRORS else Count.BROKEN
 
     def _put(self, item: int, pickled: bytes) -> Count | None:
         nbytes = _ENTRY.size + len(pickled)
@@ -137,7 +131,7 @@ class Store:
             return Count.OVER_BOUND
         if not self._has_room(nbytes):
             return Count.NO_ROOM
-        entry = _ENTRY.pack(self._plan.mark, item, len(pickled), self._checksum(item, pickled))
+        entry = _ENTRY.pack(item, len(pickled), self._checksum(pickled))
         write = getattr(os, "writev", lambda file, parts: os.write(file, b"".join(parts)))  # Windows has no writev
         written = write(self._log, (entry, pickled))
         end = os.lseek(self._log, 0, os.SEEK_CUR)
@@ -146,12 +140,8 @@ class Store:
             machine.return_pages(self._file, end - written, written)
             return Count.NO_ROOM if written < nbytes else Count.OVER_BOUND
         # SYNC: stored last; pairs with Store.get.
-        at, place = self._table_at + _PLACE.size * item, _PLACE.pack(end - nbytes)
-        if self._view is not None:
-            self._view[at : at + _PLACE.size] = place
-        else:
-            os.lseek(self._file, at, os.SEEK_SET)
-            os.write(self._file, place)
+        os.lseek(self._file, self._table_at + _PLACE.size * item, os.SEEK_SET)
+        os.write(self._file, _PLACE.pack(end - nbytes))
         return None
 
     def close(self) -> None:
@@ -169,18 +159,13 @@ class Store:
             # the reading.
             self._buffer = bytearray(nbytes)
         part = memoryview(self._buffer)[:nbytes]
-        if hasattr(os, "preadv"):
-            found = os.preadv(self._file, [part], at)
-        else:
-            os.lseek(self._file, at, os.SEEK_SET)
-            data = os.read(self._file, nbytes)
-            found, part[: len(data)] = len(data), data
-        if found < nbytes:
+        self._reader.seek(at)
+        if self._reader.readinto(part) != nbytes:
             raise ValueError("the file ends early")
         return part
 
-    def _checksum(self, item: int, pickled: bytes | memoryview) -> int:
-        return 0 if self._in_memory else zlib.crc32(pickled, zlib.crc32(self._plan.mark + item.to_bytes(8, "little")))
+    def _checksum(self, pickled: bytes | memoryview) -> int:
+        return 0 if self._in_memory else zlib.crc32(pickled)
 
     def _has_room(self, nbytes: int) -> bool:
         if not self._in_memory:
@@ -189,12 +174,11 @@ class Store:
             disk = shutil.disk_usage(self._plan.where)
             return disk.free - nbytes >= disk.total // _FREE_SHARE
         if self._spare_bytes < nbytes:
-            spare = capacity.available_memory_bytes() - _HEADROOM_BYTES
-            if spare < nbytes:
-                return False
-            self._spare_bytes = max(nbytes, spare // _LOOKS)
+            self._spare_bytes = capacity.available_memory_bytes() - _HEADROOM_BYTES
+            if self._spare_bytes >= nbytes:
+                self._spare_bytes = max(nbytes, self._spare_bytes // _LOOKS)
         self._spare_bytes -= nbytes
-        return True
+        return self._spare_bytes >= 0
 
 
 def prepare(plan: CachePlan) -> None:
@@ -218,11 +202,8 @@ def prepare(plan: CachePlan) -> None:
             )
         if FILE_NAME not in names:
             _make(plan)
-        file = _open(plan.where)
-        try:
-            found = _read_head(file)[0].fields
-        finally:
-            os.close(file)
+        with open(_open(plan.where), "rb") as file:
+            found = _read_head(file.fileno())[0]
     except OSError as error:
         raise CacheError(
             f"{named} cannot be used ({error}): is it writable, on a local disk, and is there room?"
@@ -231,9 +212,12 @@ def prepare(plan: CachePlan) -> None:
         raise
     except ValueError as error:
         raise CacheError(f"{named} {error}: delete it, and it is filled again") from None
-    if found != plan.fields:
+    differs = [name for name in {**plan.fields, **found} if found.get(name) != plan.fields.get(name)]
+    if differs:
+        parts = [f"{name} (then {found.get(name, 'none')}, now {plan.fields.get(name, 'none')})" for name in differs]
         raise CacheError(
-            f"{named} was filled by another function or from another source: {_differences(found, plan.fields)}. "
+            f"{named} was filled by another function or from another source: "
+            f"{'; '.join(parts[:4])}{f'; and {len(parts) - 4} more' * (len(parts) > 4)}. "
             "What it keeps would be wrong now: delete the directory, or give another one"
         )
 
@@ -250,8 +234,7 @@ def write_head(file: int, plan: CachePlan) -> None:
         OSError: there is no room for it.
     """
     items = plan.items if plan.max_bytes is None else min(plan.items, plan.max_bytes // _BYTES_PER_ITEM)
-    head = _Head(_FORM, plan.mark.hex(), items, dict(plan.fields))
-    line = json.dumps(head._asdict()).encode() + b"\n"
+    line = json.dumps({"form": _FORM, "items": items, "fields": plan.fields}).encode() + b"\n"
     os.write(file, line)
     os.ftruncate(file, _places(line, items)[1])
 
@@ -268,8 +251,8 @@ def _make(plan: CachePlan) -> None:
         os.unlink(path)
 
 
-def _read_head(file: int) -> tuple[_Head, int, int]:
-    """Read what a store is of, and where its table and its entries begin.
+def _read_head(file: int) -> tuple[dict[str, str], int, int, int]:
+    """Return what a store is of, how many items its table has numbers for, and where table and entries begin.
 
     Raises:
         ValueError: it is damaged, or of another version.
@@ -277,31 +260,22 @@ def _read_head(file: int) -> tuple[_Head, int, int]:
     with open(file, "rb", closefd=False) as reader:
         line = reader.readline(_MOST_HEAD_BYTES)
     try:
-        found = json.loads(line)
-        if found["form"] != _FORM:
-            raise ValueError(f"is of another version of loaderpool (form {found['form']}, here {_FORM})")
-        head = _Head(**found)
-        table_at, entries_at = _places(line, head.items)
+        head = json.loads(line)
+        if head["form"] != _FORM:
+            raise ValueError(f"is of another version of loaderpool (form {head['form']}, here {_FORM})")
+        fields, items = dict(head["fields"]), head["items"]
+        table_at, entries_at = _places(line, items)
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
         entries_at = sys.maxsize
     if os.fstat(file).st_size < entries_at:
         raise ValueError("is damaged")
-    return head, table_at, entries_at
+    return fields, items, table_at, entries_at
 
 
 def _places(line: bytes, items: int) -> tuple[int, int]:
     """Where the table and the entries begin, after a head and for so many items."""
     table_at = -(-len(line) // mmap.PAGESIZE) * mmap.PAGESIZE
     return table_at, table_at + -(-_PLACE.size * items // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _differences(found: Mapping[str, str], fields: Mapping[str, str]) -> str:
-    names = [name for name in fields if found.get(name) != fields[name]]
-    names += [name for name in found if name not in fields]
-    parts = [f"{name} (then {found.get(name, 'none')}, now {fields.get(name, 'none')})" for name in names[:4]]
-    if len(names) > 4:
-        parts.append(f"and {len(names) - 4} more")
-    return "; ".join(parts)
 
 
 def _open(directory: str, memory_file: str = "", flags: int = 0) -> int:
@@ -332,6 +306,129 @@ def _close(files: list[int]) -> None:
         os.close(file)
 
 
+# ---- what processes share ----
+
+
+def counters_in(arena: Arena, plan: CachePlan) -> memoryview:
+    """Return a cache's counters: a number a `Count` for each worker, or each host, which alone writes them."""
+    return memoryview(arena.map)[plan.counters_at : plan.counters_at + _COUNTER_BYTES].cast("Q")
+
+
+def counts_of(counters: memoryview, number: int) -> memoryview:
+    """Return the counts of a worker, or of a host."""
+    return counters[_COUNTS * number : _COUNTS * (number + 1)]
+
+
+class SharedCache:
+    """A loader's cache as one process has it.
+
+    Ownership: of a descriptor of the memory file, and of this process's store; the file is gone with its last holder.
+
+    Args:
+        plan: what it is.
+        descriptor: of the memory file; a copy of it is kept. -1: on disk.
+        counters: as `counters_in` gives them; None: no other process counts.
+    """
+
+    _lent: tuple[Arena, Extent, threading.RLock] | None = None  # where the counters are, if in an arena
+
+    def __init__(self, plan: CachePlan, descriptor: int = -1, counters: memoryview | None = None) -> None:
+        self.plan, self.descriptor = plan, descriptor
+        if descriptor >= 0:
+            with InterruptsHeld():
+                self.descriptor = machine.above_standard(os.dup(descriptor))
+                self._undoing = Undoing(self, functools.partial(os.close, self.descriptor))
+        self._identity = machine.file_identity(self.descriptor)
+        self._counters = memoryview(bytearray(_COUNTER_BYTES)).cast("Q") if counters is None else counters
+        self._store: Store | None = None
+        self._store_pid = 0
+        self._last: list[int] | None = None  # once it is closed
+
+    @staticmethod
+    def create(plan: CachePlan) -> SharedCache:
+        """Return a new one, whose store is there now. Runs in: the trainer; and each host.
+
+        Raises:
+            CacheError: the directory is another function's or source's, or cannot be used; no descriptor or no memory
+                is left, or this machine has no such memory files.
+        """
+        if not plan.in_memory:
+            prepare(plan)
+            return SharedCache(plan)
+        if not machine.can_fork_workers():
+            raise CacheError('cache="memory" needs Linux; give a directory')
+        with InterruptsHeld():
+            try:
+                descriptor = machine.create_memory_file("cache")
+                try:
+                    write_head(descriptor, plan)
+                    return SharedCache(plan, descriptor)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise CacheError(f"cache: no memory could be shared with the workers: {error}") from error
+
+    def count_in(self, arena: Arena, lock: threading.RLock) -> None:
+        """Count in an extent of the arena from now on, as workers do, until `close`. Runs in: the trainer, and hosts.
+
+        The lock is held while the arena's extents change.
+        """
+        with lock:
+            extent = arena.put(bytes(_COUNTER_BYTES))
+        self._lent = arena, extent, lock
+        self.plan = dataclasses.replace(self.plan, counters_at=extent.offset)
+        self._counters = counters_in(arena, self.plan)
+
+    def counts_of(self, worker: int) -> memoryview:
+        """Return the counts of a worker."""
+        return counts_of(self._counters, worker)
+
+    def counts(self) -> list[int]:
+        """Return what all processes have counted, a number for each `Count`."""
+        if self._last is not None:
+            return self._last
+        found = [sum(self._counters[count::_COUNTS].tolist()) for count in Count]
+        with contextlib.suppress(OSError):  # it was deleted
+            status = os.stat(file_in(self.plan.where) if self.descriptor < 0 else self.descriptor)
+            found[Count.BYTES] += min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
+        return found
+
+    def store(self) -> Store:
+        """This process's own way to the entries, opened now if it was not.
+
+        Raises:
+            CacheError, OSError, ValueError: it cannot be.
+        """
+        if self._store is None or self._store_pid != os.getpid():
+            if machine.file_identity(self.descriptor) != self._identity:
+                raise OSError("the function has closed the descriptor, and its number may be another file's")
+            self._store = Store(self.plan, f"/proc/self/fd/{self.descriptor}" if self.descriptor >= 0 else "")
+            self._store_pid = os.getpid()
+        return self._store
+
+    def close(self) -> None:
+        """Let go of everything; twice is fine."""
+        if self._last is not None:
+            return
+        self._last = self.counts()
+        if self._store is not None and self._store_pid == os.getpid():
+            self._store.close()
+        self._store = None
+        self._counters = memoryview(b"")  # so that the mapping goes, even where this object is kept
+        if self.descriptor >= 0:
+            self._undoing.now()
+        if self._lent is not None:
+            arena, extent, lock = self._lent
+            with lock:
+                arena.give_back(extent)
+
+    def clear(self) -> None:
+        """Give the entries' memory back, also where others hold the file. Runs in: the trainer, before `close`."""
+        if self._last is None and self.descriptor >= 0:
+            # The head and the table first: who finds nothing there looks at no entry.
+            machine.return_pages(self.descriptor, 0, os.fstat(self.descriptor).st_size)
+
+
 # ---- values as pickles ----
 
 
@@ -345,21 +442,18 @@ def dump(value: Any) -> bytes:
     Raises:
         Exception: it cannot be pickled, or not read back elsewhere; whatever pickle raises.
     """
-    parts = _Parts()
-    pickler = _Pickler(parts, protocol=5)  # which keeps what it has met
+    parts: list[Any] = []  # large arrays are copied once, when these are joined
+
+    def write(part: Any) -> None:
+        parts.append(part.raw() if isinstance(part, pickle.PickleBuffer) else part)
+
+    pickler = _Pickler(types.SimpleNamespace(write=write), protocol=5)  # which keeps what it has met
     pickler.dump(value)
     return b"".join(parts)
 
 
 load = pickle.loads  # into memory of its own
 _by_value = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS  # classes that came to this process by value
-
-
-class _Parts(list[Any]):
-    """A pickle as it is written; large arrays are copied once, when the parts are joined."""
-
-    def write(self, part: Any) -> None:
-        self.append(part.raw() if isinstance(part, pickle.PickleBuffer) else part)
 
 
 class _Pickler(pickle.Pickler):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from loaderpool.cache.shared import SharedCache
+from loaderpool.cache.store import SharedCache
 from loaderpool.errors import CacheError
 from loaderpool.memory.board import Field
 from loaderpool.memory.extents import Extent

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.cache.setting import NO_COUNTS
-from loaderpool.cache.shared import SharedCache
+from loaderpool.cache.store import SharedCache
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena, ExtentPool
 from loaderpool.memory.batch_form import SlotPlaces

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.cache.setting import Count
-from loaderpool.cache.shared import counters_in, counts_of
+from loaderpool.cache.store import counters_in, counts_of
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.layout import aligned
 from loaderpool.ray.host_messages import HostCommand

@@ -16,8 +16,7 @@ from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.global_rng import GlobalsWatch
 
 if TYPE_CHECKING:
-    from loaderpool.cache.shared import SharedCache
-    from loaderpool.cache.store import Store
+    from loaderpool.cache.store import SharedCache, Store
     from loaderpool.plan.sample_streams import SampleStreams
 
 

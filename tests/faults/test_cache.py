@@ -27,7 +27,7 @@ ITEMS = 60
 STORES = """
 import os, random, signal, sys, time
 from loaderpool.cache.setting import CachePlan, Count
-from loaderpool.cache.shared import SharedCache
+from loaderpool.cache.store import SharedCache
 
 ITEMS = 200
 def value(item):
@@ -35,7 +35,7 @@ def value(item):
 
 def make():
     where = "memory" if WHERE == "memory" else os.path.abspath("cache")
-    return SharedCache.create(CachePlan(where, 64 << 20, ITEMS, b"12345678"))
+    return SharedCache.create(CachePlan(where, 64 << 20, ITEMS))
 
 def write_for_ever(shared, seed):
     store, draws = shared.store(), random.Random(seed)

@@ -23,7 +23,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.cache.setting import CachePlan
-from loaderpool.cache.shared import SharedCache
+from loaderpool.cache.store import SharedCache
 from loaderpool.system import ctrl_c, interrupts
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint, undo_orphans
 from loaderpool.trainer.engine import local_engine
@@ -192,7 +192,7 @@ def shared() -> None:
 
 
 def cached() -> None:
-    SharedCache.create(CachePlan("memory", 1 << 20, 10, b"12345678")).close()
+    SharedCache.create(CachePlan("memory", 1 << 20, 10)).close()
 
 
 def mappings() -> int:

@@ -45,7 +45,7 @@ from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
 if TYPE_CHECKING:
-    from loaderpool.cache.shared import SharedCache
+    from loaderpool.cache.store import SharedCache
     from loaderpool.transport.payload.captured_state import CapturedState
 
 _LOCK_TIMEOUT_S = 1.0

@@ -34,7 +34,7 @@ from loaderpool.transport.payload.ship import Shipment, named_parts, ship
 from loaderpool.transport.pipes import Attachment, read_attachment
 
 if TYPE_CHECKING:
-    from loaderpool.cache.shared import SharedCache
+    from loaderpool.cache.store import SharedCache
     from loaderpool.trainer.stream.feed import Ahead, Feed
     from loaderpool.trainer.stream.feeds import StreamFeeds
 

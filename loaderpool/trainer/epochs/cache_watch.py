@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loaderpool.cache.setting import MEMORY, Cache, CachePlan, Count
-from loaderpool.cache.shared import SharedCache
+from loaderpool.cache.store import SharedCache
 from loaderpool.errors import LoaderpoolWarning, brief
 from loaderpool.system import capacity
 from loaderpool.trainer.session.warnings import level_outside
@@ -39,11 +38,11 @@ def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCa
     """
     if cache.in_memory:
         max_bytes = cache.max_bytes or capacity.available_memory_bytes() // _FREE_SHARE
-        return SharedCache.create(CachePlan(cache.where, max_bytes, items, os.urandom(8)))
-    from loaderpool.cache.identity import describe, mark_of
+        return SharedCache.create(CachePlan(cache.where, max_bytes, items))
+    from loaderpool.cache.identity import describe
 
     fields = describe(payload["fn"], payload["setup"], payload["source"])
-    return SharedCache.create(CachePlan(cache.where, cache.max_bytes, items, mark_of(fields), fields))
+    return SharedCache.create(CachePlan(cache.where, cache.max_bytes, items, fields))
 
 
 class CacheWatch:

@@ -205,7 +205,7 @@ class Payloads:
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if about.cache is not None:
             # Most loaders have none, and their start is shorter for it.
-            from loaderpool.cache.shared import SharedCache, counters_in
+            from loaderpool.cache.store import SharedCache, counters_in
 
             # Of one in memory the file comes after those of the arrays.
             file = self.received.of(loader, files + 1)[files] if about.cache.in_memory else -1

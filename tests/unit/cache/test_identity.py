@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.cache.identity import describe, mark_of
+from loaderpool.cache.identity import describe
 from loaderpool.sources.recognise import as_source
 from tests.support.child import run_child
 
@@ -99,8 +99,26 @@ def run(program: str, env: dict[str, str | None] | None = None) -> dict[str, dic
 def test_two_processes_come_to_the_same() -> None:
     first, second = (run(PROGRAM, {"PYTHONHASHSEED": seed}) for seed in ("1", "2"))
     assert first == second
-    marks = [mark_of(fields) for fields in first.values()]
-    assert len(set(marks)) == len(marks)
+    assert len({json.dumps(fields) for fields in first.values()}) == len(first)
+
+
+IN_SETS = """
+class Tool(Scaler):
+    def run(self, item): return item in TOOLS
+def one(item): return item in TOOLS
+def two(item): return item + 9
+
+TOOLS = {one, *[(function, name) for function in (one, two, Tool) for name in "abc"]}
+methods, lambdas = {Tool(name).run for name in "abcdef"}, {lambda x: x + 1, lambda x: x - 2, lambda x: x * 3}
+SOURCES = {"methods": [methods], "lambdas": [lambdas], "itself": [one], "sets": [{frozenset(TOOLS), frozenset("de")}]}
+"""
+
+
+def test_sets_have_no_order_whatever_is_in_them() -> None:
+    found = [run(PROGRAM + IN_SETS, {"PYTHONHASHSEED": seed}) for seed in ("1", "2", "3")]
+    assert found[0] == found[1] == found[2]
+    changed = run(PROGRAM + IN_SETS.replace("item + 9", "item + 8"))
+    assert {name for name in changed if changed[name] != found[0][name]} == {"itself", "methods", "sets"}
 
 
 CHANGES = {
@@ -201,7 +219,7 @@ def test_which_of_two_functions_of_one_code_has_which_value() -> None:
 
     two, three = scale(2), scale(3)
     found = [then(two, three), then(three, two), then(two, three, two), then(two, two, three)]
-    assert len({mark_of(describe(each, None, [])) for each in found}) == 4
+    assert len({json.dumps(describe(each, None, [])) for each in found}) == 4
     assert describe(then(two, three), None, []) == describe(then(scale(2), scale(3)), None, [])
 
 

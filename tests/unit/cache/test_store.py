@@ -12,17 +12,15 @@ from pathlib import Path
 import pytest
 
 from loaderpool.cache.setting import CachePlan, Count
-from loaderpool.cache.shared import SharedCache, counters_in
-from loaderpool.cache.store import FILE_NAME, Store, prepare
+from loaderpool.cache.store import FILE_NAME, SharedCache, Store, counters_in, prepare
 from loaderpool.errors import CacheError
 from loaderpool.memory.arena import Arena
 
-MARK = b"12345678"
 FIELDS = {"function": "a.b", "code of function": "00"}
 
 
-def plan(directory: Path, mark: bytes = MARK) -> CachePlan:
-    return CachePlan(str(directory), None, 1000, mark, FIELDS)
+def plan(directory: Path, fields: dict[str, str] = FIELDS) -> CachePlan:
+    return CachePlan(str(directory), None, 1000, fields)
 
 
 def value(item: int) -> bytes:
@@ -32,7 +30,7 @@ def value(item: int) -> bytes:
 @pytest.fixture(params=["memory", "disk"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedCache]:
     where = "memory" if request.param == "memory" else str(tmp_path / "cache")
-    cache = SharedCache.create(CachePlan(where, 8 << 20, 1000, MARK, FIELDS))
+    cache = SharedCache.create(CachePlan(where, 8 << 20, 1000, FIELDS))
     yield cache
     cache.close()
 
@@ -76,7 +74,7 @@ def test_an_entry_that_could_never_fit(shared: SharedCache) -> None:
 
 def test_all_that_count_in_one_arena_are_summed(tmp_path: Path) -> None:
     arena, lock = Arena.create(), threading.RLock()
-    shared = SharedCache.create(CachePlan(str(tmp_path / "cache"), None, 10, MARK, FIELDS))
+    shared = SharedCache.create(CachePlan(str(tmp_path / "cache"), None, 10, FIELDS))
     shared.count_in(arena, lock)
     other = SharedCache(shared.plan, -1, counters_in(arena, shared.plan))
     other.counts_of(1)[Count.HITS] += 2
@@ -127,7 +125,7 @@ def test_a_descriptor_that_has_become_another_file_is_left_alone(shared: SharedC
 
 
 def test_a_source_of_billions_has_a_small_table() -> None:
-    huge = SharedCache.create(CachePlan("memory", 1 << 20, 10**12, MARK))
+    huge = SharedCache.create(CachePlan("memory", 1 << 20, 10**12))
     assert huge.counts()[Count.BYTES] <= (1 << 20) // 4
     assert huge.store().put(5, b"low") is None
     assert huge.store().put(10**11, b"high") == Count.OVER_BOUND
@@ -223,15 +221,9 @@ class TestOnDisk:
             file.write_bytes(whole[:length])
             assert _read_all(file.parent) > 0
 
-    def test_an_entry_of_another_function_is_no_entry(self, file: Path) -> None:
+    def test_the_entries_of_another_function_are_none(self, file: Path) -> None:
         with pytest.raises(ValueError, match="another one by now"):
-            Store(plan(file.parent, b"87654321"))
-        whole = file.read_bytes()
-        file.write_bytes(whole.replace(MARK.hex().encode(), b"87654321".hex().encode(), 1))  # the head's
-        store = Store(plan(file.parent, b"87654321"))
-        with pytest.raises(ValueError, match="damaged"):
-            store.get(3)
-        store.close()
+            Store(plan(file.parent, {**FIELDS, "code of function": "11"}))
 
     def test_the_file_stays_within_the_bound_while_it_is_filled(self, shared: SharedCache) -> None:
         store = shared.store()
@@ -253,7 +245,7 @@ class TestOnDisk:
 
 
 def _prepare(directory: Path, fields: dict[str, str] = FIELDS) -> None:
-    prepare(CachePlan(str(directory), None, 1000, MARK, fields))
+    prepare(plan(directory, fields))
 
 
 class TestPrepare:
@@ -298,7 +290,7 @@ class TestPrepare:
         with pytest.raises(CacheError, match="cannot be used"):
             _prepare(tmp_path / "file")
 
-    @pytest.mark.parametrize("content", [b"", b"no store at all" * 1000, b'{"form": 4, "mark": ""}\n'])
+    @pytest.mark.parametrize("content", [b"", b"no store at all" * 1000, b'{"form": 5, "mark": ""}\n'])
     def test_what_is_no_store(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / FILE_NAME).write_bytes(content)
         with pytest.raises(CacheError, match="is damaged: delete it"):
@@ -307,8 +299,8 @@ class TestPrepare:
     def test_another_version_of_the_form(self, tmp_path: Path) -> None:
         _prepare(tmp_path)
         whole = (tmp_path / FILE_NAME).read_bytes()
-        (tmp_path / FILE_NAME).write_bytes(whole.replace(b'"form": 4', b'"form": 9'))
-        with pytest.raises(CacheError, match=r"another version of loaderpool \(form 9, here 4\)"):
+        (tmp_path / FILE_NAME).write_bytes(whole.replace(b'"form": 5', b'"form": 9'))
+        with pytest.raises(CacheError, match=r"another version of loaderpool \(form 9, here 5\)"):
             _prepare(tmp_path)
 
 
@@ -363,7 +355,7 @@ class TestOwners:
 
 
 def test_in_memory_without_address_space_for_a_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = SharedCache.create(CachePlan("memory", 8 << 20, 1000, MARK))
+    shared = SharedCache.create(CachePlan("memory", 8 << 20, 1000))
 
     def refuses(*_: object) -> None:
         raise OSError("ulimit -v")
