@@ -14,8 +14,8 @@ from loaderpool.errors import __all__ as _ERRORS
 
 if TYPE_CHECKING:  # for type checkers: the names below, which are imported when they are used
     from loaderpool.cache.setting import Cache as Cache
-    from loaderpool.element.ragged import RaggedArray as RaggedArray
     from loaderpool.element.spec import ArraySpec as ArraySpec
+    from loaderpool.element.spec import RaggedArray as RaggedArray
     from loaderpool.ray.pool import RayPool as RayPool
     from loaderpool.settings.groups import Buckets as Buckets
     from loaderpool.settings.groups import Limits as Limits
@@ -56,7 +56,7 @@ _HOMES = {
     "ParquetRows": "sources.parquet",
     "parse_example": "sources.tfrecord",
     "Pool": "trainer.pool",
-    "RaggedArray": "element.ragged",
+    "RaggedArray": "element.spec",
     "RayPool": "ray.pool",
     "replay": "trainer.replay",
     "Shard": "settings.groups",

@@ -29,8 +29,7 @@ except ImportError as missing:
 from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs, is_ml_dtype
 from loaderpool.adapters.eager_tensors import check_device, tensor_dtype
 from loaderpool.adapters.loader_state import LoaderState
-from loaderpool.element.ragged import RaggedArray
-from loaderpool.element.spec import ArraySpec, ElementSpec, mismatch, widening_code
+from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, mismatch, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES

@@ -27,12 +27,8 @@ Text = Literal["str", "bytes"]
 TEXT_KINDS: dict[str, Text] = {"U": "str", "T": "str", "S": "bytes"}
 OBJECT = np.dtype(object)
 _IN_NONE = "has no counterpart in TensorFlow, JAX or PyTorch"
-# Of sparse matrices, of which no batches are made, by their module: what makes an array of one.
-_SPARSE = {
-    "scipy.sparse.": "value.toarray()",
-    "jax.experimental.sparse.": "value.todense()",
-    "tensorflow.python.framework.sparse_tensor.": "tf.sparse.to_dense(value)",
-}
+# Of no sparse matrix a batch is made; this makes an array of one.
+_DENSE = {"scipy": "value.toarray()", "jax": "value.todense()", "tensorflow": "tf.sparse.to_dense(value)"}
 _SPARSE_ADVICE = (
     "it is sparse, a batch's arrays are dense: return {}, or its indices, values and shape as a tuple of arrays"
 )
@@ -191,8 +187,10 @@ def _advice(value: Any) -> str:
 
 def dense_of(cls: type) -> str:
     """Return Python that makes an array of such a `value`, if it is sparse, else ""."""
-    homes = [f"{base.__module__}." for base in cls.__mro__]
-    return next((dense for home in homes for module, dense in _SPARSE.items() if home.startswith(module)), "")
+    homes = {part for base in cls.__mro__ for part in base.__module__.split(".")}
+    if homes.isdisjoint(("sparse", "sparse_tensor")):
+        return ""
+    return next((dense for home, dense in _DENSE.items() if home in homes), "")
 
 
 # ---- dtypes ----

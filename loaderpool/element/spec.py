@@ -104,32 +104,61 @@ class ElementSpec:
         return f"ElementSpec({self.pack()!r})"
 
 
+class RaggedArray:
+    """A batch of rows of varied length: row i is `values[row_splits[i]:row_splits[i + 1]]`, as in `tf.RaggedTensor`.
+
+    Attributes:
+        values: dtype[sum of lengths, ...].
+        row_splits: int64[rows + 1].
+    """
+
+    __slots__ = ("row_splits", "values")
+
+    def __init__(self, values: npt.NDArray[Any], row_splits: npt.NDArray[np.int64]) -> None:
+        self.values = values
+        self.row_splits = row_splits
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The values' dtype."""
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and row splits."""
+        return self.values.nbytes + self.row_splits.nbytes
+
+    def __len__(self) -> int:
+        return len(self.row_splits) - 1
+
+    def __getitem__(self, row: int) -> npt.NDArray[Any]:
+        row = range(len(self))[row]  # IndexError where there is none
+        return self.values[self.row_splits[row] : self.row_splits[row + 1]]
+
+    def __repr__(self) -> str:
+        return f"RaggedArray({len(self)} rows, {self.dtype}[{', '.join(map(str, self.values.shape))}])"
+
+
 def _read_shape(shape: Any) -> tuple[int | None, ...]:
     if shape is None or getattr(shape, "rank", 0) is None:
         raise ArgumentError("shape has an unknown number of axes; write None for each that varies, as in (None, None)")
-    if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
-        raise ArgumentError(f"shape must be a tuple such as (None, 3), got {brief(shape)}")
-    sizes: list[int | None] = []
-    for size in shape:
-        try:
-            sizes.append(None if size is None else operator.index(size))
-        except TypeError:
-            raise ArgumentError(f"shape must be of whole numbers and None, got {brief(shape)}") from None
-        if size is not None and (size < 0 or isinstance(size, bool)):
-            raise ArgumentError(
-                f"shape must be of lengths >= 0 and None, got {brief(shape)} (None where an axis varies)"
-            )
-    return tuple(sizes)
+    try:
+        sizes = tuple(size if size is None or isinstance(size, bool) else operator.index(size) for size in shape)
+        if not any(isinstance(size, bool) or (size is not None and size < 0) for size in sizes):
+            return sizes
+    except TypeError:
+        pass
+    raise ArgumentError(
+        f"shape must be a tuple such as (None, 3), of whole numbers: lengths >= 0 and None where an axis varies, got "
+        f"{brief(shape)}"
+    )
 
 
 def read_spec(given: Any) -> ElementSpec:
     """Return the spec that a user's `element_spec` says; as a Dataset's, it describes a batch, batch axis included.
 
-    Args:
-        given: nested tuples and dicts of ArraySpec, tf.TensorSpec, tf.RaggedTensorSpec or the like.
-
     Raises:
-        ArgumentError: a spec that no batch can have, or something that is no spec.
+        ArgumentError: a spec that no batch can have, or no spec.
     """
     try:
         structure = Structure.of(given, origin="element_spec has")
@@ -143,10 +172,8 @@ def _read_array_spec(given: Any, name: str) -> ArraySpec:
     if isinstance(given, ArraySpec):
         return given
     hint = " (a list is never structure: write a tuple)" if isinstance(given, list) else ""
-    classes = {cls.__name__ for cls in type(given).__mro__}
     is_spec = hasattr(given, "shape") and hasattr(given, "dtype") and not hasattr(given, "__array__")
-    is_foreign = type(given).__module__.startswith("tensorflow") and not classes & {"TensorSpec", "RaggedTensorSpec"}
-    if not is_spec or is_foreign or isinstance(given, type):
+    if not is_spec or isinstance(given, type) or type(given).__name__ == "SparseTensorSpec":
         raise ArgumentError(
             f"{name} must be an ArraySpec, tf.TensorSpec or tf.RaggedTensorSpec, got {type(given).__name__}{hint}"
         )
@@ -177,6 +204,8 @@ def _code_of(spec: ArraySpec) -> str:
 
 
 def _with_open_axes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:
+    if len(spec.shape) != len(shape):
+        return spec
     sizes = (size if size == other else None for size, other in zip(spec.shape, shape, strict=True))
     return ArraySpec(sizes, spec.dtype, spec.text, spec.ragged)
 
@@ -184,25 +213,18 @@ def _with_open_axes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec
 def widened(spec: ElementSpec, other: ElementSpec) -> ElementSpec:
     """Return `spec` with None for each axis in which `other` has another length.
 
-    A component with another number of axes stays as it is, and all of them where the structure is another one: whose
-    turn it is to become a row is refused there, where its index can be named.
+    What is built otherwise, or has another number of axes, is refused when it becomes a row and its index is known.
     """
     if spec.structure != other.structure:
         return spec
-    components = (
-        _with_open_axes(mine, its.shape) if len(mine.shape) == len(its.shape) else mine
-        for mine, its in zip(spec.components, other.components, strict=True)
-    )
-    return ElementSpec(spec.structure, tuple(components))
+    pairs = zip(spec.components, other.components, strict=True)
+    return ElementSpec(spec.structure, tuple(_with_open_axes(mine, its.shape) for mine, its in pairs))
 
 
 def sample_spec(sample: Any, given: ElementSpec | None = None, origin: str = "fn returned") -> ElementSpec:
     """Return the spec of exactly this sample: no batch axis, all axes known.
 
-    Args:
-        sample: what the function returned.
-        given: the user's spec; says of an object array without elements whether it is str or bytes.
-        origin: begins the messages: who made the sample.
+    Where an object array has no elements, the user's spec says whether it is str or bytes.
 
     Raises:
         SpecMismatchError: no batch can be made of it; names the component.

@@ -58,23 +58,17 @@ class Structure:
 
     @staticmethod
     def of(value: Any, *, origin: str = "fn returned", path: str = "") -> Structure:
-        """Return the structure of a value.
-
-        Args:
-            value: anything; what is neither tuple nor dict is a leaf.
-            origin: begins the messages: who made the value.
-            path: where in an element it is.
+        """Return the structure of a value; what is neither tuple nor dict is a leaf.
 
         Raises:
-            SpecMismatchError: None, or an empty tuple or dict, somewhere in it.
+            SpecMismatchError: None, or an empty tuple or dict, somewhere in it; begins with `origin`.
         """
         where = f" at {path}" if path else ""
         kind, keys, parts = _opened(value)
         if value is None:
-            is_call = not path and origin.endswith("returned")
-            advice = (
-                "is a return missing?" if is_call else "leave it out, or use a value such as 0 or NaN for 'nothing'"
-            )
+            advice = "leave it out, or use a value such as 0 or NaN for 'nothing'"
+            if not path and origin.endswith("returned"):
+                advice = "is a return missing?"
             raise SpecMismatchError(f"{origin} None{where}: an element is made of arrays; {advice}")
         if kind == "leaf":
             return _LEAF
@@ -150,34 +144,27 @@ def _quick_flattener(structure: Structure) -> Callable[[Any], list[Any] | None]:
     cls = dict if structure.kind == "dict" else structure.namedtuple or tuple
     # itemgetter looks up all keys in one C call, but does not wrap a single one.
     pick: Any = tuple if cls is not dict else operator.itemgetter(*keys) if count > 1 else lambda d: (d[keys[0]],)
-    have_leaves = _NO_LEAVES.isdisjoint
+    have_leaves, is_flat = _NO_LEAVES.isdisjoint, _is_flat(structure)
+    flatteners = [_quick_flattener(child) for child in structure.children]
 
-    def flatten_flat(value: Any) -> list[Any] | None:
+    def flatten(value: Any) -> list[Any] | None:
         if type(value) is not cls or len(value) != count:  # nor a defaultdict, which would invent a missing key
-            return None
-        try:
-            leaves = pick(value)
-        except KeyError:
-            return None
-        return list(leaves) if have_leaves(map(type, leaves)) else None
-
-    def flatten_nested(value: Any) -> list[Any] | None:
-        if type(value) is not cls or len(value) != count:
             return None
         try:
             parts = pick(value)
         except KeyError:
             return None
+        if is_flat:
+            return list(parts) if have_leaves(map(type, parts)) else None
         leaves: list[Any] = []
-        for flatten, part in zip(flatteners, parts, strict=True):
-            inner = flatten(part)
+        for flatten_part, part in zip(flatteners, parts, strict=True):
+            inner = flatten_part(part)
             if inner is None:
                 return None
             leaves += inner
         return leaves
 
-    flatteners = [_quick_flattener(child) for child in structure.children]
-    return flatten_flat if _is_flat(structure) else flatten_nested
+    return flatten
 
 
 def _is_flat(structure: Structure) -> bool:

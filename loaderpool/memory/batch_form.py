@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import UnitKind
-from loaderpool.element.ragged import RaggedArray
-from loaderpool.element.spec import ElementSpec
+from loaderpool.element.spec import ElementSpec, RaggedArray
 from loaderpool.memory.layout import Block, FixedLayout, VaryingLayout, aligned, read_varying, varying_nbytes
 
 # Of each component of a fixed form: where it begins in a slot, and the bytes of one row of it.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import loaderpool as lp
-from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import RaggedArray
 from tests.support.processes import descendants, describe, wait_gone
 
 from .killer import Budget, Killer, children, watched

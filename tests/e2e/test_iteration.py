@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import RaggedArray
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.position import IterationLog
 from tests.support.batches import Place, assert_same, copied, indices_in, read

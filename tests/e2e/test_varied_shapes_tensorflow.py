@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import RaggedArray
 from tests.support.batches import Place, read
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import RaggedArray
 from tests.support import leaks
 from tests.support.processes import is_alive, status_of_fork, strike
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import loaderpool as lp
-from loaderpool.element.ragged import RaggedArray
+from loaderpool.element.spec import RaggedArray
 from tests.support import tensorflow_runtime
 
 __all__ = ["FRAMEWORKS", "Framework"]

@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from loaderpool.element.ragged import RaggedArray
-from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
+from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, sample_spec, widened
 from loaderpool.element.structure import Structure
 from loaderpool.memory.batch_form import BatchForm, batch_form, read_text
 from loaderpool.memory.layout import (
