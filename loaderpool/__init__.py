@@ -42,32 +42,26 @@ __version__ = "0.1.0"
 
 # Imported when used: a supervisor imports this package, too, and needs nothing of the trainer's; the first batch waits
 # for its start.
-_HOMES = {
-    "ArraySpec": "element.spec",
-    "Buckets": "settings.groups",
-    "Cache": "cache.setting",
-    "FileSource": "sources.files",
-    "HDF5": "sources.hdf5",
-    "interleave": "sources.stream",
-    "JsonLines": "sources.text",
-    "Limits": "settings.groups",
-    "Loader": "trainer.loader",
-    "mix": "sources.combine",
-    "ParquetRows": "sources.parquet",
-    "parse_example": "sources.tfrecord",
-    "Pool": "trainer.pool",
-    "RaggedArray": "element.spec",
-    "RayPool": "ray.pool",
-    "replay": "trainer.replay",
-    "Shard": "settings.groups",
-    "share": "transport.payload.packing",
-    "Statistics": "trainer.epochs.statistics",
-    "TarSamples": "sources.tar",
-    "TextLines": "sources.text",
-    "TFRecords": "sources.tfrecord",
-    "WorkerInfo": "sources.stream",
-    "zip_sources": "sources.combine",
+_MODULES = {
+    "cache.setting": "Cache",
+    "element.spec": "ArraySpec RaggedArray",
+    "ray.pool": "RayPool",
+    "settings.groups": "Buckets Limits Shard",
+    "sources.combine": "mix zip_sources",
+    "sources.files": "FileSource",
+    "sources.hdf5": "HDF5",
+    "sources.parquet": "ParquetRows",
+    "sources.stream": "WorkerInfo interleave",
+    "sources.tar": "TarSamples",
+    "sources.text": "JsonLines TextLines",
+    "sources.tfrecord": "parse_example TFRecords",
+    "trainer.epochs.statistics": "Statistics",
+    "trainer.loader": "Loader",
+    "trainer.pool": "Pool",
+    "trainer.replay": "replay",
+    "transport.payload.packing": "share",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["__version__", *_ERRORS, *_HOMES]
 
 

@@ -8,6 +8,8 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from loaderpool.element.padding import check_padding
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.settings.checks import whole_number
@@ -33,28 +35,11 @@ class ErrorPolicy:
         return errors <= (self.budget if isinstance(self.budget, int) else self.budget * rows)
 
 
-@dataclasses.dataclass(frozen=True)
-class BucketSettings:
+class BucketSettings(NamedTuple):
     """What workers know of `Buckets`."""
 
     boundaries: tuple[int, ...]  # rising; bucket i has the lengths from boundaries[i-1] to below boundaries[i]
     batch_sizes: tuple[int, ...]  # rows of a full batch of each bucket: one more than boundaries
-
-    @staticmethod
-    def of(given: Buckets, batch_size: int | None) -> BucketSettings:
-        """The settings, with the loader's checked `batch_size` where `given` has none.
-
-        Raises:
-            ArgumentError: neither has any.
-        """
-        sizes = given.batch_sizes
-        if sizes is None:
-            if batch_size is None:
-                raise ArgumentError(
-                    "buckets needs a batch_size, or Buckets(batch_sizes=...): rows of a batch of each bucket"
-                )
-            sizes = (batch_size,) * (len(given.boundaries) + 1)
-        return BucketSettings(given.boundaries, sizes)
 
 
 class Auto(NamedTuple):
@@ -101,8 +86,14 @@ class LoaderConfig:
             hint = "None means: one element per call"
             batch_size = whole_number("batch_size", batch_size, at_least=1, at_most=2**31, hint=hint)
         given = check_group("buckets", arguments["buckets"], Buckets)
-        buckets = None if given is None else BucketSettings.of(given, batch_size)
-        if buckets is not None:
+        buckets = None
+        if given is not None:
+            sizes = given.batch_sizes
+            if sizes is None and batch_size is None:
+                raise ArgumentError(
+                    "buckets needs a batch_size, or Buckets(batch_sizes=...): rows of a batch of each bucket"
+                )
+            buckets = BucketSettings(given.boundaries, sizes or (batch_size or 0,) * (len(given.boundaries) + 1))
             batch_size = max(buckets.batch_sizes)
         shuffle = _shuffle(arguments["shuffle"])
         pad, ragged = check_padding(arguments["pad"]), _flag("ragged", arguments["ragged"])
@@ -171,37 +162,20 @@ def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
 
 
-def check_epoch(value: Any) -> int:
-    """The checked number of an epoch.
-
-    Raises:
-        ArgumentError: below 0, or too large, or not a whole number.
-    """
-    return whole_number("epoch", value, at_least=0, at_most=MAX_EPOCH)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if isinstance(value, bool) or (type(value).__name__ in ("bool_", "bool") and hasattr(value, "dtype")):
+def _flag(name: str, value: Any, also: str = "") -> bool:
+    if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise ArgumentError(f"{name} must be True or False, got {brief(value)}")
+    raise ArgumentError(f"{name} must be True or False{also}, got {brief(value)}")
 
 
 def _shuffle(value: Any) -> bool | int:
     """True, False, or how many items of a stream are shuffled among each other."""
-    is_number = isinstance(value, numbers.Integral) or (hasattr(value, "dtype") and hasattr(value, "__index__"))
-    if isinstance(value, bool) or not is_number or type(value).__name__ in ("bool_", "bool"):
-        try:
-            return _flag("shuffle", value)
-        except ArgumentError:
-            raise ArgumentError(
-                f"shuffle must be True or False, or for a stream a number of items, got {brief(value)}"
-            ) from None
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        return _flag("shuffle", value, ", or for a stream a number of items")
     return whole_number("shuffle", value, at_least=1, at_most=2**31, hint="items of a stream that are held")
 
 
 def _error_policy(value: Any) -> ErrorPolicy:
-    if isinstance(value, ErrorPolicy):
-        return value
     action, budget = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(action, str) or action not in ("raise", "skip", "replace"):
         raise ArgumentError(
@@ -212,9 +186,10 @@ def _error_policy(value: Any) -> ErrorPolicy:
         return ErrorPolicy(action)  # type: ignore[arg-type]
     if action == "raise":
         raise ArgumentError('on_error="raise" takes no budget')
-    if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
-        raise ArgumentError(f"on_error's budget must be a number (int) or a rate (float), got {brief(budget)}")
-    number: Any = budget
-    if not 0 <= number <= (math.inf if isinstance(budget, numbers.Integral) else 1):  # not NaN either
-        raise ArgumentError(f"on_error's budget must be a number >= 0 or a rate in 0 .. 1, got {brief(budget)}")
-    return ErrorPolicy(action, int(budget) if isinstance(budget, numbers.Integral) else float(budget))  # type: ignore[arg-type]
+    is_count = isinstance(budget, numbers.Integral)
+    is_number = isinstance(budget, numbers.Real) and not isinstance(budget, bool)
+    if not is_number or not 0 <= budget <= (math.inf if is_count else 1):  # not NaN either
+        raise ArgumentError(
+            f"on_error's budget must be a number (int) >= 0 or a rate (float) in 0 .. 1, got {brief(budget)}"
+        )
+    return ErrorPolicy(action, int(budget) if is_count else float(budget))  # type: ignore[arg-type]

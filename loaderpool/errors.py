@@ -6,6 +6,7 @@ A message says what happened, to whom, the likely cause, and the setting to chan
 from __future__ import annotations
 
 import os
+import reprlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ __all__ = [
 ]  # fmt: skip
 # Characters of a value in a message: fewer would hide which one it is, more would bury what is said of it.
 _MOST_SHOWN = 200
-_BRACKETS: dict[Any, Any] = {list: "[]", tuple: "()", dict: "{}", set: "{}", frozenset: ("frozenset({", "})")}
 
 
 class LoaderpoolError(Exception):
@@ -101,39 +101,20 @@ class ClosedError(LoaderpoolError, RuntimeError):
 
 
 def brief(value: Any, most: int = _MOST_SHOWN) -> str:
-    """Return a value as messages show it: its repr, cut to `most` characters; of a large one little is looked at."""
-    return shortened(_repr_up_to(value, most + 1), most)
+    """Return a value as messages show it: its repr in one line, cut to `most` characters; little of it is looked at."""
+    look = reprlib.Repr()
+    look.maxlevel, look.maxstring, look.maxlong, look.maxother = 4, 2 * most, 2 * most, 2 * most
+    look.maxlist = look.maxtuple = look.maxdict = look.maxset = look.maxfrozenset = 30
+    try:
+        text = look.repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        text = f"<{type(value).__name__}>"
+    return shortened(" ".join(text.split()) if "\n" in text else text, most)
 
 
 def shortened(text: str, most: int = _MOST_SHOWN) -> str:
     """Return the text, cut to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 4]} ..."
-
-
-def _repr_up_to(value: Any, room: int) -> str:
-    """Return a value's repr, or at least `room` characters of its beginning."""
-    text: str
-    end: str
-    kind = type(value)
-    if kind in (str, bytes, bytearray):
-        return repr(value[:room])
-    if kind is int and value.bit_length() > 4 * room:  # from 4,300 digits on Python refuses to write it
-        return f"<an int of {value.bit_length()} bits>"
-    if kind in _BRACKETS and value:
-        text, end = _BRACKETS[kind]
-        for each in value.items() if kind is dict else value:
-            if len(text) > room:
-                return text
-            if kind is dict:
-                text += f"{_repr_up_to(each[0], room - len(text))}: "
-                each = each[1]
-            text += f"{_repr_up_to(each, max(1, room - len(text)))}, "
-        return (text[:-1] if kind is tuple and len(value) == 1 else text[:-2]) + end
-    try:
-        text = repr(value)
-    except Exception:
-        return f"<{kind.__name__}>"  # its class cannot say what it is
-    return " ".join(text.split()) if "\n" in text else text  # a table, say
 
 
 def counted(number: float, noun: str) -> str:

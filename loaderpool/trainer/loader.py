@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.config import LoaderConfig, check_epoch
+from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import (
     ArgumentError,
     SourceError,
@@ -143,7 +143,7 @@ class Loader(LoaderViews, LoaderReports):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._core.tracker.set_epoch(check_epoch(epoch))
+        self._core.tracker.set_epoch(whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH))
 
     @property
     def last_error(self) -> BaseException | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.config import check_epoch
+from loaderpool.config import MAX_EPOCH
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
@@ -79,7 +79,8 @@ class Replay:
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
         here = {"workers": 0, "threads": 1, "seed_globals": bool(loader.config.seed_globals), "cache": None}
         self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), first_epoch=0)
-        self.call = _find_call(self._engine, index, check_epoch(epoch))
+        epoch = whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
+        self.call = _find_call(self._engine, index, epoch)
         self.why_no_out: LoaderpoolError | None = None  # the first sample's error, which leaves `out` None for this one
         self.has_hooks = loader._core.tracker.has_hooks  # it runs none, so it sees the data before epoch 0
 
