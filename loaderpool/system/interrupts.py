@@ -263,6 +263,7 @@ DROPPED_IN = {
     ("keras.src.utils.python_utils", "pythonify_logs"),  # `except: pass`, behind each step of a fit
     ("tensorflow.python.framework.tensor_shape", "__getitem__"),  # called from C++, which may crash, too
     ("tensorflow.python.framework.tensor_shape", "__len__"),
+    ("jax._src.lib", "_xla_gc_callback"),  # called by the garbage collector
     ("_weakrefset", "_remove"),
     ("weakref", "__call__"),  # of `finalize`
     ("weakref", "remove"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib.util
 import signal
 import sys
 import threading
@@ -115,6 +116,31 @@ def test_a_ctrl_c_as_a_finalizer_begins_comes_behind_that(watch: Callable[[Any],
         threading.Event().wait(20)
     assert begun
     assert references
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+def test_a_ctrl_c_where_the_collector_calls_jax_comes_a_moment_later() -> None:
+    """JAX collects with Python, in a callback of the garbage collector, which drops exceptions."""
+    child = run_child(
+        """
+        import gc, signal, threading, types
+        from jax._src import lib
+        from loaderpool.system import ctrl_c
+
+        signal.signal(signal.SIGINT, ctrl_c._on_ctrl_c)
+        to_come = [signal.SIGINT]
+        lib._jax = types.SimpleNamespace(
+            collect_garbage=lambda: signal.raise_signal(to_come.pop()) if to_come else None
+        )
+        try:
+            gc.collect()
+            assert not to_come
+            threading.Event().wait(20)
+        except KeyboardInterrupt:
+            print("CAME")
+        """
+    ).check()
+    assert (child.stdout, child.stderr) == ("CAME\n", "")
 
 
 def test_the_finalizers_that_it_names_are_there() -> None:
