@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
 
 try:
     import tensorflow as tf
@@ -28,7 +29,6 @@ except ImportError as missing:
 
 from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs, is_ml_dtype
 from loaderpool.adapters.eager_tensors import check_device, tensor_dtype
-from loaderpool.adapters.loader_state import LoaderState
 from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, mismatch, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
@@ -39,16 +39,12 @@ from loaderpool.settings.groups import Shard
 from loaderpool.system import ctrl_c, malloc
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.engine.delivery import Delivery
-from loaderpool.trainer.epochs.batch_reader import BatchReader, Opened
+from loaderpool.trainer.epochs.batch_reader import BatchReader
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog
+from loaderpool.trainer.loader import Loader
+from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.session.session import close_all
-
-if TYPE_CHECKING:
-    from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-    from loaderpool.trainer.loader_core import LoaderCore
-
-__all__ = ["LoaderState", "as_dataset", "as_distributed_dataset"]
 
 
 def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None) -> Any:
@@ -95,9 +91,9 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
 def _options(wire: TensorFormat) -> Any:
     """Options hold for the user's own stages too, so there are as few as can be: no threading, no autotune.
 
-    Auto-sharding is off: by it every host would make all batches and throw most away. tf.data puts a prefetch of its
-    own behind a pipeline that ends without one. It lets a user's last `map` overlap with training (without it 1.7 times
-    the time, tried), so it stays; but behind the unbatch of chunks it adds a third to the cost of a batch (tried).
+    By auto-sharding every host would make all batches and throw most away. The prefetch that tf.data puts behind a
+    pipeline without one lets a user's last `map` overlap with training (without it 1.7 times the time, tried); but
+    behind the unbatch of chunks it adds a third to the cost of a batch (tried).
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -113,7 +109,7 @@ class _Elements:
         core: of the loader.
         wire: how elements travel.
         epochs: of each iteration of the dataset; None: it never ends.
-        first_batches: of its first epoch, as its length has it; None: it has no length.
+        first_batches: of its first epoch, where the dataset tells its length.
     """
 
     def __init__(self, core: LoaderCore, wire: TensorFormat, epochs: int | None, first_batches: int | None) -> None:
@@ -134,29 +130,24 @@ class _Elements:
         return _Stream(self._generate(core))
 
     def _check_length(self, core: LoaderCore) -> None:
-        """A dataset has one length: after `load_state_dict` the first one's is shorter than the others'."""
-        now, first = core.tracker.next_log().batches, self._first_batches
-        if first is not None and now < first:
+        """A dataset has one length, and after `load_state_dict` the first epoch is shorter than the others."""
+        if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(
-                "this dataset was made before load_state_dict(); make another one, for the rest of the epoch"
-            )
-        if first is not None and now > first:
-            raise StateError(
-                "this dataset is the rest of the epoch that load_state_dict() went on with, and that is over: make "
-                "another one with as_dataset() for whole epochs"
+                "this dataset has the length of another epoch: it was made before load_state_dict(), or for the rest "
+                "of an epoch, which is over: make another one with as_dataset()"
             )
 
     def _generate(self, core: LoaderCore) -> Iterator[Any]:
         """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
-        tracker, done = core.tracker, 0
+        tracker, wire, done = core.tracker, self._wire, 0
         iteration = IterationLog()
         tracker.note_iteration(iteration, is_dataset=True)
         tracker.live_datasets[id(iteration)] = iteration
         try:
             while done != self._epochs and not exit_gate.is_shut:
-                yield from self._epoch(
-                    tracker, BatchReader(tracker, iteration, self._wire.open, self._is_followed(done))
-                )
+                is_followed = self._is_followed(done)
+                reader = BatchReader(tracker, iteration, lambda each: (each.batches(), wire.element), is_followed)
+                yield from self._epoch(tracker, reader)
                 done += 1
             self._was_ended = True
         finally:
@@ -182,10 +173,7 @@ class _Elements:
                 tracker.settle_ends()  # the last batch was handed over; the consumer may not have asked for more
 
     def _is_followed(self, done: int) -> bool | None:
-        """Whether a pass will come after the one that has so many of its iteration before it; None: unknown.
-
-        Of a single epoch that cannot be known: `predict` iterates a dataset once, and `fit` as often as it has epochs.
-        """
+        """Whether a pass follows the one behind `done` others; None: unknown, as `fit` iterates once for each epoch."""
         if self._epochs is None or done + 1 < self._epochs:
             return True
         return None if self._epochs == 1 or self._was_ended else False
@@ -205,22 +193,20 @@ class _Stream:
             try:
                 return next(self._elements)
             except StopIteration:
-                exit_gate.ending.add(id(self))
+                exit_gate.ending.add(self)
                 raise
-
-    def __del__(self) -> None:
-        exit_gate.ending.discard(id(self))
 
 
 # ---- how elements travel ----
 
 
 class TensorFormat:
-    """How elements travel through from_generator: a flat tuple of plain arrays, put right by `restore` in C++.
+    """How elements travel through from_generator.
 
     Attributes:
         in_chunks: an element is a chunk of batches, which `unbatch` takes apart.
-        has_ragged: ragged components travel as two arrays each: a ragged leaf goes a slow way that copies.
+        has_ragged: ragged components travel as two arrays each, in a flat tuple that `restore` puts right in C++: a
+            ragged leaf goes a slow way that copies.
 
     Args:
         form: of the batches.
@@ -245,19 +231,12 @@ class TensorFormat:
         """The output_signature."""
         specs: list[Any] = []
         for component in self.spec.components:
+            dtype, shape = tensor_dtype(component), component.shape
             if component.ragged:
-                specs += [
-                    tf.TensorSpec((None, *component.shape[2:]), tensor_dtype(component)),
-                    tf.TensorSpec((None,), tf.int64),
-                ]
+                specs += [tf.TensorSpec((None, *shape[2:]), dtype), tf.TensorSpec((None,), tf.int64)]
             else:
-                chunk = (None,) if self.in_chunks else ()
-                specs.append(tf.TensorSpec((*chunk, *component.shape), tensor_dtype(component)))
+                specs.append(tf.TensorSpec((None, *shape) if self.in_chunks else shape, dtype))
         return tuple(specs) if self.has_ragged else self.spec.structure.unflatten(specs)
-
-    def open(self, delivery: Delivery) -> Opened:
-        """Batches as the generator yields them."""
-        return delivery.batches(), self.element
 
     def element(self, parts: Sequence[Any]) -> Any:
         """What the generator yields for a batch's (or chunk's) components."""
@@ -318,15 +297,15 @@ _QUIET_S = 0.02
 class ExitGate:
     """Keeps the interpreter's end from coming while a tf.data thread is inside Python code.
 
-    tf.data cannot cancel a call into Python, and a thread that is in one when the interpreter is torn down never comes
-    back, so that the destructor of its iterator waits for it for ever. `atexit` runs before that: it closes the pools,
-    which wakes every wait; then it waits until the last call has left, until the iterators that ended so are forgotten
-    by TensorFlow (a call into Python of its own), and until no new call has come for a moment.
+    A thread that is in a call into Python when the interpreter is torn down never comes back, and the destructor of its
+    iterator waits for it for ever. `atexit` runs before that: it closes the pools, which wakes every wait, then waits
+    until the last call has left, until TensorFlow has forgotten the iterators that ended so (by a call into Python of
+    its own), and until no new call has come for a moment.
     """
 
     def __init__(self) -> None:
         self.is_shut = False
-        self.ending: set[int] = set()  # ids of iterators that said they are at their end and still exist
+        self.ending = weakref.WeakSet[_Stream]()  # that said they are at their end, and still exist
         self._inside = 0
         self._calls = 0
         self._turn = threading.Lock()
@@ -364,57 +343,138 @@ atexit.register(exit_gate.shut)
 def as_distributed_dataset(core: LoaderCore, strategy: Any, *, epochs: int | None, prefetch: int) -> Any:
     if not isinstance(strategy, tf.distribute.Strategy):
         raise ArgumentError(f"strategy must be a tf.distribute.Strategy, got {brief(strategy)}")
-    replicas: list[int] = []  # of this process
-
-    def pipeline(context: Any) -> Any:
-        wanted, given = _shard_of(context), core.config.shard
-        if given != wanted:
-            raise ArgumentError(
-                f"{type(strategy).__name__} gives this process input pipeline {wanted.index} of {wanted.num_shards}, "
-                f"and the loader has shard=Shard({given.num_shards}, {given.index}): make it with "
-                f'shard="auto" within strategy.scope(), or with shard=lp.Shard({wanted.num_shards}, {wanted.index})'
-            )
-        replicas.append(context.num_replicas_in_sync // context.num_input_pipelines)
-        return as_dataset(core, epochs=epochs, prefetch=prefetch, device=None)
-
-    distributed = _distribute(strategy, pipeline)
-    _count_steps(distributed, replicas[0])
+    wanted, given = shard_in(strategy), core.config.shard
+    if given != wanted:
+        raise ArgumentError(
+            f"{type(strategy).__name__} gives this process input pipeline {wanted.index} of {wanted.num_shards}, "
+            f"and the loader has shard=Shard({given.num_shards}, {given.index}): make it with "
+            f'shard="auto" within strategy.scope(), or with shard=lp.Shard({wanted.num_shards}, {wanted.index})'
+        )
+    distributed = strategy.distribute_datasets_from_function(
+        lambda _: as_dataset(core, epochs=epochs, prefetch=prefetch, device=None)
+    )
+    # TensorFlow 2.21 says the number of a replica's batches, and Keras takes it for steps, of which the input then "ran
+    # out". Where not all replicas have a batch for the last step, TensorFlow makes it only if shapes may vary.
+    batches = int(getattr(distributed, "_cardinality", -1))
+    if batches > 0:
+        replicas = strategy.num_replicas_in_sync // wanted.num_shards  # of this process
+        takes_part = getattr(distributed, "_enable_get_next_as_optional", True)
+        distributed._cardinality = -(-batches // replicas) if takes_part else batches // replicas
     distributed._loaderpool_loader = core
     return distributed
 
 
 def shard_in(strategy: Any) -> Shard:
     """The shard of this process, as the strategy's input context says."""
-    found: list[Shard] = []
-
-    def look(context: Any) -> Any:
-        found.append(_shard_of(context))
-        return tf.data.Dataset.range(0)
-
-    _distribute(strategy, look)
-    return found[0]
-
-
-def _shard_of(context: Any) -> Shard:
-    return Shard(context.num_input_pipelines, context.input_pipeline_id)
-
-
-def _distribute(strategy: Any, pipeline: Any) -> Any:
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ArgumentError(
             "ParameterServerStrategy runs input pipelines in its workers, where this loader is not. Train under "
             "MultiWorkerMirroredStrategy, where each process has a loader of its own"
         )
-    return strategy.distribute_datasets_from_function(pipeline)
+    found: list[Shard] = []
+
+    def look(context: Any) -> Any:
+        found.append(Shard(context.num_input_pipelines, context.input_pipeline_id))
+        return tf.data.Dataset.range(0)
+
+    strategy.distribute_datasets_from_function(look)
+    return found[0]
 
 
-def _count_steps(distributed: Any, replicas: int) -> None:
-    """Have its cardinality be the number of steps.
+# ---- a place in a loop of one's own ----
 
-    TensorFlow 2.21 says that of a replica's batches, and Keras takes it for steps, of which the input then "ran out".
-    Where not all replicas have a batch for the last step, TensorFlow makes it only if shapes may vary.
+
+class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """The place of a loader, saved and restored by `tf.train.Checkpoint` beside the model.
+
+        state = LoaderState(loader)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, loader=state)
+        ...
+        for x, y in state.iterate(loader.as_dataset()):
+
+    After a restore the next batch is the one after the last that the loop was given, however far tf.data had fetched
+    ahead. Make the dataset after it.
+
+    Args:
+        loader: whose batches the loop takes.
+
+    Raises:
+        StateError: its place cannot be saved; also when restoring what another loader has saved.
     """
-    batches = int(getattr(distributed, "_cardinality", -1))
-    if batches > 0:
-        takes_part = getattr(distributed, "_enable_get_next_as_optional", True)
-        distributed._cardinality = -(-batches // replicas) if takes_part else batches // replicas
+
+    def __init__(self, loader: Loader) -> None:
+        if not isinstance(loader, Loader):
+            raise ArgumentError(f"LoaderState needs the Loader, got a {type(loader).__name__}")
+        loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
+        self._loader = loader
+        self._log: IterationLog | None = None  # of the latest iteration; None: the next pass says where it begins
+        self._taken = 0  # of its batches
+        self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: None  # a weak reference
+
+    def iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches, counted as they are taken. One iteration at a time: another one, or a restore, ends it.
+
+        Args:
+            batches: the loader, `loader.as_dataset()`, or a dataset made of that with one element for each batch in the
+                same order: mapped, prefetched or distributed, but not shuffled, filtered, repeated or batched again.
+
+        Raises:
+            StateError: it is not one iteration over this loader.
+        """
+        self._end_iteration()
+        iteration = self._counted(batches)
+        self._under_way = weakref.ref(iteration)
+        return iteration
+
+    def serialize(self) -> bytes:
+        """The place as `Loader.state_dict` says it. Called by TensorFlow, when a checkpoint is saved."""
+        core = self._loader._core
+        if self._under_way() is None and core.tracker.is_iterated_beside(self._log):
+            raise StateError(
+                "the loader is being iterated, and not by LoaderState.iterate, which counts the batches trained on: "
+                "loop over state.iterate(loader.as_dataset()), and close other iterators before a checkpoint is saved"
+            )
+        position = self._log and self._log.position(self._taken)
+        return json.dumps(core.state_at(position or core.tracker.next_log().position(0))).encode()
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Have the loader's next pass go on there. Called by TensorFlow, when a checkpoint is restored."""
+        try:
+            state = json.loads(string_value)
+        except ValueError as error:
+            raise StateError(f"this part of the checkpoint is no LoaderState: {error}") from None
+        self._end_iteration()
+        self._loader.load_state_dict(state)
+        self._log, self._taken = None, 0
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:  # what TensorFlow has checkpoints in a thread ask
+        raise StateError(
+            "experimental_enable_async_checkpoint=True would save the loader's place later than the weights, when a "
+            "thread comes to it: a checkpoint with a LoaderState is saved without it"
+        )
+
+    def _end_iteration(self) -> None:
+        """Let go of what tf.data has fetched, so that no epoch of the old iteration begins at the new place."""
+        if (under_way := self._under_way()) is not None:
+            under_way.close()
+
+    def _counted(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+        tracker, taken = self._loader._core.tracker, 0
+        before = tracker.iterations
+        try:
+            for batch in batches:
+                if not taken:
+                    if (begun := tracker.iterations - before) != 1:
+                        raise StateError(
+                            "LoaderState.iterate needs a dataset that iterates its loader once, and this one has "
+                            f"begun {begun} iterations of it by its first batch: make it of this loader's "
+                            "as_dataset(), with epochs=n instead of repeat(), and without cache() or zip()"
+                        )
+                    self._log = tracker.latest
+                self._taken = taken = taken + 1
+                handed = [batch]
+                del batch  # its memory is lent for as long as it is held
+                yield handed.pop()
+        finally:  # by Ctrl-C, say, while the first batch was awaited, of which tf.data may have some already
+            if not taken and tracker.iterations == before + 1:
+                self._log, self._taken = tracker.latest, 0

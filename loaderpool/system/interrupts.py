@@ -267,7 +267,6 @@ DROPPED_IN = {
     ("_weakrefset", "_remove"),
     ("weakref", "__call__"),  # of `finalize`
     ("weakref", "remove"),
-    ("loaderpool.adapters.tensorflow", "__del__"),
     ("loaderpool.sources.files", "__del__"),
     ("loaderpool.sources.hdf5", "__del__"),
     ("loaderpool.trainer.session.lease", "__del__"),
