@@ -15,35 +15,32 @@ from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.memory.batch_form import BatchForm
 from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.ahead_iterator import AheadIterator
-from loaderpool.trainer.engine.delivery import Delivery, address_of, aligned_empty
+from loaderpool.trainer.engine.delivery import Delivery
 from loaderpool.trainer.epochs.batch_reader import Conversion, Opened
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
-
-# At such an address every framework looks at memory instead of copying it, and TensorFlow ends the process by a CHECK
-# where it is handed other memory (DLPack, TensorFlow 2.21).
-TENSOR_ALIGNMENT_BYTES = 64
 
 LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 
 TEXT_CURE = "Let the function return numbers for it, or iterate over the loader itself, whose arrays hold text"
 
 Convert = Callable[[Any], Any]  # of one component of a batch
+Move = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class TensorConversion(ABC):
     """Makes tensors of batches; they look at the workers' memory where the framework can.
 
-    Tiny batches come several at a time. All of them are made into one tensor for each component, which the framework
-    takes apart in C++: a call for each would cost more than all else.
+    Of tiny batches, which come several at a time, it makes one tensor for each component, which the framework takes
+    apart in C++: a call for each batch would cost more than all else.
 
     Args:
         view: the method of a loader that gives such batches, as its errors name it.
-        moves: whether the tensors of a batch go through `move` before they are handed out.
+        move: returns the tensors of a batch where they are wanted; None: they stay.
     """
 
-    def __init__(self, view: str, moves: bool = False) -> None:
-        self._view, self._moves = view, moves
+    def __init__(self, view: str, move: Move | None = None) -> None:
+        self._view, self._move = view, move
         self._form: BatchForm | None = None  # that `_prepare` has made the others for
 
     def __call__(self, delivery: Delivery) -> Opened:
@@ -51,43 +48,28 @@ class TensorConversion(ABC):
         if form is not self._form:
             self._prepare(form)
         if delivery.count > 1 and form.fixed is not None and self._takes_apart:
-            joined = delivery.joined()
-            columns = [self.take_apart(convert, array) for convert, array in zip(self._converts, joined, strict=True)]
+            columns = map(self.take_apart, self._converts, delivery.joined())
             return zip(itertools.repeat(delivery.rows), zip(*columns, strict=True)), self._finish
-        return delivery.batches(), self._assemble_aligned if delivery.has_aligned_parts else self._assemble
+        converts, finish = self._aligned if delivery.has_aligned_parts else self._converts, self._finish
+        # By number, not by a strict zip: that is 3 us, not 11, behind a wait that left no cache warm.
+        return delivery.batches(), lambda parts: finish([convert(parts[at]) for at, convert in enumerate(converts)])
 
     def _prepare(self, form: BatchForm) -> None:
         spec = form.spec
-        for path, component in zip(spec.paths, spec.components, strict=True):
-            self.check(path, component)
-        self._converts = [self.convert_of(component) for component in spec.components]
+        self._converts = list(map(self.convert_of, spec.paths, spec.components))
         self._aligned = [
             convert if 0 in component.shape else self.of_aligned(convert)
             for convert, component in zip(self._converts, spec.components, strict=True)
         ]
-        self._takes_apart = all(0 not in component.shape[1:] for component in spec.components) and all(
-            map(self.can_take_apart, spec.components)
+        self._takes_apart = all(
+            0 not in component.shape[1:] and self.can_take_apart(component) for component in spec.components
         )
-        self._form, unflatten = form, spec.structure.unflatten
-        self._finish = (lambda tensors: unflatten(self.move(tensors))) if self._moves else unflatten
-
-    def _assemble(self, parts: Sequence[Any]) -> Any:
-        return self._finish([convert(part) for convert, part in zip(self._converts, parts, strict=True)])
-
-    def _assemble_aligned(self, parts: Sequence[Any]) -> Any:
-        # By number, not by a strict zip: that is 3 us, not 11, behind a wait that left no cache warm.
-        return self._finish([convert(parts[at]) for at, convert in enumerate(self._aligned)])
-
-    def move(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Return the tensors of a batch where they are wanted."""
-        raise NotImplementedError
-
-    def check(self, path: str, component: ArraySpec) -> None:  # noqa: B027  # most frameworks have something to refuse
-        """Raise SpecMismatchError where the framework has no such tensors."""
+        self._form, unflatten, move = form, spec.structure.unflatten, self._move
+        self._finish = unflatten if move is None else lambda tensors: unflatten(move(tensors))
 
     @abstractmethod
-    def convert_of(self, component: ArraySpec) -> Convert:
-        """Return what makes a tensor of one component of a batch; it is given an array, or a `RaggedArray`."""
+    def convert_of(self, path: str, component: ArraySpec) -> Convert:
+        """Return what makes a tensor of a component, an array or a `RaggedArray`; raise `refuse` if there is none."""
 
     def of_aligned(self, convert: Convert) -> Convert:
         """Return what does the same for arrays, none of them empty, that need not be asked where they begin."""
@@ -108,36 +90,26 @@ class TensorConversion(ABC):
 
 
 class HostConversion(TensorConversion):
-    """Leaves the arrays as they are, for a `framework` that takes NumPy's, and refuses what it has no arrays of."""
+    """Leaves the arrays as they are, for a `framework` that takes NumPy's, and refuses what it has no arrays of.
 
-    def __init__(self, view: str, framework: str, moves: bool = False) -> None:
-        super().__init__(view, moves)
-        self._framework = framework
+    With `has_equal_shapes` these are samples of varied shape, too: in JAX all processes must have the same shape.
+    """
 
-    def check(self, path: str, component: ArraySpec) -> None:
+    def __init__(self, view: str, framework: str, move: Move | None = None, has_equal_shapes: bool = False) -> None:
+        super().__init__(view, move)
+        self._framework, self._has_equal_shapes = framework, has_equal_shapes
+
+    def convert_of(self, path: str, component: ArraySpec) -> Convert:
         if component.text is not None:
             what = f"text ({component.text}), of which {self._framework} has no arrays"
             raise self.refuse(path, what, TEXT_CURE)
         if component.ragged:
             cure = "pad=True in place of ragged=True fills rows up to the longest of their batch"
             raise self.refuse(path, f"ragged, of which {self._framework} has no arrays", cure)
-
-    def convert_of(self, component: ArraySpec) -> Convert:
-        return as_it_is
-
-
-def as_it_is(part: Any) -> Any:
-    """Return a component as it came: an array, or a `RaggedArray`."""
-    return part
-
-
-def aligned_array(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array, or a copy of it at an address at which tensors may look."""
-    if not address_of(array) % TENSOR_ALIGNMENT_BYTES:
-        return array
-    copy = aligned_empty(array.nbytes).view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
+        if self._has_equal_shapes and None in component.shape[1:]:
+            what = f"of varied shape {component.shape}, where each process would pad to lengths of its own"
+            raise self.refuse(path, what, "Give an element_spec with numbers to pad to")
+        return lambda array: array
 
 
 def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
@@ -145,15 +117,8 @@ def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
     return dtype.type.__module__ != "numpy"
 
 
-def ragged(convert: Convert, join: Callable[[Any, Any], Any], of_splits: Convert) -> Convert:
-    """Return what makes a ragged tensor: `join` has the tensor of its values, and that of its row splits."""
-    return lambda part: join(convert(part.values), of_splits(part.row_splits))
-
-
 class BatchView:
-    """Gives a loader's batches as tensors, an epoch each time it is iterated.
-
-    Each iterator is one pass over the loader, and tells where it stands as the loader's own do (`state_dict`).
+    """Gives a loader's batches as tensors; each iterator is one pass, and has `state_dict` as the loader's own have.
 
     Args:
         core: of the loader, which this keeps alive.
@@ -187,12 +152,8 @@ def check_epochs(core: LoaderCore, epochs: Any) -> int | None:
     plan = core.tracker.plan
     if epochs is None:
         return None
-    epochs = whole_number("epochs", epochs, at_least=1, hint="None is a stream without end")
-    if epochs * plan.batches_per_epoch > LARGEST_INT64 and not plan.is_open:
-        raise ArgumentError(
-            f"epochs={epochs} with {plan.batches_per_epoch} batches each are more than 2**63 batches: epochs=None is a "
-            "stream without end"
-        )
+    most = LARGEST_INT64 // (1 if plan.is_open or plan.is_endless else max(1, plan.batches_per_epoch))
+    epochs = whole_number("epochs", epochs, at_least=1, at_most=most, hint="None is a stream without end")
     if plan.is_endless and epochs > 1:
         raise ArgumentError(
             f"epochs={epochs} of an endless sequence: the first would never end. Leave epochs away, and say "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,23 +16,17 @@ except ImportError as missing:
         "tensors needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
     ) from missing
 
-from loaderpool.adapters.conversion import (
-    TENSOR_ALIGNMENT_BYTES,
-    BatchView,
-    Convert,
-    TensorConversion,
-    aligned_array,
-    is_ml_dtype,
-    ragged,
-)
+from loaderpool.adapters.conversion import BatchView, Convert, TensorConversion, is_ml_dtype
 from loaderpool.element.spec import ArraySpec
-from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
-from loaderpool.trainer.engine.delivery import aligned_empty
+from loaderpool.errors import ArgumentError, SpecMismatchError, brief
+from loaderpool.trainer.engine.delivery import address_of, aligned_empty
 from loaderpool.trainer.loader_core import LoaderCore
 
-# So many batches are one call's, always: TensorFlow makes a kernel for each other number, in 100 us. They begin
-# at an aligned address, whatever the size of each.
-_AT_ONCE = TENSOR_ALIGNMENT_BYTES
+# At such an address TensorFlow looks at memory instead of copying it; at another its DLPack ends the process (2.21).
+_ALIGNMENT_BYTES = 64
+# So many batches are one call's, always: TensorFlow makes a kernel for each other number, in 100 us. So many begin at
+# an aligned address, whatever the size of each.
+_AT_ONCE = _ALIGNMENT_BYTES
 
 _from_dlpack = tf.experimental.dlpack.from_dlpack
 _unpack = tf.raw_ops.Unpack
@@ -39,7 +34,13 @@ _unpack = tf.raw_ops.Unpack
 
 def tensors(core: LoaderCore, device: Any, ahead: Any) -> BatchView:
     check_device(device)
-    return BatchView(core, lambda: EagerConversion(device=device), ahead, device is not None)
+
+    def move(tensors: Sequence[Any]) -> Sequence[Any]:
+        with tf.device(device):
+            return [tf.identity(tensor) for tensor in tensors]
+
+    is_far = device is not None
+    return BatchView(core, lambda: EagerConversion("tensors", move if is_far else None), ahead, is_far)
 
 
 class EagerConversion(TensorConversion):
@@ -48,15 +49,7 @@ class EagerConversion(TensorConversion):
     Of what DLPack does not know text and the smaller floats of `ml_dtypes` are copied, and bfloat16 is not.
     """
 
-    def __init__(self, view: str = "tensors", device: str | None = None) -> None:
-        super().__init__(view, moves=device is not None)
-        self._device = device
-
-    def move(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        with tf.device(self._device):
-            return [tf.identity(tensor) for tensor in tensors]
-
-    def convert_of(self, component: ArraySpec) -> Convert:
+    def convert_of(self, path: str, component: ArraySpec) -> Convert:
         dtype = tensor_dtype(component)
         if component.text is not None:
             convert: Convert = lambda part: tf.constant(part, tf.string)  # noqa: E731
@@ -67,7 +60,8 @@ class EagerConversion(TensorConversion):
         else:
             convert = _look
         if component.ragged:
-            return ragged(convert, lambda values, splits: tf.RaggedTensor.from_row_splits(values, splits, False), _look)
+            join = tf.RaggedTensor.from_row_splits
+            return lambda part: join(convert(part.values), _look(part.row_splits), validate=False)
         return convert
 
     def of_aligned(self, convert: Convert) -> Convert:
@@ -77,10 +71,8 @@ class EagerConversion(TensorConversion):
         return component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
 
     def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
-        if not array[0].nbytes % TENSOR_ALIGNMENT_BYTES:  # all are at an address that can be looked at
-            array = aligned_array(array)
-            convert = self.of_aligned(convert)
-            return [convert(part) for part in array]
+        if not array[0].nbytes % _ALIGNMENT_BYTES:  # all are at an address that can be looked at
+            return list(map(self.of_aligned(convert), _aligned(array)))
         count = len(array)
         if count % _AT_ONCE:
             whole = aligned_empty(-(-count // _AT_ONCE) * _AT_ONCE * array[0].nbytes).view(array.dtype)
@@ -93,10 +85,19 @@ class EagerConversion(TensorConversion):
         return tensors[:count]
 
 
+def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array, or a copy of it at an address at which tensors may look."""
+    if not address_of(array) % _ALIGNMENT_BYTES:
+        return array
+    copy = aligned_empty(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def _look(part: npt.NDArray[Any]) -> Any:
     if not part.size:
         return tf.zeros(part.shape, part.dtype)
-    return _from_dlpack(aligned_array(part).__dlpack__())
+    return _from_dlpack(_aligned(part).__dlpack__())
 
 
 def _look_aligned(part: npt.NDArray[Any]) -> Any:
@@ -121,17 +122,12 @@ def tensor_dtype(component: ArraySpec) -> Any:
 
 
 def check_device(device: Any) -> None:
-    """TensorFlow would put a dataset for a device that is not there on one that is, in silence."""
+    """Refuse a device that is not there: TensorFlow would put a dataset on one that is, in silence."""
     if device is None:
         return
-    if not isinstance(device, str):
-        raise ArgumentError(f'device must be a name such as "/GPU:0", got {brief(device)}')
     there = [f"/{each.device_type}:{each.name.rpartition(':')[2]}" for each in tf.config.list_logical_devices()]
-    try:
-        asked = tf.DeviceSpec.from_string(device)
-    except ValueError as error:
-        raise ArgumentError(
-            f'device must be a name such as "/GPU:0", got {brief(device)}: {shortened(str(error))}'
-        ) from None
-    if f"/{asked.device_type}:{asked.device_index or 0}" not in there:
-        raise ArgumentError(f"device={brief(device)}: TensorFlow has no such device here, it has {', '.join(there)}")
+    with contextlib.suppress(ValueError):  # no name of any device
+        asked = tf.DeviceSpec.from_string(str(device))
+        if f"/{asked.device_type}:{asked.device_index or 0}" in there:
+            return
+    raise ArgumentError(f"device={brief(device)}: TensorFlow has no such device here, it has {', '.join(there)}")

@@ -18,31 +18,17 @@ from loaderpool.trainer.loader_core import LoaderCore
 
 def as_jax(core: LoaderCore, sharding: Any, ahead: Any) -> BatchView:
     is_host, shards = _is_host(sharding), core.config.shard.num_shards
-    if shards > 1 and _is_global(sharding):
+    is_global = not getattr(sharding, "is_fully_addressable", True)  # an array has rows of several processes
+    if shards > 1 and is_global:
         check_rows(core, shards, "processes", of_process=1)
-    return BatchView(core, lambda: JaxConversion(sharding), ahead, not is_host)
 
+    def put(arrays: Sequence[Any]) -> Sequence[Any]:
+        if is_global:  # each process has its own rows of the batch
+            return [jax.make_array_from_process_local_data(sharding, each) for each in arrays]
+        # On the CPU JAX looks at aligned memory instead of copying it, and holds it until the array dies.
+        return jax.device_put(list(arrays), sharding)  # type: ignore[no-any-return]
 
-class JaxConversion(HostConversion):
-    """Makes arrays by `jax.device_put`, all components of a batch in one call.
-
-    On the CPU JAX looks at aligned memory instead of copying it, and holds it until the array dies.
-    """
-
-    def __init__(self, sharding: Any = None) -> None:
-        super().__init__("as_jax", "JAX", moves=True)
-        self._sharding = sharding
-        self._is_global = _is_global(sharding)
-
-    def move(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        if self._is_global:  # each process has its own rows of the batch
-            return [jax.make_array_from_process_local_data(self._sharding, each) for each in tensors]
-        return jax.device_put(list(tensors), self._sharding)  # type: ignore[no-any-return]
-
-
-def _is_global(sharding: Any) -> bool:
-    """Whether an array has rows of several processes."""
-    return not getattr(sharding, "is_fully_addressable", True)
+    return BatchView(core, lambda: HostConversion("as_jax", "JAX", put), ahead, not is_host)
 
 
 def _is_host(sharding: Any) -> bool:

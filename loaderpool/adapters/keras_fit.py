@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import numbers
@@ -50,10 +49,10 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
 
     A pass begins with its first batch: Keras makes one more iterator at an epoch's end than it reads.
 
-    To build a model Keras takes a batch of a pass that it then leaves. That shall make no difference to what the model
-    is trained on, so the next iterator goes on with that pass, that batch first. Keras leaves it by a reset, and tells
-    the adapter of it: it asks for `num_batches`, then calls `on_epoch_end`. An epoch that is over calls
-    `on_epoch_end` alone; and after one that was broken off the next `fit` asks for `num_batches` twice.
+    To build a model Keras takes a batch of a pass that it then leaves; the next iterator goes on with that pass, that
+    batch first, so that it makes no difference. Keras leaves it by a reset: it asks for `num_batches`, then calls
+    `on_epoch_end`. An epoch that is over calls `on_epoch_end` alone; and after one that was broken off the next `fit`
+    asks for `num_batches` twice.
     """
 
     def __init__(self, core: LoaderCore, epochs: int | None, class_weight: Mapping[int, float] | None) -> None:
@@ -63,13 +62,14 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         check_distribution(core, self.epochs)
         self._weights = None if class_weight is None else _weight_table(class_weight)
         self._takes_apart = False  # a tf.distribute strategy makes the iterators
-        self._latest: _Passes | Position | None = None  # the latest pass, or where the loader stood before it
-        self._left: _Passes | Position | None = None  # the same, once Keras has asked for `num_batches` after it
+        # The latest pass, or where the loader stood before it; and the same once Keras has asked for `num_batches`.
+        self._latest: _Passes | Position | None = None
+        self._left: _Passes | Position | None = None
         self._again: _Passes | None = None  # goes on with the next iterator
         self._was_warned = False
 
     def __len__(self) -> int:
-        """Batches of one of Keras' epochs; a TypeError where that is unknown, or there is no end."""
+        """Batches of one of Keras' epochs. Raises TypeError where that is unknown, or there is no end."""
         if self.epochs is None:
             raise TypeError("for_keras(epochs=None) has no end: say steps_per_epoch to fit")
         return self.epochs * self._core.batches_per_epoch()
@@ -88,8 +88,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
 
     def get_jax_iterator(self) -> Any:
         """NumPy arrays, which JAX takes as they are; Keras 3.7 asks for an iterator of them for each batch."""
-        kind = _EqualShapesConversion if check_distribution(self._core, self.epochs) else HostConversion
-        return _Iterator(self, kind("for_keras", "JAX"))
+        is_shared = check_distribution(self._core, self.epochs)
+        return _Iterator(self, HostConversion("for_keras", "JAX", has_equal_shapes=is_shared))
 
     def get_torch_dataloader(self) -> Any:
         """Tensors that look at the workers' memory."""
@@ -104,7 +104,9 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         from loaderpool.adapters.eager_tensors import EagerConversion
         from loaderpool.adapters.tensorflow import as_dataset
 
-        self._takes_apart = _is_distributed(tf, sys._getframe(1))
+        # Keras asks outside of the scope in which the model was made (3.15), and has that strategy in a variable.
+        models = sys._getframe(1).f_locals.get("distribute_strategy")
+        self._takes_apart = tf.distribute.has_strategy() or models not in (None, tf.distribute.get_strategy())
         if self._takes_apart:
             if self._weights is not None:
                 raise ArgumentError(
@@ -119,25 +121,31 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     @property
     def num_batches(self) -> int | None:
         """Batches of one of Keras' epochs; None: unknown, or no end."""
-        _refuse_what_fit_drops(sys._getframe(1))
-        self._warn_of_epochs(sys._getframe(1))
+        self._look_at_arguments()
         self._left, self._latest = self._latest, None
         try:
             return len(self)
         except TypeError:
             return None
 
-    def _warn_of_epochs(self, frame: FrameType | None) -> None:
-        """Say that a training which goes on begins with the loader's own epoch: `fit` tells no adapter its number."""
-        if self._was_warned:  # Keras asks several times
-            return
+    def _look_at_arguments(self) -> None:
+        """Refuse arguments of `fit` that Keras drops, and warn of an epoch that it does not tell the loader.
+
+        An adapter gets none of them: they stand in variables of Keras' functions, from here to the caller.
+        """
+        given: dict[str, Any] = {}
+        frame: FrameType | None = sys._getframe(2)
         level = 3  # of that frame, for a warning
-        while frame is not None and frame.f_code.co_name != "fit":
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("keras."):
+            # An `evaluate` within `fit` has the callbacks, too; and what `fit` validates with is not its `x`.
+            if frame.f_code.co_name in ("__init__", "fit") and frame.f_locals.get("x") is self:
+                given.update(frame.f_locals)
             frame, level = frame.f_back, level + 1
-        if frame is None or frame.f_locals.get("x") is not self:  # what it validates with begins anywhere
-            return
-        callbacks, epoch = frame.f_locals.get("callbacks") or (), self._core.tracker.epoch
-        first, text = frame.f_locals.get("initial_epoch"), ""
+        for name, cure in _DROPPED.items():
+            if given.get(name) is not None:
+                raise ArgumentError(f"Keras does not use {name}= beside loader.for_keras(): {cure}")
+        callbacks, first = given.get("callbacks") or (), given.get("initial_epoch")
+        epoch, text = self._core.tracker.epoch, ""
         if any(type(each).__name__ == "BackupAndRestore" for each in getattr(callbacks, "callbacks", callbacks)):
             text = (
                 "Keras' BackupAndRestore restores the model alone: after a restart, for_keras() begins with the order "
@@ -149,13 +157,9 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
                 f"fit(initial_epoch={first}) does not reach the loader: for_keras() begins with the order of its epoch "
                 f"{epoch}.\nSet it before fit: loader.epoch = {first}"
             )
-        if not text:
-            return
-        self._was_warned = True
-        caller: FrameType | None = frame
-        while caller is not None and caller.f_globals.get("__name__", "").startswith("keras."):
-            caller, level = caller.f_back, level + 1  # what Keras wraps `fit` in
-        warnings.warn(text, UserWarning, stacklevel=level)
+        if text and not self._was_warned:  # Keras asks several times
+            self._was_warned = True
+            warnings.warn(text, UserWarning, stacklevel=level)
 
     def on_epoch_begin(self) -> None:
         """Under a strategy its dataset begins a pass."""
@@ -185,10 +189,6 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         self._latest, self._left = again, None
         return again
 
-    def keep_going(self) -> None:
-        """The latest pass has given too many batches to have been begun to build a model."""
-        self._latest = None
-
     def weigh(self, batch: Any, convert: Convert) -> Any:
         """The batch with weights of its classes beside it, if that is wanted."""
         if self._weights is None:
@@ -196,8 +196,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         if type(batch) is not tuple or len(batch) != 2 or isinstance(batch[1], (tuple, list, dict)):
             raise ArgumentError(
                 "for_keras(class_weight=...): batches must be pairs (x, y), with one array of classes as y and no "
-                "sample weights already. Have the function return such a pair, or sample weights as a third part and "
-                "leave class_weight away"
+                "sample weights already. Or have the function return sample weights, and leave class_weight away"
             )
         labels = np.asarray(batch[1])
         if labels.ndim > 1:
@@ -209,9 +208,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
 def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
     """The weight of each class `c` at `c + 1`; classes that are not named weigh 1, so do the first and last place."""
     if not isinstance(weights, Mapping):
-        raise ArgumentError(
-            f"class_weight must be a dict of classes and their weights, as {{0: 1.0, 1: 5.0}}, got {brief(weights)}"
-        )
+        raise ArgumentError(f"class_weight must be a dict such as {{0: 1.0, 1: 5.0}}, got {brief(weights)}")
     for label, weight in weights.items():
         if not isinstance(label, numbers.Integral) or isinstance(label, bool) or not 0 <= label < _MOST_CLASSES:
             raise ArgumentError(f"class_weight: classes are whole numbers from 0 on, got {brief(label)}")
@@ -228,7 +225,7 @@ class _Passes:
 
     def __init__(self, core: LoaderCore, convert: TensorConversion) -> None:
         self._core, self._convert = core, convert
-        self._of_weights = convert.convert_of(ArraySpec((None,), keras.config.floatx()))
+        self._of_weights = convert.convert_of("", ArraySpec((None,), keras.config.floatx()))
         self.placed = core.tracker.times_placed  # how often the loader was given another place before
         self._iteration = IterationLog()
         self._pass = LoaderIterator(core, convert, self._iteration)
@@ -243,7 +240,7 @@ class _Passes:
         self._given = given + 1
         if given == _TAKEN_TO_BUILD:
             self._first.clear()
-            adapter.keep_going()
+            adapter._latest = None  # it was not begun to build a model
         elif given == len(self._first):
             self._first.append(batch)
         return batch
@@ -259,34 +256,20 @@ class _Passes:
             try:
                 return adapter.weigh(next(self._pass), self._of_weights)
             except StopIteration:
-                if self._passes == adapter.epochs or not self._has_batches:
-                    raise
+                passes = self._iteration.passes
+                if self._passes == adapter.epochs or not (passes and passes[-1].delivered):
+                    raise  # a loader without batches, and without end, would never come back
                 self._passes += 1
                 self._pass = LoaderIterator(self._core, self._convert, self._iteration)
 
-    @property
-    def _has_batches(self) -> bool:
-        """Whether the latest pass had any: else one without end would never come back."""
-        return bool(self._iteration.passes) and self._iteration.passes[-1].delivered > 0
-
-
-class _EqualShapesConversion(HostConversion):
-    """Refuses samples of varied shape: JAX asks for the same shape in all processes, and none knows the others'."""
-
-    def check(self, path: str, component: ArraySpec) -> None:
-        super().check(path, component)
-        if None in component.shape[1:]:
-            what = f"of varied shape {component.shape}, where each process would pad to lengths of its own"
-            raise self.refuse(path, what, "Give an element_spec with numbers to pad to")
-
 
 class _Iterator:
-    """Gives the batches of one of Keras' epochs; some it never begins.
+    """Gives the batches of one of Keras' epochs; begins a pass with the first one.
 
     Args:
         adapter: begins the pass.
         convert: makes the tensors.
-        make_end: makes what says on this backend that there is nothing more; None: StopIteration.
+        make_end: makes the error that ends an epoch on this backend; None: StopIteration.
     """
 
     def __init__(
@@ -314,29 +297,11 @@ class _Iterator:
         return batch
 
 
-@dataclasses.dataclass(frozen=True)
 class _Batches:
     """What Keras makes an iterator of for each of its epochs."""
 
-    make_iterator: Callable[[], _Iterator]
+    def __init__(self, make_iterator: Callable[[], _Iterator]) -> None:
+        self._make_iterator = make_iterator
 
     def __iter__(self) -> _Iterator:
-        return self.make_iterator()
-
-
-def _is_distributed(tf: Any, caller: FrameType) -> bool:
-    """Whether a strategy takes the batches apart: the current one, or that in whose scope the model was made.
-
-    Keras asks outside of the model's scope (3.15), and has its strategy in a local variable.
-    """
-    models = caller.f_locals.get("distribute_strategy")
-    is_models_own = models is not None and models is not tf.distribute.get_strategy()
-    return bool(tf.distribute.has_strategy()) or is_models_own
-
-
-def _refuse_what_fit_drops(caller: FrameType) -> None:
-    """Keras uses an adapter as it is, and says nothing of what else `fit` was given."""
-    given = caller.f_locals if caller.f_code.co_name == "__init__" else {}
-    for name, cure in _DROPPED.items():
-        if given.get(name) is not None:
-            raise ArgumentError(f"Keras does not use {name}= beside loader.for_keras(): {cure}")
+        return self._make_iterator()

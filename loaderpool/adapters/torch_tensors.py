@@ -13,15 +13,7 @@ try:
 except ImportError as missing:
     raise ImportError("as_torch needs PyTorch, which is not installed: pip install torch") from missing
 
-from loaderpool.adapters.conversion import (
-    TEXT_CURE,
-    BatchView,
-    Convert,
-    TensorConversion,
-    as_it_is,
-    is_ml_dtype,
-    ragged,
-)
+from loaderpool.adapters.conversion import TEXT_CURE, BatchView, Convert, Move, TensorConversion, is_ml_dtype
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief, shortened
 from loaderpool.trainer.loader_core import LoaderCore
@@ -38,8 +30,13 @@ def as_torch(core: LoaderCore, device: Any, ahead: Any) -> TorchBatches:
             f'device must be such as "cuda" or a torch.device, and be there, got {brief(device)}: '
             f"{shortened(str(error))}"
         ) from None
-    far = None if place is None or place.type == "cpu" else place
-    return TorchBatches(core, lambda: TorchConversion(device=far, keeps_text=True), ahead, far is not None)
+    is_far = place is not None and place.type != "cpu"
+
+    def move(tensors: Sequence[Any]) -> Sequence[Any]:
+        # `to` has read a slot when it returns: only from page-locked memory would a copy go on reading.
+        return [each.to(place, non_blocking=True) if torch.is_tensor(each) else each for each in tensors]
+
+    return TorchBatches(core, lambda: TorchConversion("as_torch", move if is_far else None, True), ahead, is_far)
 
 
 class TorchBatches(BatchView, torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -47,40 +44,28 @@ class TorchBatches(BatchView, torch.utils.data.IterableDataset):  # type: ignore
 
 
 class TorchConversion(TensorConversion):
-    """Makes tensors that share the arrays' memory, as `torch.from_numpy` does.
+    """Makes tensors that share the arrays' memory; text, of which PyTorch has none, is refused unless it is kept."""
 
-    Args:
-        view: the method of a loader that gives such batches, as its errors name it.
-        device: where tensors are copied; None: they stay where they are.
-        keeps_text: whether text, of which PyTorch has no tensors, stays a NumPy array, or is refused.
-    """
+    def __init__(self, view: str, move: Move | None = None, keeps_text: bool = False) -> None:
+        super().__init__(view, move)
+        self._keeps_text = keeps_text
 
-    def __init__(self, view: str = "as_torch", device: torch.device | None = None, keeps_text: bool = False) -> None:
-        super().__init__(view, moves=device is not None)
-        self._device, self._keeps_text = device, keeps_text
-
-    def move(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        # `to` has read a slot when it returns: only from page-locked memory would a copy go on reading.
-        return [each.to(self._device, non_blocking=True) if torch.is_tensor(each) else each for each in tensors]
-
-    def check(self, path: str, component: ArraySpec) -> None:
+    def convert_of(self, path: str, component: ArraySpec) -> Convert:
         if component.text is not None:
             if self._keeps_text:
-                return
+                return lambda text: text
             raise self.refuse(path, f"text ({component.text}), of which PyTorch has no tensors", TEXT_CURE)
-        if _torch_dtype(component.dtype) is None:
+        dtype = _torch_dtype(component.dtype)
+        if dtype is None:
             cure = "Let the function return another dtype, or iterate over the loader itself"
             raise self.refuse(path, f"{component.dtype}, which PyTorch {torch.__version__} does not have", cure)
-
-    def convert_of(self, component: ArraySpec) -> Convert:
-        if component.text is not None:
-            return as_it_is
         convert: Convert = torch.from_numpy
         if is_ml_dtype(component.dtype):
-            bits, dtype = _SAME_BITS[component.dtype.name[:6]], _torch_dtype(component.dtype)
+            bits = _SAME_BITS[component.dtype.name[:6]]
             convert = lambda part: torch.from_numpy(part.view(bits)).view(dtype)  # noqa: E731
         if component.ragged:
-            return ragged(convert, torch.nested.nested_tensor_from_jagged, torch.from_numpy)
+            join = torch.nested.nested_tensor_from_jagged
+            return lambda part: join(convert(part.values), torch.from_numpy(part.row_splits))
         return convert
 
     def can_take_apart(self, component: ArraySpec) -> bool:
