@@ -10,7 +10,6 @@ import collections
 import contextlib
 import hashlib
 import io
-import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,9 @@ if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
-# Hooks that come from these are Keras' own, which do nothing.
-_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")
+_BASE_MODULES = ("keras", "tensorflow", "tf_keras", "loaderpool")  # whose own hooks do nothing
 _NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "augment", "cache", "pad", "ragged", "buckets")
-# What is in these is in no attribute. (Of a tuple or a str it cannot change.)
-_CONTAINERS = (list, dict, set, bytearray, collections.deque, array.array, np.ndarray)
-# Where a value cannot be pickled it never travelled (`__getstate__` left it out), so workers need no news of it.
-_UNPICKLABLE = b"unpicklable"
+_CONTAINERS = (list, dict, set, bytearray, collections.deque, array.array, np.ndarray)  # items are in no attribute
 
 
 def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]) -> Loader:
@@ -52,11 +47,10 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
 
 
 class SequenceHooks:
-    """Calls the sequence's hooks in the trainer and tells what they changed.
+    """Calls the sequence's hooks in the main process and tells which attributes they changed.
 
-    What changed is found part by part: the pickle of each attribute, in slots or not, with arrays by checksum of their
-    bytes (an in-place shuffle shows in no identity). So what the user changes between two hooks is told with the next
-    one. What a hook changes elsewhere, in the class or in globals, is not found.
+    Each attribute's pickle is compared by checksum, for an in-place shuffle shows in no identity. So what the user
+    changes between two hooks is told with the next one; what a hook changes in the class or in globals is not found.
     """
 
     def __init__(self, sequence: Any) -> None:
@@ -65,9 +59,8 @@ class SequenceHooks:
         if self.overridden and isinstance(sequence, _CONTAINERS):
             base = next(base.__name__ for base in type(sequence).__mro__ if base in _CONTAINERS)
             raise ArgumentError(
-                f"from_sequence: {type(sequence).__name__} has {self.overridden[0]} and is itself a {base}, and what "
-                f"a hook does to a {base}'s own items is not sent to the workers, only attributes are. Keep the items "
-                "in an attribute, as collections.UserList does"
+                f"from_sequence: {type(sequence).__name__} has {self.overridden[0]} and is itself a {base}, whose "
+                "items are not sent again to the workers. Keep them in an attribute, as collections.UserList does"
             )
         self._parts = _checksums(sequence) if self.overridden else {}  # as the workers know it
         self._found: dict[str, bytes] = {}  # as it was when changes were last looked for
@@ -82,7 +75,7 @@ class SequenceHooks:
         self._batches = None if batches.is_endless else length_of(batches)
 
     def anew(self) -> SequenceHooks:
-        """The same hooks for another loader, whose workers know the sequence as it is now."""
+        """Return the hooks for another loader, whose workers know the sequence as it is now."""
         return type(self)(self._sequence)
 
     @property
@@ -117,30 +110,31 @@ class SequenceHooks:
             self._run(name)
         if not self._ran:
             return None
-        batches = len(BatchSequence(self._sequence))
+        batches, owner = len(BatchSequence(self._sequence)), type(self._sequence).__name__
         if batches != self._batches:
             raise LoaderpoolError(
-                f"{type(self._sequence).__name__}.{self._ran} changed the number of batches from {self._batches} to "
-                f"{batches}; make a new loader for each length"
+                f"{owner}.{self._ran} changed the number of batches from {self._batches} to {batches}; make a new "
+                "loader for each length"
             )
         known, found = self._parts, _checksums(self._sequence)
         self._found, attributes = found, attributes_of(self._sequence)
-        changed = [part for part, checksum in found.items() if known.get(part) != checksum]
         deleted = sorted(set(known) - set(found))
-        if not changed and not deleted:
+        # What cannot be pickled is named by the key that it has here.
+        keys = {
+            part: f"attribute .{part} of {owner}, as {self._ran} left it"
+            for part, checksum in found.items()
+            if known.get(part) != checksum
+        }
+        if not keys and not deleted:
             self._ran = ""
             return None
-        # What cannot be pickled is named by the key that it has here.
-        owner = type(self._sequence).__name__
-        keys = {part: f"attribute .{part} of {owner}, as {self._ran} left it" for part in changed}
         return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
 
 
 class FlowHooks(SequenceHooks):
     """The same of an `ImageDataGenerator`'s flow: its order is made here, at first and after each epoch.
 
-    With a seed of the flow's own the order is that of the seed and of the batches before it, whatever else draws from
-    `numpy.random`; else it is drawn from `numpy.random` as it stands in this process.
+    It is drawn by the flow's own seed and the batches before it, where there is a seed; else from `numpy.random`.
     """
 
     def __init__(self, sequence: Any) -> None:
@@ -152,30 +146,28 @@ class FlowHooks(SequenceHooks):
         super().__init__(sequence)
 
     def _finds_hook(self, name: str) -> bool:
-        is_its_own = name == "on_epoch_end" and (self._sequence.shuffle or self._sequence.seed is not None)
-        return is_its_own or super()._finds_hook(name)
+        has_order = self._sequence.shuffle or self._sequence.seed is not None
+        return (name == "on_epoch_end" and has_order) or super()._finds_hook(name)
 
     def _run(self, name: str) -> None:
         if name != "on_epoch_end":
-            super()._run(name)
-            return
+            return super()._run(name)
         setattr(self._sequence, FIRST_BATCH, getattr(self._sequence, FIRST_BATCH) + len(self._sequence))
         with _drawing_by(self._sequence):
-            super()._run(name)
+            return super()._run(name)
 
 
 @contextlib.contextmanager
 def _drawing_by(flow: Any) -> Iterator[None]:
-    """`numpy.random` is what the flow's seed makes it, and afterwards what it was."""
-    if flow.seed is None:
-        yield
-        return
+    """`numpy.random` is what the flow's seed makes it, if it has one, and afterwards what it was."""
     state = np.random.get_state()
     try:
-        np.random.seed(flow.seed + getattr(flow, FIRST_BATCH))
+        if flow.seed is not None:
+            np.random.seed(flow.seed + getattr(flow, FIRST_BATCH))
         yield
     finally:
-        np.random.set_state(state)
+        if flow.seed is not None:
+            np.random.set_state(state)
 
 
 def _checksums(sequence: Any) -> dict[str, bytes]:
@@ -185,16 +177,12 @@ def _checksums(sequence: Any) -> dict[str, bytes]:
 def _checksum(value: Any) -> bytes:
     from loaderpool.transport.payload.pickler import PayloadPickler  # as what is sent: cloudpickle takes 30 ms
 
-    digest = hashlib.blake2b(digest_size=16)
-
-    def take(buffer: pickle.PickleBuffer) -> bool:
-        digest.update(buffer.raw())
-        return False  # out of band: not in the pickle
-
+    digest, file = hashlib.blake2b(digest_size=16), io.BytesIO()
     try:
-        with io.BytesIO() as file:
-            PayloadPickler(file, protocol=5, buffer_callback=take).dump(value)
-            digest.update(file.getbuffer())
+        # An array's bytes are out of band, not in the pickle: the callback returns None.
+        callback: Any = lambda buffer: digest.update(buffer.raw())  # noqa: E731
+        PayloadPickler(file, protocol=5, buffer_callback=callback).dump(value)
     except Exception:
-        return _UNPICKLABLE
+        return b"unpicklable"  # it never travelled (`__getstate__` left it out), so workers need no news of it
+    digest.update(file.getbuffer())
     return digest.digest()
