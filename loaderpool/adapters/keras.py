@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -17,11 +17,9 @@ import numpy as np
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.explain.explanation import explain
+from loaderpool.trainer.explain.looks import Look
+from loaderpool.trainer.explain.verdicts import Verdict
 from loaderpool.trainer.loader import Loader
-
-if TYPE_CHECKING:
-    from loaderpool.trainer.explain.looks import Look
-    from loaderpool.trainer.explain.verdicts import Verdict
 
 _TRAINING = "training.json"
 
@@ -33,9 +31,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         model.fit(loader.as_dataset(), epochs=10, callbacks=[backup, ...])
 
     Make it before the dataset, and put it before callbacks that set `model.stop_training`: that ends the epoch in which
-    a training goes on. Loss and metrics of that epoch are those of its rest alone; a printed line says so.
-
-    The path holds one backup at a time, and a crash while saving leaves the one before it.
+    a training goes on. Loss and metrics of that epoch are those of its rest alone; a printed line says so. The path
+    holds one backup at a time, and a crash while saving leaves the one before it.
 
     Args:
         loader: whose batches `fit` takes.
@@ -63,12 +60,10 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._loader, self._path = loader, Path(path)
         self._save_freq, self._deletes = save_freq, delete_checkpoint
         self._reading: Any = None  # the dataset's iteration that is counted
-        self._began = 0  # steps of the optimizer when it began
-        self._epoch_began = 0  # and when this epoch did, or the rest of it
-        self._before = 0  # steps of this epoch that an earlier process has done
-        self._saved = 0  # steps when the latest backup was made
+        # Steps of the optimizer when that began, when this epoch (or the rest of it) did, and at the latest backup.
+        self._began = self._epoch_began = self._saved = 0
         self._epoch = 0
-        self._is_rest = False  # this epoch is shorter than Keras thinks
+        self._before = 0  # steps of this epoch that an earlier process has done: it is shorter than Keras thinks
         loader._core.tracker.is_backed_up = True
 
     # ---- called by fit ----
@@ -80,7 +75,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "BackupCallback must know how many steps an epoch has: make it before loader.as_dataset(), and give "
                 "that dataset to fit as it is, or say steps_per_epoch="
             )
-        self._is_rest, self._before = False, 0
+        self._before = 0
         try:
             training = json.loads((self._path / _TRAINING).read_text("utf-8"))
         except FileNotFoundError:
@@ -95,13 +90,12 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
             state.assign(saved)
         self.model._initial_epoch = training["epoch"]
         self._before = training["step"]
-        self._is_rest = self._before > 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count from here."""
         self._epoch = epoch
         self._epoch_began = self._saved = self._steps()
-        if self._is_rest and self.params.get("verbose"):
+        if self._before and self.params.get("verbose"):
             steps = self.params["steps"]
             print(
                 f"Epoch {epoch + 1} goes on behind step {self._before} of {steps}: its loss and metrics, in History "
@@ -111,7 +105,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save, if it is time; end the epoch, if an earlier process has done the other part of it."""
-        if self._save_freq == "epoch" and not self._is_rest:
+        if self._save_freq == "epoch" and not self._before:
             return  # before the optimizer is asked for its steps, which waits for the device
         self._look()
         steps = self._steps()
@@ -119,13 +113,13 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         is_over = done >= self.params["steps"]
         if self._save_freq != "epoch" and steps - self._saved >= self._save_freq and not is_over:
             self._save(self._epoch, done)
-        if self._is_rest and is_over:
+        if self._before and is_over:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save, and let the next one begin."""
-        if self._is_rest:
-            self.model.stop_training = self._is_rest = False
+        if self._before:
+            self.model.stop_training = False
         self._before = 0
         self._look()
         self._save(epoch + 1, 0)
@@ -205,7 +199,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise ArgumentError(f"ReportCallback's verbose must be 0, which prints nothing, or 1, got {brief(verbose)}")
         # It has no method for batches, for which Keras would have the device wait in each step.
         self._loader, self._verbose = loader, verbose
-        self._begun: Look | None = None
+        self._begun: Look | None = None  # when the epoch began
         self._told: Verdict | None = None
         self._epochs = 0  # how many there were
 
@@ -241,7 +235,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _ending_no_training(self) -> Iterator[None]:
-        """Have what goes wrong in the block be printed, if that can be done."""
+        """Print what goes wrong in the block, if that can be done."""
         try:
             yield
         except Exception as error:
