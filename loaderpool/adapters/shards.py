@@ -48,22 +48,30 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
     distribution = current_distribution()
     if not hasattr(distribution, "data_shard_id"):  # None, or one of Keras before 3.15
         return False
-    shard = _shard_in(distribution)
+    given, wanted = core.config.shard, _shard_in(distribution)
     if distribution.auto_shard_dataset:
-        _check_shard(core, shard)
+        if given != wanted:
+            raise ArgumentError(
+                f"keras.distribution gives this process data shard {wanted.index} of {wanted.num_shards}, and the "
+                f'loader has shard=Shard({given.num_shards}, {given.index}): make the loader with shard="auto", behind '
+                "set_distribution(...). If its source is this process's own part of the data, and all have the same "
+                "number of batches, set distribution.auto_shard_dataset = False"
+            )
     elif distribution.num_processes > 1:  # the user says that the source is this process's own part
         return False
     if distribution.num_model_replicas > 1:
         replicas = distribution.num_model_replicas
-        check_rows(core, replicas, "model replicas", of_process=replicas // shard.num_shards)
-    if shard.num_shards > 1 and core.plan.rows_vary and not core.config.deterministic:
+        check_rows(core, replicas, "model replicas", of_process=replicas // wanted.num_shards)
+    if wanted.num_shards == 1:
+        return False
+    if core.plan.rows_vary and not core.config.deterministic:
         raise ArgumentError("deterministic=False would give processes batches of unlike buckets at the same step")
-    if shard.num_shards > 1 and core.plan.lanes and epochs is not None:
+    if core.plan.lanes and epochs is not None:
         raise ArgumentError(
             "generators may give one process more batches than another, which would then wait for ever: write "
             "for_keras(epochs=None), and steps_per_epoch=n (steps=n) to fit (evaluate, predict)"
         )
-    return shard.num_shards > 1
+    return True
 
 
 def _shard_in(distribution: Any) -> Shard:
@@ -73,17 +81,6 @@ def _shard_in(distribution: Any) -> Shard:
             "install that, or give shard=lp.Shard(num_shards, index)"
         )
     return Shard(min(distribution.num_model_replicas, distribution.num_processes), distribution.data_shard_id)
-
-
-def _check_shard(core: LoaderCore, wanted: Shard) -> None:
-    given = core.config.shard
-    if given != wanted:
-        raise ArgumentError(
-            f"keras.distribution gives this process data shard {wanted.index} of {wanted.num_shards}, and the loader "
-            f'has shard=Shard({given.num_shards}, {given.index}): make the loader with shard="auto", behind '
-            "set_distribution(...). If its source is this process's own part of the data, and all have the same number "
-            "of batches, set distribution.auto_shard_dataset = False"
-        )
 
 
 def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None:
