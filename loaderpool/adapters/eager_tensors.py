@@ -12,9 +12,7 @@ import numpy.typing as npt
 try:
     import tensorflow as tf
 except ImportError as missing:
-    raise ImportError(
-        "tensors needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
-    ) from missing
+    raise ImportError("tensors needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
 from loaderpool.adapters.conversion import BatchView, Convert, TensorConversion, is_ml_dtype
 from loaderpool.element.spec import ArraySpec
@@ -50,15 +48,11 @@ class EagerConversion(TensorConversion):
     """
 
     def convert_of(self, path: str, component: ArraySpec) -> Convert:
-        dtype = tensor_dtype(component)
-        if component.text is not None:
-            convert: Convert = lambda part: tf.constant(part, tf.string)  # noqa: E731
-        elif component.dtype.name == "bfloat16":
-            convert = _bfloat16
-        elif is_ml_dtype(component.dtype):
+        dtype, convert = tensor_dtype(component), _look
+        if dtype == tf.bfloat16:
+            convert = lambda part: tf.bitcast(_look(part.view(np.uint16)), dtype)  # noqa: E731
+        elif component.text is not None or is_ml_dtype(component.dtype):
             convert = lambda part: tf.constant(part, dtype)  # noqa: E731
-        else:
-            convert = _look
         if component.ragged:
             join = tf.RaggedTensor.from_row_splits
             return lambda part: join(convert(part.values), _look(part.row_splits), validate=False)
@@ -102,10 +96,6 @@ def _look(part: npt.NDArray[Any]) -> Any:
 
 def _look_aligned(part: npt.NDArray[Any]) -> Any:
     return _from_dlpack(part.__dlpack__())
-
-
-def _bfloat16(part: npt.NDArray[Any]) -> Any:
-    return tf.bitcast(_look(part.view(np.uint16)), tf.bfloat16)
 
 
 def tensor_dtype(component: ArraySpec) -> Any:

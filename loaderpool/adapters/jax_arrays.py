@@ -35,11 +35,6 @@ def _is_host(sharding: Any) -> bool:
     """Whether arrays stay in this machine's memory, so that there is nothing to copy ahead."""
     if sharding is None:
         return bool(jax.default_backend() == "cpu")
-    if isinstance(sharding, jax.Device):
-        return bool(sharding.platform == "cpu")
-    if not isinstance(sharding, jax.sharding.Sharding):
-        raise ArgumentError(
-            f"sharding must be a jax.sharding.Sharding or a jax.Device, got {brief(sharding)} of type "
-            f"{type(sharding).__name__}"
-        )
-    return all(device.platform == "cpu" for device in sharding.device_set)
+    if not isinstance(sharding, (jax.Device, jax.sharding.Sharding)):
+        raise ArgumentError(f"sharding must be a jax.sharding.Sharding or a jax.Device, got {brief(sharding)}")
+    return all(device.platform == "cpu" for device in getattr(sharding, "device_set", [sharding]))

@@ -23,9 +23,7 @@ from typing import Any
 try:
     import tensorflow as tf
 except ImportError as missing:
-    raise ImportError(
-        "as_dataset needs TensorFlow, which is not installed: pip install 'loaderpool[tensorflow]'"
-    ) from missing
+    raise ImportError("as_dataset needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
 from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs, is_ml_dtype
 from loaderpool.adapters.eager_tensors import check_device, tensor_dtype
@@ -126,16 +124,12 @@ class _Elements:
         # once (TensorFlow's issue 65675), a page fault for each page of each new array.
         if self._leaves_malloc:  # arrays that can be adopted in place must not come from the heap
             malloc.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
-        self._check_length(core)
-        return _Stream(self._generate(core))
-
-    def _check_length(self, core: LoaderCore) -> None:
-        """A dataset has one length, and after `load_state_dict` the first epoch is shorter than the others."""
         if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(
                 "this dataset has the length of another epoch: it was made before load_state_dict(), or for the rest "
                 "of an epoch, which is over: make another one with as_dataset()"
             )
+        return _Stream(self._generate(core))
 
     def _generate(self, core: LoaderCore) -> Iterator[Any]:
         """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
