@@ -31,7 +31,7 @@ from loaderpool.supervisor.base import BaseSupervisor
 from loaderpool.supervisor.processes import CleanStart, Processes
 from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import clock, fault_points, machine, process
-from loaderpool.transport.messages import READ_BYTES, LoadTime, Notice, decode_all, encode
+from loaderpool.transport.messages import READ_BYTES, Notice, decode_all, encode
 from loaderpool.transport.payload.fork_check import ForkCheck, refuse_open_handles
 from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors, describe_load_error
 from loaderpool.transport.pipes import Outlet, SocketOutlet
@@ -60,8 +60,6 @@ def end_group() -> NoReturn:
 
 # Without pidfds the process table is looked at this often.
 _POLL_MS = 200
-# A load of less is not told of: beside it interpreters take longer to start.
-_LOAD_TOLD_FROM_S = 0.2
 
 
 class Supervisor(BaseSupervisor):
@@ -76,8 +74,7 @@ class Supervisor(BaseSupervisor):
         to_trainer = socket.socket(fileno=start["socket"])
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._fork_check = ForkCheck()
-        self._payloads = Payloads(self._arena, ReceivedDescriptors(to_trainer), self._importing)
-        self._slowest_import = 0.0, ""
+        self._payloads = Payloads(self._arena, ReceivedDescriptors(to_trainer), self._fork_check.importing)
         self._has_loaded = self._has_told_of_exec = False
         os.set_blocking(self._control, False)
         state = SupervisorState(start["workers"], start["max_restarts"], start["first_ticket"])
@@ -178,11 +175,11 @@ class Supervisor(BaseSupervisor):
         take_in = self._payloads.load if isinstance(load, s.Load) else self._payloads.update
         try:
             self._arena.board.loading = load.loader
-            self._slowest_import, begun_s = (0.0, ""), clock.monotonic_s()
+            begun_ns = clock.monotonic_ns()
             with _ends_with(self._trainer_pid):
                 fault_points.reach("supervisor.loading")
                 take_in(load.loader, load.offset, load.nbytes)
-            took_s = clock.monotonic_s() - begun_s
+            took_ns = clock.monotonic_ns() - begun_ns
             if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own
                 refuse_open_handles()
         except BaseException as error:
@@ -194,18 +191,8 @@ class Supervisor(BaseSupervisor):
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
             gc.collect()
         self._has_loaded = True
-        if took_s >= _LOAD_TOLD_FROM_S:
-            self._tell(encode(Notice.LOAD_TIME, load.loader), LoadTime(took_s, *self._slowest_import))
         gc.freeze()  # so that a worker's collections do not write to, and so copy, these pages
-        return self._state.on_loaded(load.loader)
-
-    @contextlib.contextmanager
-    def _importing(self, module: str) -> Iterator[None]:
-        """A context for an import that a payload asks for; those of its module are part of it."""
-        begun_s = clock.monotonic_s()
-        with self._fork_check.importing(module):
-            yield
-        self._slowest_import = max(self._slowest_import, (clock.monotonic_s() - begun_s, module))
+        return self._state.on_loaded(load.loader, took_ns)
 
     def _unload(self, loader: int) -> None:
         self._payloads.unload(loader)

@@ -124,12 +124,12 @@ class SupervisorState:
         self._deal()
         return self.ledger.take_out()
 
-    def on_loaded(self, loader_id: int) -> list[Instruction]:
+    def on_loaded(self, loader_id: int, took_ns: int = 0) -> list[Instruction]:
         """Fork workers that have a payload which is there now, and have the first of them run the probe."""
         loader = self.ledger.loaders[loader_id]
         is_first = not loader.is_loaded
         loader.is_loaded = True
-        self.ledger.out.append(ToTrainer(encode(Notice.LOADED, loader_id)))
+        self.ledger.out.append(ToTrainer(encode(Notice.LOADED, loader_id, took_ns)))
         if self._hosts is None:
             for worker in self.workers:  # they were forked without it
                 self._send_away(worker)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 _MESSAGE = struct.Struct("<8Q")
 MESSAGE_BYTES = _MESSAGE.size
@@ -26,17 +25,6 @@ decode_all: Callable[[bytes], Iterator[Words]] = _MESSAGE.iter_unpack
 READ_BYTES = 65536
 
 Words = tuple[int, int, int, int, int, int, int, int]
-
-
-class LoadTime(NamedTuple):
-    """How long a payload took to load."""
-
-    seconds: float
-    import_s: float  # of that, the import which took longest
-    module: str  # and of what; empty: nothing was imported
-
-
-NOT_TOLD = LoadTime(0.0, 0.0, "")  # it was too short, or is not known
 
 
 class Control(enum.IntEnum):
@@ -114,7 +102,7 @@ class Notice(enum.IntEnum):
     SPEC = 2  # loader, worker; bytes: the pickled spec
     RUN_ENDED = 3  # run
     SLOT_RETIRED = 4  # slot
-    LOADED = 5  # loader
+    LOADED = 5  # loader, how many ns that took; of an update, too
     # worker, pid, cell; of a host, of which it comes twice, as it starts and as it runs, pid 0, and bytes: the pickled
     # HostPlace
     WORKER_STARTED = 6
@@ -131,7 +119,6 @@ class Notice(enum.IntEnum):
     WORKERS_WANTED = 14  # how many workers share the work, and how many hosts have them: where it is for hosts to say
     # bytes: the pickled obstacles to a fork, and the node where they are; sent before the first such worker is started
     WORKERS_BY_EXEC = 20
-    LOAD_TIME = 21  # loader; bytes: the pickled LoadTime of a payload that took long; sent before its LOADED
     LOST = 12  # loader (0: all); bytes: the pickled LostReport of a probe, or of workers that die before any ticket
 
 

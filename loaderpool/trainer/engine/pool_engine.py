@@ -419,6 +419,7 @@ class PoolEngine:
             with self._shortage_ends_all():
                 self.layout.quotas.retired(words[1])
         elif kind == Notice.LOADED:
+            self.counts.load_s = max(self.counts.load_s, words[2] / 1e9)
             self._loaded()
         elif kind == Notice.SPEC:
             self._probing.take(read_attachment(attachment))
@@ -426,8 +427,6 @@ class PoolEngine:
             pass  # the batch's turn tells of it
         elif kind in (Notice.SPEC_FAILED, Notice.LOAD_FAILED, Notice.LOST, Notice.BROKEN):
             self.failure.note_told(words, attachment)
-        elif kind == Notice.LOAD_TIME:
-            self.counts.load_time = max(self.counts.load_time, read_attachment(attachment))
         elif kind == Notice.UNLOADED:
             self._forget()
 

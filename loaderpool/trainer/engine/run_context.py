@@ -12,7 +12,7 @@ from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.trainer.engine.batch_layout import BatchLayout
 from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
-from loaderpool.transport.messages import NOT_TOLD, LoadTime, Notice, Words
+from loaderpool.transport.messages import Notice, Words
 from loaderpool.transport.pipes import Attachment, read_attachment
 from loaderpool.transport.reports import Failure
 
@@ -125,7 +125,7 @@ class DeliveryCounts:
     copied: int = 0
     copied_ns: int = 0  # that this took
     oversize: int = 0
-    load_time: LoadTime = NOT_TOLD  # of the payload, in the supervisor that took longest
+    load_s: float = 0.0  # of the payload, in the supervisor that took longest
 
 
 class RunContext(NamedTuple):

@@ -74,7 +74,7 @@ def count_work(engine: Engine | None) -> WorkCounts:
         copied=engine.counts.copied,
         copied_ns=engine.counts.copied_ns,
         slots_ready=sum(run.slots_ready for run in list(engine.runs.values())),
-        load_time=engine.counts.load_time,
+        load_s=engine.counts.load_s,
     )
 
 

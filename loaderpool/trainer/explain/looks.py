@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from loaderpool.memory.call_times import CallTimes
 from loaderpool.trainer.explain.observed import COMPILES, FIRST_STEPS, LEAST_STEPS, STARTS, Autotuned, Observed, Pace
-from loaderpool.transport.messages import NOT_TOLD, LoadTime
 
 
 class WorkerCounts(NamedTuple):
@@ -58,7 +57,7 @@ class WorkCounts(NamedTuple):
     copied: int = 0  # batches copied out, as too few slots were free to lend one
     copied_ns: int = 0  # that this took the consumer
     slots_ready: int = 0  # whose batches are finished and not taken yet
-    load_time: LoadTime = NOT_TOLD
+    load_s: float = 0.0
 
     @property
     def worker_count(self) -> int:
@@ -210,7 +209,7 @@ def _between(first: Look, last: Look, about: AboutLoader, start_ns: int) -> Obse
         by_tf_data=last.by_tf_data,
         most_workers=last.autotuned.most,
         in_vain=last.autotuned.in_vain,
-        load_time=work.load_time,
+        load_s=work.load_s,
     )
 
 

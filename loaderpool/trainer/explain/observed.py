@@ -6,7 +6,6 @@ import dataclasses
 from typing import NamedTuple
 
 from loaderpool.memory.call_times import CallTimes
-from loaderpool.transport.messages import NOT_TOLD, LoadTime
 
 # Fewer steps are those of caches that fill and code that compiles. More, and a short training hears nothing.
 LEAST_STEPS = 20
@@ -163,7 +162,7 @@ class Observed:
     is_stream: bool = False  # whose items one reader reads
     lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
     # The beginning.
-    load_time: LoadTime = NOT_TOLD  # of the user's function
+    load_s: float = 0.0  # of the user's function
     # How fast other numbers of workers were, of this training.
     paces: tuple[Pace, ...] = ()
 

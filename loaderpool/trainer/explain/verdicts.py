@@ -175,19 +175,21 @@ def _compute_bound(case: Case) -> Finding:
 
 # -- the beginning
 
+# Of a shorter load nothing is said: beside it interpreters take longer to start.
+_LOAD_TOLD_FROM_S = 0.2
+
 
 def _start_up(case: Case) -> Finding | None:
     seen = case.seen
     if not seen.start_s or case.start_wait_share >= WAITS_ABOVE:
         return None
     later_s = (seen.seconds - seen.start_s) / seen.steps
-    load = seen.load_time
     why = f"the first batch came after {readable_s(seen.start_s)}: "
-    if load.seconds:
-        why += f"to load the function took {readable_s(load.seconds)}"
-        if load.import_s > load.seconds / 2:
-            why += f", {readable_s(load.import_s)} of it to import {load.module!r}"
-        why += "; then workers start, and make the first sample"
+    if seen.load_s >= _LOAD_TOLD_FROM_S:
+        why += (
+            f"to load the function, with what it imports, took {readable_s(seen.load_s)}; then workers start, and make "
+            "the first sample"
+        )
     else:
         why += "workers start, import, and make the first sample"
     expect = f"nothing to change: that is paid once, and steps behind it take {readable_s(later_s)}"

@@ -16,7 +16,6 @@ from loaderpool.trainer.explain import changes
 from loaderpool.trainer.explain.demand import cpus_used
 from loaderpool.trainer.explain.observed import Observed, Pace
 from loaderpool.trainer.explain.verdicts import Finding, Verdict, find_verdict
-from loaderpool.transport.messages import LoadTime
 from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training, idle, slowed, times
 
 FULL = Training(sample_cpu_s=24e-3, cpus=4)  # of four CPUs, none is free
@@ -470,10 +469,9 @@ def test_a_start_is_told_to_be_paid_once() -> None:
 
 def test_what_a_start_took_its_time_for_is_told_where_it_was_measured() -> None:
     start = TYPICAL[Verdict.START_UP]
-    imported = dataclasses.replace(start, load_time=LoadTime(24.0, 23.0, "train"))
-    assert "to load the function took 24 s, 23 s of it to import 'train'; then" in find_verdict(imported).why
-    read = dataclasses.replace(start, load_time=LoadTime(24.0, 1.0, "train"))
-    assert "to load the function took 24 s; then" in find_verdict(read).why
+    told = find_verdict(dataclasses.replace(start, load_s=24.0)).why
+    assert "to load the function, with what it imports, took 24 s; then" in told
+    assert "load the function" not in find_verdict(dataclasses.replace(start, load_s=0.1)).why
 
 
 def test_time_between_passes_is_no_step_and_yet_cpu_time_is_of_it() -> None:
