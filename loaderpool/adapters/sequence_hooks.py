@@ -63,7 +63,8 @@ class SequenceHooks:
                 "items are not sent again to the workers. Keep them in an attribute, as collections.UserList does"
             )
         self._parts = _checksums(sequence) if self.overridden else {}  # as the workers know it
-        self._found: dict[str, bytes] = {}  # as it was when changes were last looked for
+        self._changed = frozenset[str]()  # parts of which the workers were ever told
+        self._found = self._parts, self._changed  # both as they were when changes were last looked for
         self._ran = ""  # the hook that ran since; what it changed was not told yet
         batches = BatchSequence(sequence)
         if self.overridden and batches.is_endless:
@@ -93,7 +94,7 @@ class SequenceHooks:
 
     def told(self) -> None:
         """What the latest call returned has reached the workers. Without this the next call tells it again."""
-        self._parts, self._ran = self._found, ""
+        (self._parts, self._changed), self._ran = self._found, ""
 
     def _finds_hook(self, name: str) -> bool:
         if callable(attributes_of(self._sequence).get(name)):
@@ -117,17 +118,15 @@ class SequenceHooks:
                 "loader for each length"
             )
         known, found = self._parts, _checksums(self._sequence)
-        self._found, attributes = found, attributes_of(self._sequence)
-        deleted = sorted(set(known) - set(found))
-        # What cannot be pickled is named by the key that it has here.
-        keys = {
-            part: f"attribute .{part} of {owner}, as {self._ran} left it"
-            for part, checksum in found.items()
-            if known.get(part) != checksum
-        }
-        if not keys and not deleted:
+        changed = {part for part in {*known, *found} if known.get(part) != found.get(part)}
+        if not changed:
             self._ran = ""
             return None
+        changed |= self._changed  # each time all of them, so that who begins later needs to be told the latest alone
+        self._found, attributes = (found, frozenset(changed)), attributes_of(self._sequence)
+        # What cannot be pickled is named by the key that it has here.
+        keys = {part: f"attribute .{part} of {owner}, as {self._ran} left it" for part in found if part in changed}
+        deleted = sorted(changed - set(found))
         return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from loaderpool.cache.setting import CachePlan
 from loaderpool.cache.store import SharedCache
 from loaderpool.errors import CacheError
 from loaderpool.memory.board import Field
@@ -25,7 +26,6 @@ from loaderpool.supervisor.scheduler import GROUP_BYTES, group_of
 from loaderpool.system import clock, machine, process
 from loaderpool.trainer.session.launch import SUPERVISOR
 from loaderpool.trainer.session.session import Session
-from loaderpool.transport.payload.placement import AboutShipment
 
 # So many exchanges wait for answers. An older one returns with nothing, so that there are never calls without end.
 _MOST_WAITING = 2
@@ -199,7 +199,7 @@ class Host:
         elif kind == HostCommand.PROBE:
             self._loaders[said[2]].probe(number, said[3], said[4], beside)
         elif kind == HostCommand.LOAD:
-            self._load(number, (said[2], said[3], said[4]), beside)
+            self._load(number, (said[2], said[3], said[4]), *beside)
         elif kind == HostCommand.UPDATE:
             self._loaders[number].update(*beside)
         elif kind == HostCommand.LAYOUT:
@@ -226,12 +226,13 @@ class Host:
         (kind, *_), beside = command
         return kind != HostCommand.LOAD or (beside[0] in self._blocks and not self._blocks[beside[0]].missing)
 
-    def _load(self, loader: int, words: tuple[int, int, int], beside: tuple[int, StagedPayload, AboutShipment]) -> None:
-        key, where, about = beside
+    def _load(
+        self, loader: int, words: tuple[int, int, int], key: int, where: StagedPayload, plan: CachePlan | None
+    ) -> None:
         cache = None
         try:
-            if about.cache is not None:
-                cache = SharedCache.create(about.cache)
+            if plan is not None:
+                cache = SharedCache.create(plan)
                 cache.count_in(self._session.arena, self._session.lock)
         except CacheError as error:
             self._answer(((HostReport.NO_CACHE, loader), str(error)))

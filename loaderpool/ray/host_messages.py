@@ -19,7 +19,7 @@ FEW_HOSTS_LINGER_NS = 300_000_000
 class HostCommand(enum.IntEnum):
     """Commands of a dispatcher to a host: the words behind the kind, and what comes beside them."""
 
-    # loader, deaths per ticket, timeout_ns, flags; beside it the key and table of what was staged, and `AboutShipment`
+    # loader, deaths per ticket, timeout_ns, flags; beside it the key and table of what was staged, and the cache's plan
     LOAD = 1
     UPDATE = 2  # loader; beside it (pickle, arrays' bytes) of changed attributes
     UNLOAD = 3  # loader

@@ -25,7 +25,6 @@ from loaderpool.trainer.engine.pool_engine import SourceUpdates
 from loaderpool.trainer.engine.ring import Ring, RingPlan
 from loaderpool.trainer.session.session import Session
 from loaderpool.transport.messages import Control, Notice, Status, Words, join32, split32
-from loaderpool.transport.payload.placement import AboutShipment
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import put_object
 from loaderpool.transport.pipes import Attachment, content_of
@@ -354,8 +353,8 @@ class HostedLoader:
         self._deaths = 0  # of supervisors that loaded it
         self._cache, self._told_of_cache = cache, NO_COUNTS
         pickled = block.offset + staged.pickled[0], staged.pickled[1]
-        about = AboutShipment(cache=None if cache is None else cache.plan)
-        table, nbytes = put_object(session.arena, (pickled, (block.offset, staged.arrays), staged.places, [], about))
+        plan = None if cache is None else cache.plan
+        table, nbytes = put_object(session.arena, (pickled, (block.offset, staged.arrays), staged.places, [], plan))
         self._extents = [block, table]
         self._table = table.offset, nbytes
         session.routing.by_loader[self.number] = self
@@ -368,9 +367,9 @@ class HostedLoader:
 
     # ---- commands ----
 
-    def update(self, names: frozenset[str], pickled: bytes, buffers: Sequence[bytearray]) -> None:
+    def update(self, pickled: bytes, buffers: Sequence[bytearray]) -> None:
         """Take in changed attributes of the source's object."""
-        self._updates.send_shipped(names, Shipment(pickled, tuple(map(memoryview, buffers))))
+        self._updates.send_shipped(Shipment(pickled, tuple(map(memoryview, buffers))))
 
     def lay_out(self, words: tuple[int, ...], slot_bytes: int, places: SlotPlaces | None, form: bytes) -> None:
         """Take in the form of the batches, and make slots for them.

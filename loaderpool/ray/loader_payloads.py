@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from loaderpool.cache.setting import Count
+from loaderpool.cache.setting import CachePlan, Count
 from loaderpool.cache.store import counters_in, counts_of
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.layout import aligned
@@ -14,14 +14,13 @@ from loaderpool.ray.host_record import HostRecord
 from loaderpool.ray.hosted import StagedPayload
 from loaderpool.supervisor.instructions import Load, Update
 from loaderpool.transport.payload.loaded import Change, Payloads
-from loaderpool.transport.payload.placement import AboutShipment, keep_latest
 
 
 class _Payload(NamedTuple):
     words: tuple[int, ...]  # deaths of a ticket, timeout_ns and flags, as Control.LOAD has them
     staged: StagedPayload
     pieces: list[tuple[int, Any]]  # where each begins in the block, and its bytes
-    about: AboutShipment  # files that a node must see, and the cache
+    cache: CachePlan | None
 
 
 class LoaderPayloads:
@@ -36,7 +35,7 @@ class LoaderPayloads:
         self._payloads, self._arena = payloads, arena
         self._words: dict[int, tuple[int, ...]] = {}
         self._loaded: dict[int, _Payload] = {}
-        self._changes: dict[int, list[Change]] = {}
+        self._changes: dict[int, Change] = {}
         self._counters: dict[int, memoryview] = {}  # of caches, which the trainer reads
 
     def note(self, loader: int, words: tuple[int, ...]) -> None:
@@ -49,16 +48,16 @@ class LoaderPayloads:
         Raises:
             OSError: no descriptors are left, or the payload's files do not come.
         """
-        pickled, buffers, _, about = self._payloads.read(load.loader, load.offset, load.nbytes)
-        if about.cache is not None:
-            self._counters[load.loader] = counters_in(self._arena, about.cache)
+        pickled, buffers, _, cache = self._payloads.read(load.loader, load.offset, load.nbytes)
+        if cache is not None:
+            self._counters[load.loader] = counters_in(self._arena, cache)
         places, pieces, end = [], [], 0
         for buffer in buffers:
             places.append((0, end, buffer.nbytes))
             pieces.append((end, buffer))
             end += aligned(buffer.nbytes)
         staged = StagedPayload(end + len(pickled), end, (end, len(pickled)), places)
-        self._loaded[load.loader] = _Payload(self._words[load.loader], staged, [*pieces, (end, pickled)], about)
+        self._loaded[load.loader] = _Payload(self._words[load.loader], staged, [*pieces, (end, pickled)], cache)
 
     def send_all(self, hosts: Any, record: HostRecord) -> None:
         """Send a host all that it does not have."""
@@ -66,17 +65,16 @@ class LoaderPayloads:
             if loader not in record.loaders:
                 record.loaders.add(loader)
                 hosts.stage(record.number, loader, payload.staged.nbytes, iter(payload.pieces))
-                record.command(HostCommand.LOAD, loader, *payload.words, beside=(loader, payload.staged, payload.about))
-                for change in self._changes.get(loader, ()):
-                    _command(record, loader, change)
+                record.command(HostCommand.LOAD, loader, *payload.words, beside=(loader, payload.staged, payload.cache))
+                if loader in self._changes:
+                    record.command(HostCommand.UPDATE, loader, beside=tuple(self._changes[loader]))
 
     def update(self, update: Update, records: Iterable[HostRecord]) -> None:
         """Read changed attributes, and send them to the hosts that have the loader."""
-        change = self._payloads.read_change(update.loader, update.offset, update.nbytes)
-        keep_latest(self._changes.setdefault(update.loader, []), change)
+        self._changes[update.loader] = change = self._payloads.read_change(update.offset, update.nbytes)
         for record in records:
             if update.loader in record.loaders:
-                _command(record, update.loader, change)
+                record.command(HostCommand.UPDATE, update.loader, beside=tuple(change))
 
     def unload(self, loader: int, records: Iterable[HostRecord]) -> None:
         """Forget a loader, and have hosts do so."""
@@ -102,7 +100,3 @@ class LoaderPayloads:
         """A host has gone, with what it kept."""
         for counters in self._counters.values():
             counts_of(counters, cell)[Count.BYTES] = 0
-
-
-def _command(record: HostRecord, loader: int, change: Change) -> None:
-    record.command(HostCommand.UPDATE, loader, beside=(change.names, change.pickled, change.buffers))

@@ -24,7 +24,7 @@ class LatePayloads(dict[int, dict[str, Any]]):
         arena: Arena,
         places: Iterable[tuple[int, int, int]],
         files: Iterable[Sequence[int]],
-        changes: dict[int, list[list[list[bytes | bytearray]]]],  # as `plain` has them
+        changes: dict[int, list[list[bytes | bytearray]]],  # as `plain` has them
         worker: int,
     ) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class LatePayloads(dict[int, dict[str, Any]]):
             raise self._failed[loader]
         try:
             self._payloads.load(loader, *self._places[loader])
-            for parts in self._changes.pop(loader, ()):  # they may be large
+            if parts := self._changes.pop(loader, ()):  # they may be large
                 pickled, *buffers = (bytearray().join(pieces) for pieces in parts)
-                self._payloads.apply(loader, Change(bytes(pickled), buffers, frozenset()))
+                self._payloads.apply(loader, Change(bytes(pickled), buffers))
         except BaseException as error:
             failure = describe_failure(error, epoch=0, worker=self._worker, load_advice=describe_load_error(error))
             self._failed[loader] = WorkFailed(failure, error)

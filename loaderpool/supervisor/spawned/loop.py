@@ -25,7 +25,6 @@ from loaderpool.supervisor.state import SupervisorState
 from loaderpool.system import clock
 from loaderpool.transport.messages import Words, decode_all
 from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.transport.payload.placement import keep_latest
 from loaderpool.transport.pipes import Attachment
 
 # Workers whose connection something else holds are looked for this often.
@@ -121,8 +120,7 @@ class SpawnedSupervisor(BaseSupervisor):
         if isinstance(load, s.Load):
             self._workers.places[load.loader] = load.offset, load.nbytes
         else:
-            change = self._payloads.read_change(load.loader, load.offset, load.nbytes)
-            keep_latest(self._workers.changes.setdefault(load.loader, []), change)
+            self._workers.changes[load.loader] = self._payloads.read_change(load.offset, load.nbytes)
         return self._state.on_loaded(load.loader)
 
     def _unload(self, loader: int) -> None:

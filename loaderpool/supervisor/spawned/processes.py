@@ -146,7 +146,7 @@ class SpawnedWorkers:
         self._arena, self._common, self._events, self._tell = arena, dict(common), events, tell
         self.by_number: dict[int, SpawnedWorker] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each loader's payload
-        self.changes: dict[int, list[Change]] = {}  # made since to their sources, the oldest first
+        self.changes: dict[int, Change] = {}  # made since to their sources
 
     def __iter__(self) -> Iterator[SpawnedWorker]:
         return iter(list(self.by_number.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.warnings import warn_of_data
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.payload.captured_state import CapturedState
-from loaderpool.transport.payload.placement import AboutShipment, Placement, keep_latest, place, put_shipment
+from loaderpool.transport.payload.placement import Placement, place, put_shipment
 from loaderpool.transport.payload.ship import Shipment, named_parts, ship
 from loaderpool.transport.pipes import Attachment, read_attachment
 
@@ -40,14 +39,13 @@ if TYPE_CHECKING:
 
 
 class _Update(NamedTuple):
-    names: frozenset[str]  # of the attributes that it changes
     extents: list[Extent]
     offset: int
     nbytes: int
 
 
 class SourceUpdates:
-    """One loader's changes of attributes, each kept until later ones have changed the same.
+    """One loader's changes of attributes. Each has all that were ever changed, and is kept until the next was read.
 
     The caller holds the session's lock.
 
@@ -59,46 +57,39 @@ class SourceUpdates:
 
     def __init__(self, session: EngineSession, loader: int, without: frozenset[str]) -> None:
         self._session, self._loader, self._without = session, loader, without
-        self._read: list[_Update] = []  # by the supervisor that runs now
-        self._unread: collections.deque[_Update] = collections.deque()
+        self._sent: list[_Update] = []  # the oldest first
+        self._is_read = False  # of the oldest, by the supervisor that runs now
 
     def send(self, changes: dict[str, Any]) -> None:
         """Send changes: `set` has new values by attribute, `deleted` names attributes that are gone."""
-        names = frozenset(changes["set"]) | frozenset(changes["deleted"])
-        self.send_shipped(names, ship(changes, without=self._without))
+        self.send_shipped(ship(changes, without=self._without))
 
-    def send_shipped(self, names: frozenset[str], shipment: Shipment) -> None:
-        """Send changes of the attributes with these names as they are to travel."""
-        extents, offset, nbytes = put_shipment(self._session.arena, shipment, about=AboutShipment(tuple(names)))
-        self._unread.append(_Update(names, extents, offset, nbytes))
-        self._session.send(Control.UPDATE, self._loader, offset, nbytes)
+    def send_shipped(self, shipment: Shipment) -> None:
+        """Send changes as they are to travel."""
+        self._sent.append(_Update(*put_shipment(self._session.arena, shipment)))
+        self._session.send(Control.UPDATE, self._loader, *self._sent[-1][1:])
 
     def was_read(self) -> None:
-        """The supervisor has taken in the oldest that it had not; those that it makes needless are given back."""
-        if self._unread:
-            update = self._unread.popleft()
-            for needless in keep_latest(self._read, update):
-                self._give_back(needless)
+        """The supervisor has taken in the oldest that it had not; the one before it is given back."""
+        if self._is_read:
+            self._give_back(1)
+        self._is_read = bool(self._sent)
 
     def repeat(self) -> None:
         """Another supervisor has the loader as it was made: send again what was changed since."""
-        self._take_back()
-        for update in self._unread:
-            self._session.send(Control.UPDATE, self._loader, update.offset, update.nbytes)
+        self._give_back(len(self._sent) - 1)
+        self._is_read = False
+        for update in self._sent:
+            self._session.send(Control.UPDATE, self._loader, *update[1:])
 
     def give_back_all(self) -> None:
         """The loader is unloaded."""
-        self._take_back()
-        while self._unread:
-            self._give_back(self._unread.popleft())
+        self._give_back(len(self._sent))
 
-    def _take_back(self) -> None:
-        self._unread.extendleft(reversed(self._read))
-        self._read = []
-
-    def _give_back(self, update: _Update) -> None:
-        for extent in update.extents:
-            self._session.arena.give_back(extent)
+    def _give_back(self, count: int) -> None:
+        for _ in range(count):
+            for extent in self._sent.pop(0).extents:
+                self._session.arena.give_back(extent)
 
 
 class LoadMessage:
@@ -211,8 +202,8 @@ class PoolEngine:
             self._probing = Probing(session, self.number, checked, first_epoch)
             self._updates = SourceUpdates(session, self.number, shipment.without)
             self._placement = place(shipment, session.hands_over_files)
-            about = AboutShipment(cache=None if cache is None else cache.plan)
-            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement, about)
+            cache_plan = None if cache is None else cache.plan
+            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self._placement, cache_plan)
             at = offset, nbytes
             self._load = LoadMessage(session, self.number, checked, first_epoch, at, self._placement, cache)
             try:

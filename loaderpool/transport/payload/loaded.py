@@ -12,14 +12,16 @@ import select
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderpool.memory.arena import Arena, map_private
 from loaderpool.system import process
 from loaderpool.transport.messages import MESSAGE_BYTES, Control, decode_all
 from loaderpool.transport.payload.fork_check import OpenHandleError
-from loaderpool.transport.payload.placement import AboutShipment, keep_latest
 from loaderpool.transport.pickling import Importing, get_object, receive
+
+if TYPE_CHECKING:
+    from loaderpool.cache.setting import CachePlan
 
 # They were sent before LOAD was; larger only makes a defect take longer to show.
 _ARRIVE_S = 5.0
@@ -153,19 +155,15 @@ class ReceivedDescriptors:
 
 
 class Change(NamedTuple):
-    """Changed attributes of a loader's source (what a hook changed in the trainer), as they travelled."""
+    """All attributes of a loader's source that hooks have changed in the trainer, as they travelled."""
 
     pickled: bytes
     buffers: list[bytearray]  # of its arrays, which lie in just these once it is applied
-    names: frozenset[str]  # of the attributes
 
 
-def plain(changes: Mapping[int, Sequence[Change]]) -> dict[int, list[list[list[bytes | bytearray]]]]:
+def plain(changes: Mapping[int, Change]) -> dict[int, list[list[bytes | bytearray]]]:
     """Return changes as a worker is told them that is no fork: the pickle and then the buffers, each in pieces."""
-    return {
-        loader: [[_pieces(change.pickled), *map(_pieces, change.buffers)] for change in kept]
-        for loader, kept in changes.items()
-    }
+    return {loader: [_pieces(change.pickled), *map(_pieces, change.buffers)] for loader, change in changes.items()}
 
 
 def _pieces(part: bytes | bytearray) -> list[bytes | bytearray]:
@@ -191,7 +189,7 @@ class Payloads:
         self.received = received or ReceivedDescriptors(None)
         self.loaded: dict[int, dict[str, Any]] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
-        self.changes: dict[int, list[Change]] = {}  # since then, the oldest first, for such a process
+        self.changes: dict[int, Change] = {}  # since then, for such a process
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
         """Unpickle a payload; whatever the user's modules raise on import is raised.
@@ -199,35 +197,35 @@ class Payloads:
         Its arrays lie on the arena's own pages, of which reads are shared and writes are not: the trainer keeps their
         extent until the loader is unloaded.
         """
-        pickled, buffers, files, about = self.read(loader, offset, nbytes)
+        pickled, buffers, files, cache = self.read(loader, offset, nbytes)
         payload = unship(pickled, buffers, self._importing)
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
-        if about.cache is not None:
+        if cache is not None:
             # Most loaders have none, and their start is shorter for it.
             from loaderpool.cache.store import SharedCache, counters_in
 
             # Of one in memory the file comes after those of the arrays.
-            file = self.received.of(loader, files + 1)[files] if about.cache.in_memory else -1
-            payload["cache"] = SharedCache(about.cache, file, counters_in(self._arena, about.cache))
+            file = self.received.of(loader, files + 1)[files] if cache.in_memory else -1
+            payload["cache"] = SharedCache(cache, file, counters_in(self._arena, cache))
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
 
-    def read(self, loader: int, offset: int, nbytes: int) -> tuple[bytes, list[memoryview], int, AboutShipment]:
-        """Return a payload as it travelled: its pickle, its arrays' bytes, how many data files hold some, about it.
+    def read(self, loader: int, offset: int, nbytes: int) -> tuple[bytes, list[memoryview], int, CachePlan | None]:
+        """Return a payload as it travelled: its pickle, its arrays' bytes, how many data files hold some, its cache.
 
         The trainer keeps the arrays' extent until the loader is unloaded. Blocks: until the data files are there.
 
         Raises:
             OSError: this process has no descriptors left, or they do not come.
         """
-        pickled, (start, length), places, sizes, about = self._read(offset, nbytes)
+        pickled, (start, length), places, sizes, cache = self._read(offset, nbytes)
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, start, length)]
         files = self.received.of(loader, len(sizes))[: len(sizes)]
         parts += ((file, 0, size) for file, size in zip(files, sizes, strict=True))
         views = [self._view(*part) if part[2] else memoryview(b"") for part in parts]
-        return pickled, [views[part][at : at + size] for part, at, size in places], len(sizes), about
+        return pickled, [views[part][at : at + size] for part, at, size in places], len(sizes), cache
 
     def _view(self, descriptor: int, start: int, nbytes: int) -> memoryview:
         """Return a part of a file, so that writes to it stay this process's own."""
@@ -241,16 +239,16 @@ class Payloads:
         All is copied out of the arena, so that the trainer may give its extents back at once: an epoch's changes would
         else stay there for as long as the loader lives.
         """
-        change = self.read_change(loader, offset, nbytes)
+        change = self.read_change(offset, nbytes)
         self.apply(loader, change)
-        keep_latest(self.changes.setdefault(loader, []), change)
+        self.changes[loader] = change
 
-    def read_change(self, loader: int, offset: int, nbytes: int) -> Change:
+    def read_change(self, offset: int, nbytes: int) -> Change:
         """Copy changed attributes out of the arena, as they travelled."""
-        pickled, (start, _), places, _, about = self._read(offset, nbytes)
+        pickled, (start, _), places, _, _ = self._read(offset, nbytes)
         view = memoryview(self._arena.map)
         buffers = [bytearray(view[start + at : start + at + size]) for _, at, size in places]
-        return Change(pickled, buffers, frozenset(about.names))
+        return Change(pickled, buffers)
 
     def apply(self, loader: int, change: Change) -> None:
         """Make a change."""
@@ -268,7 +266,7 @@ class Payloads:
 
     def _read(
         self, offset: int, nbytes: int
-    ) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int], AboutShipment]:
-        """Read a shipment's table: its pickle, where its arrays are, places of all, files' sizes, about it."""
-        (start, length), arrays, places, sizes, about = get_object(self._arena, offset, nbytes)
-        return self._arena.map[start : start + length], arrays, places, sizes, about
+    ) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int], CachePlan | None]:
+        """Read a shipment's table: its pickle, where its arrays are, places of all, files' sizes, its cache."""
+        (start, length), arrays, places, sizes, cache = get_object(self._arena, offset, nbytes)
+        return self._arena.map[start : start + length], arrays, places, sizes, cache

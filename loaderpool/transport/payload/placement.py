@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from loaderpool.memory.adoption import DataFile, is_in_passing, place_of, why_copied
 from loaderpool.memory.arena import Arena
@@ -75,45 +74,8 @@ def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
     return found
 
 
-class AboutShipment(NamedTuple):
-    """What is said of a shipment to those who do not unpickle it."""
-
-    names: Sequence[str] = ()  # of an update the attributes that it changes
-    cache: CachePlan | None = None  # of a payload's loader
-
-
-_NOTHING_ABOUT_IT = AboutShipment()
-
-
-class _Change(Protocol):
-    @property
-    def names(self) -> frozenset[str]: ...
-
-
-_Kept = TypeVar("_Kept", bound=_Change)
-
-
-def keep_latest(kept: list[_Kept], change: _Kept) -> list[_Kept]:
-    """Add a change of a source's attributes to those before it; take out and return those that it makes needless.
-
-    A change is needless when later ones have changed all its attributes.
-
-    Args:
-        kept: the oldest first.
-        change: has the `names` of its attributes.
-    """
-    needless, later = [], change.names
-    for at in reversed(range(len(kept))):
-        if kept[at].names <= later:
-            needless.append(kept.pop(at))
-        else:
-            later |= kept[at].names
-    kept.append(change)
-    return needless
-
-
 def put_shipment(
-    arena: Arena, shipment: Shipment, placement: Placement | None = None, about: AboutShipment = _NOTHING_ABOUT_IT
+    arena: Arena, shipment: Shipment, placement: Placement | None = None, cache: CachePlan | None = None
 ) -> tuple[list[Extent], int, int]:
     """Copy a shipment into the arena; returns all its extents, and offset and length of its table (see `Payloads`).
 
@@ -124,7 +86,7 @@ def put_shipment(
         arena: where to.
         shipment: what.
         placement: which of its arrays stand in data files, and are not copied. None: all are copied.
-        about: it, for who does not unpickle it.
+        cache: the loader's, for who does not unpickle the shipment.
     """
     placement = placement or Placement()
     places: list[tuple[int, int, int]] = []  # part (0: what is copied, then the files), offset in it, length
@@ -152,7 +114,7 @@ def put_shipment(
                 arena.map[extent.offset + at : extent.offset + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
         where = pickled.offset, len(shipment.pickled)
-        table, nbytes = put_object(arena, (where, arrays, places, sizes, about))
+        table, nbytes = put_object(arena, (where, arrays, places, sizes, cache))
     except BaseException:
         for extent in extents:
             arena.give_back(extent)

@@ -49,6 +49,20 @@ def test_changes_are_told_once() -> None:
     assert hooks.before_epoch() is None
 
 
+def test_each_time_all_that_was_ever_changed_is_told() -> None:
+    sequence = Shuffling()
+    hooks = SequenceHooks(sequence)
+    hooks.after_epoch()
+    hooks.told()
+    sequence.label = "new"  # type: ignore[attr-defined]
+    changes = hooks.after_epoch()
+    assert changes is not None and sorted(changes["set"]) == ["label", "number", "order"]
+    hooks.told()
+    del sequence.label  # type: ignore[attr-defined]
+    changes = hooks.after_epoch()
+    assert changes is not None and sorted(changes["set"]) == ["number", "order"] and changes["deleted"] == ["label"]
+
+
 def test_changes_that_were_not_sent_are_told_before_the_next_epoch_and_with_later_ones() -> None:
     sequence = Shuffling()
     hooks = SequenceHooks(sequence)
