@@ -175,12 +175,11 @@ def _checksums(sequence: Any) -> dict[str, bytes]:
 
 def _checksum(value: Any) -> bytes:
     from loaderpool.transport.payload.pickler import PayloadPickler  # as what is sent: cloudpickle takes 30 ms
+    from loaderpool.transport.pickling import out_of_band
 
     digest, file = hashlib.blake2b(digest_size=16), io.BytesIO()
     try:
-        # An array's bytes are out of band, not in the pickle: the callback returns None.
-        callback: Any = lambda buffer: digest.update(buffer.raw())  # noqa: E731
-        PayloadPickler(file, protocol=5, buffer_callback=callback).dump(value)
+        PayloadPickler(file, buffer_callback=out_of_band(digest.update, 0)).dump(value)
     except Exception:
         return b"unpicklable"  # it never travelled (`__getstate__` left it out), so workers need no news of it
     digest.update(file.getbuffer())

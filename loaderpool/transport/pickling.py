@@ -62,6 +62,22 @@ def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | Non
         return file.getvalue()
 
 
+def out_of_band(keep: Callable[[memoryview], object], least_bytes: int) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return a buffer callback of pickle: arrays of so many bytes are given to `keep`, and are not in the pickle."""
+
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            flat = buffer.raw()
+        except BufferError:  # not contiguous: pickle refuses it, with a message of its own
+            return True
+        if flat.nbytes < least_bytes:
+            return True
+        keep(flat)
+        return False
+
+    return is_in_band
+
+
 class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None) -> None:
         # A dict: cloudpickle's chain of two dicts makes each object take three times as long.
@@ -205,20 +221,9 @@ def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, N
 
 
 def _pickled(items: list[Any], first: int) -> list[bytes | memoryview]:
-    buffers: list[bytes | memoryview] = []
-
-    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            flat = buffer.raw()
-        except BufferError:  # not contiguous: pickle refuses it, with a message of its own
-            return True
-        if flat.nbytes < _LARGE_BYTES:
-            return True
-        buffers.append(flat)
-        return False
-
+    buffers: list[memoryview] = []
     try:
-        return [send(items, is_in_band), *buffers]
+        return [send(items, out_of_band(buffers.append, _LARGE_BYTES)), *buffers]
     except Exception:
         for position, item in enumerate(items, first):
             try:

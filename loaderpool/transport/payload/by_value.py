@@ -225,7 +225,7 @@ class FrameworkFreePickler(PayloadPickler):
     def __init__(
         self, file: IO[bytes], buffer_callback: Callable[[PickleBuffer], Any], frameworks: AbstractSet[str]
     ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        super().__init__(file, buffer_callback=buffer_callback)
         self._frameworks, self._imports = frameworks, FrameworkImports(frameworks)
 
     def reducer_override(self, obj: Any) -> Any:

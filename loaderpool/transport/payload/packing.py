@@ -12,9 +12,9 @@ import functools
 import io
 import itertools
 import pickle
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -27,7 +27,8 @@ from loaderpool.sources.recognise import Sized
 from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.payload.pickler import PayloadPickler
+from loaderpool.transport.payload.pickler import LruCacheWrapper, PayloadPickler, is_global
+from loaderpool.transport.pickling import out_of_band
 
 # Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
 # are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
@@ -45,8 +46,6 @@ _TRIED = 64
 _MOST_REPEATED = 4
 # Items no larger than this are packed whatever they repeat: as objects they would take as much.
 _SMALL_BYTES = 256
-# Items are tried no further than this: some of them may be large.
-_MOST_TRIED_BYTES = 16 << 20
 
 
 class ItemError(Exception):
@@ -110,9 +109,9 @@ class ItemPacking:
             ItemError: one of them cannot be pickled.
         """
         try:
-            if not self.is_worth_it(items):
+            if not self._is_worth_it(items):
                 return None
-            packed = _Packer(self.met).pack(items)
+            packed = _ItemPickler(self.met).pack(items)
         except _NotPackableError:
             return None
         except _ItemFailedError as failed:
@@ -124,31 +123,22 @@ class ItemPacking:
         self.packed += len(packed)
         return packed
 
-    def estimate(self, items: Sequence[Any]) -> int:
-        """Return about how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
+    def nbytes(self, items: Sequence[Any]) -> int:
+        """Return how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
         try:
-            return self._tried(items)[2]
+            return _ItemPickler(self.met).pack(items).nbytes
         except (_NotPackableError, _ItemFailedError):
             return 0
 
-    def is_worth_it(self, items: Sequence[Any]) -> bool:
-        """Whether items are many bytes, of which they hold few together; found by trying some."""
-        sum_alone, sum_together, nbytes, tried = self._tried(items)
-        return nbytes >= _LEAST_BYTES and sum_alone <= max(_MOST_REPEATED * sum_together, _SMALL_BYTES * tried)
-
-    def _tried(self, items: Sequence[Any]) -> tuple[int, int, int, int]:
-        """Bytes of some items alone, and beside each other; about how many all take alone; and how many were tried."""
-        alone, together = (_Packer(self.met) for _ in range(2))
-        sum_alone = sum_together = tried = 0
-        count = min(len(items), _TRIED)
-        for at in range(0, len(items), len(items) // count):
-            mine, ours = alone.add(items[at], at), together.add(items[at], at, forget=False)
-            tried += 1
-            if tried > 1:  # in the first, all is new
-                sum_alone, sum_together = sum_alone + mine, sum_together + ours
-            if alone.nbytes > _MOST_TRIED_BYTES and tried > 1:
-                break
-        return sum_alone, sum_together, alone.nbytes * len(items) // tried, tried
+    def _is_worth_it(self, items: Sequence[Any]) -> bool:
+        """Whether items are many bytes, of which they hold few together; found by trying some, alone and as one."""
+        tried = [items[at] for at in range(0, len(items), len(items) // _TRIED)]
+        try:
+            alone, together = (_ItemPickler(self.met).pack(each).nbytes for each in (tried, [tried]))
+        except _ItemFailedError:
+            return True  # packing names the first that fails
+        is_much = alone * len(items) // len(tried) >= _LEAST_BYTES
+        return is_much and alone <= max(_MOST_REPEATED * together, _SMALL_BYTES * len(tried))
 
 
 class _ItemsStandIn:
@@ -170,7 +160,7 @@ _MOST_PARTS = 1000
 # How often the packed bytes are held against the memory that this process has.
 _LOOK_EVERY = 4096
 _keys = itertools.count(1)
-_FUNCTION_KINDS = frozenset({types.FunctionType, type(functools.lru_cache(same))})
+_FUNCTION_KINDS = frozenset({types.FunctionType, LruCacheWrapper})
 _NAMED_KINDS = _FUNCTION_KINDS | {types.BuiltinFunctionType, types.ModuleType}
 _NO_OBJECT = (types.ModuleType, type(None))
 
@@ -187,53 +177,40 @@ class _NotPackableError(Exception):
     """What items are or hold makes another thing of them when each travels alone."""
 
 
-class _Packer:
-    """Pickles items one after the other."""
+class _ItemPickler(PayloadPickler):
+    """Pickles items one after the other; classes, functions and modules by number.
 
-    def __init__(self, met: set[int]) -> None:
+    Args:
+        met: see `ItemPacking`.
+    """
+
+    def __init__(self, met: AbstractSet[int]) -> None:
+        # A plain dict: cloudpickle's chain of dicts, asked for each object, takes longer than all the rest.
+        self.dispatch_table: Any = dict(PayloadPickler.dispatch_table)
         self._file = io.BytesIO()
-        self._key, self._parts = next(_keys), _NumberedParts()
-        self._pickler = _ItemPickler(self._file, self._is_in_band, met, self._key, self._parts)
-        # Past cloudpickle's own `dump`, whose only addition is another error for a deep nesting.
-        self._dump = functools.partial(pickle.Pickler.dump, self._pickler)
-        self._numbers: dict[tuple[int, int], int] = {}  # of buffers, by address and length
+        super().__init__(self._file, buffer_callback=out_of_band(self._keep, OUT_OF_BAND_BYTES))
+        self._others = met
+        self._usual: set[type] = set()  # kinds that are pickled as they are everywhere
+        self._key, self._parts = next(_keys), list[Any]()  # things by number
+        self._references: dict[int, tuple[Any, ...]] = {}  # how each is pickled, by its id
         self._buffers: list[Any] = []
-        self._wanted: list[int] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all pickles so far."""
-        return self._file.tell()
-
-    def add(self, item: Any, index: int, forget: bool = True) -> int:
-        """Pickle one more item; returns how many bytes it has taken.
-
-        Args:
-            item: the item.
-            index: its number.
-            forget: False: what it holds is written only once, if it is in a later item, too.
-        """
-        before = self._file.tell()
-        try:
-            self._dump(item)
-        except (_NotPackableError, MemoryError):
-            raise
-        except Exception as error:
-            if is_of_a_handler(error):
-                raise
-            raise _ItemFailedError(index) from error
-        if forget:
-            self._pickler.clear_memo()
-        return self._file.tell() - before
+        self._numbers: dict[tuple[int, int], int] = {}  # of buffers, by address and length
+        self._wanted: list[int] = []  # numbers of the buffers that items hold
 
     def pack(self, items: Sequence[Any]) -> PackedItems:
-        """Pickle all items."""
+        """Pickle all items. Once.
+
+        Raises:
+            _NotPackableError: an item holds what means another thing when it travels alone.
+            _ItemFailedError: one of them cannot be pickled.
+        """
         ends, wanted_ends = array.array("q", [0]), array.array("q", [0])
-        file, dump, pickler, wanted = self._file, self._dump, self._pickler, self._wanted
+        # Past cloudpickle's own `dump`, whose only addition is another error for a deep nesting.
+        file, dump, wanted = self._file, functools.partial(pickle.Pickler.dump, self), self._wanted
         try:
             for item in items:
                 dump(item)
-                pickler.clear_memo()
+                self.clear_memo()
                 ends.append(file.tell())
                 wanted_ends.append(len(wanted))
                 if not len(ends) % _LOOK_EVERY and file.tell() > capacity.resident_bytes():
@@ -248,53 +225,19 @@ class _Packer:
         return PackedItems(
             np.frombuffer(file.getbuffer(), np.uint8),
             np.array(ends, np.int64),
-            parts_of(self._key, self._parts.things) if self._parts.things else None,
+            parts_of(self._key, self._parts) if self._parts else None,
             self._buffers,
-            np.array(self._wanted, np.int64),
-            np.array(wanted_ends, np.int64) if self._wanted else None,
+            np.array(wanted, np.int64),
+            np.array(wanted_ends, np.int64) if wanted else None,
         )
 
-    def _is_in_band(self, buffer: pickle.PickleBuffer) -> bool:
-        flat = flat_bytes(buffer)
-        if flat is None or flat.nbytes < OUT_OF_BAND_BYTES:
-            return True
-        bytes_of = np.frombuffer(flat, np.uint8)  # kept, so that its address stays its own
-        key = bytes_of.__array_interface__["data"][0], flat.nbytes
+    def _keep(self, buffer: memoryview) -> None:
+        array_of = np.frombuffer(buffer, np.uint8)  # kept, so that its address stays its own
+        key = array_of.__array_interface__["data"][0], array_of.nbytes
         number = self._numbers.setdefault(key, len(self._buffers))
         if number == len(self._buffers):
-            self._buffers.append(bytes_of)
+            self._buffers.append(array_of)
         self._wanted.append(number)
-        return False
-
-
-class _NumberedParts:
-    """Things that get a number when they are met first."""
-
-    def __init__(self) -> None:
-        self.things: list[Any] = []
-        self.references: dict[int, tuple[Any, ...]] = {}  # how each is pickled, by its id
-
-
-class _ItemPickler(PayloadPickler):
-    """Pickles an item; classes, functions and modules by number.
-
-    Raises:
-        _NotPackableError: the item holds what means another thing when it travels alone.
-    """
-
-    def __init__(
-        self,
-        file: io.BytesIO,
-        is_in_band: Callable[[pickle.PickleBuffer], bool],
-        met: set[int],
-        key: int,
-        parts: _NumberedParts,
-    ) -> None:
-        # A plain dict: cloudpickle's chain of dicts, asked for each object, takes longer than all the rest.
-        self.dispatch_table: Any = dict(PayloadPickler.dispatch_table)
-        super().__init__(file, protocol=5, buffer_callback=is_in_band)
-        self._others, self._key, self._parts = met, key, parts
-        self._usual: set[type] = set()  # kinds that are pickled as they are everywhere
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -304,9 +247,8 @@ class _ItemPickler(PayloadPickler):
             return NotImplemented
         if kind in _NAMED_KINDS or issubclass(kind, type):
             return self._by_number(obj, kind)
-        if id(obj) in self._others or issubclass(
-            kind, np.memmap
-        ):  # a memmap's file would be opened again for each reading
+        # A memmap's file would be opened again for each reading.
+        if id(obj) in self._others or issubclass(kind, np.memmap):
             raise _NotPackableError
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and kind is not io.TextIOWrapper:
@@ -314,32 +256,15 @@ class _ItemPickler(PayloadPickler):
         return reduced
 
     def _by_number(self, named: Any, kind: type) -> Any:
-        parts = self._parts
-        reference = parts.references.get(id(named))
-        if reference is None:
+        if id(named) not in self._references:
             if named is part or (kind is types.BuiltinFunctionType and not isinstance(named.__self__, _NO_OBJECT)):
                 return NotImplemented  # `some_list.append`: the list is the item's own
-            is_own = kind in _FUNCTION_KINDS and not _is_global(named)  # what it captures may be the item's own, too
-            if is_own or len(parts.things) == _MOST_PARTS:
+            is_own = kind in _FUNCTION_KINDS and not is_global(named)  # what it captures may be the item's own, too
+            if is_own or len(self._parts) == _MOST_PARTS:
                 raise _NotPackableError
-            reference = parts.references[id(named)] = part, (self._key, len(parts.things))
-            parts.things.append(named)
-        return reference
-
-
-def _is_global(function: Any) -> bool:
-    found: Any = sys.modules.get(function.__module__)
-    for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is function
-
-
-def flat_bytes(buffer: pickle.PickleBuffer) -> memoryview | None:
-    """Return the buffer's bytes; None where they are not contiguous, which pickle refuses with a message of its own."""
-    try:
-        return buffer.raw()
-    except BufferError:
-        return None
+            self._references[id(named)] = part, (self._key, len(self._parts))
+            self._parts.append(named)
+        return self._references[id(named)]
 
 
 # ---- lists and dicts that the user shares ----
@@ -407,7 +332,7 @@ def _packed(*lists: Sequence[Any]) -> list[PackedItems]:
 
 def _pickled(items: Sequence[Any]) -> PackedItems:
     try:
-        return _Packer(set()).pack(items)
+        return _ItemPickler(set()).pack(items)
     except _ItemFailedError as failed:
         cause = failed.__cause__
         raise UnpicklableError(

@@ -66,7 +66,7 @@ def jax_array(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Any:
 
 
 _by_identity: Any = object.__eq__
-_LruCacheWrapper = type(functools.lru_cache(lambda: None))
+LruCacheWrapper = type(functools.lru_cache(lambda: None))
 _make_dispatcher: Callable[[Any], Any] = functools.singledispatch  # which mypy knows too well
 _DISPATCHES = _make_dispatcher(len).__code__
 
@@ -91,7 +91,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             raise TypeError("an array of ctypes cannot be pickled; make a NumPy array of it: numpy.array(...)")
         if obj is dataclasses.MISSING:
             return "MISSING"  # by its name: as a copy it would be another one, and a field's default
-        if kind is _LruCacheWrapper:
+        if kind is LruCacheWrapper:
             return self._reduce_cached_function(obj)
         if kind is functools.cached_property:
             return _reduce_cached_property(obj)
@@ -121,9 +121,12 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
 
 def is_found_by_name(named: Any) -> bool:
-    """Whether another process finds a function or class by its module and name."""
-    if named.__module__ == "__main__":  # another one there
-        return False
+    """Whether another process finds a function or class by its module and name; its `__main__` is another one."""
+    return named.__module__ != "__main__" and is_global(named)
+
+
+def is_global(named: Any) -> bool:
+    """Whether its module has a function or class under its name."""
     found: Any = sys.modules.get(named.__module__)
     for name in named.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -148,7 +151,7 @@ def _by_value_of_cached(cached: Any) -> Any:
 
 
 def _remake_cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    copyreg.pickle(_LruCacheWrapper, _reduce_remade_function)
+    copyreg.pickle(LruCacheWrapper, _reduce_remade_function)
     return functools.lru_cache(**parameters)(function)
 
 

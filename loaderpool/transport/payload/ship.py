@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import io
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from loaderpool.errors import UnpicklableError
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.by_value import FrameworkFreePickler, FrameworkNeededError, loaded_frameworks
 from loaderpool.transport.payload.diagnose import describe_offender, large_data
-from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES, ItemError, ItemPacking, flat_bytes
+from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES, ItemError, ItemPacking
 from loaderpool.transport.payload.pickler import PayloadPickler
+from loaderpool.transport.pickling import out_of_band
 
 CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 
@@ -69,7 +68,7 @@ def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -
                 raise
             break  # a global that can be imported but not pickled, a lock say: all by reference then
     try:
-        return Shipment(*_pickled(payload, _payload_pickler))
+        return Shipment(*_pickled(payload, PayloadPickler))
     except MemoryError:
         raise
     except ItemError as error:
@@ -97,38 +96,25 @@ def _describe(payload: dict[str, object], error: Exception) -> str:
     return describe_offender(suspects, error, _why_unpicklable)
 
 
-def _payload_pickler(file: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> PayloadPickler:
-    return PayloadPickler(file, protocol=5, buffer_callback=buffer_callback)
-
-
 def _pickled(
-    payload: dict[str, object],
-    make_pickler: Callable[[Any, Callable[[pickle.PickleBuffer], bool]], PayloadPickler],
+    payload: dict[str, object], make_pickler: Callable[..., PayloadPickler]
 ) -> tuple[bytes, tuple[memoryview, ...], int, tuple[str, ...]]:
     buffers: list[memoryview] = []
-
-    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
-        flat = flat_bytes(buffer)
-        if flat is None or flat.nbytes < OUT_OF_BAND_BYTES:
-            return True
-        buffers.append(flat)
-        return False
-
     packing = ItemPacking(_why_unpicklable)
     with io.BytesIO() as file:
-        pickler = make_pickler(file, is_in_band)
+        pickler = make_pickler(file, buffer_callback=out_of_band(buffers.append, OUT_OF_BAND_BYTES))
         pickler.met = packing.met
         pickler.dump(packing.prepare(payload))
         told: tuple[str, ...] = ()
         if any(name in payload for name in CALLED):  # else: what a reader is sent, or what a hook changed
-            told = large_data(named_parts(payload), packing.sources, pickler.is_by_value, packing.estimate)
+            told = large_data(named_parts(payload), packing.sources, pickler.is_by_value, packing.nbytes)
         return file.getvalue(), tuple(buffers), packing.packed, told
 
 
 def _why_unpicklable(part: object) -> Exception | None:
     """What pickling this part alone raises; None where it works. Nothing is kept of it and no array is copied."""
     try:
-        _payload_pickler(_NullFile(), lambda buffer: flat_bytes(buffer) is None).dump(part)
+        PayloadPickler(_NullFile(), buffer_callback=out_of_band(lambda _: None, 0)).dump(part)
     except MemoryError:
         raise
     except Exception as error:
