@@ -246,12 +246,10 @@ def _pickled(error: BaseException) -> bytes | None:
 
 def _travels(value: Any) -> bytes | None:
     """Return the value's pickle, where it can be read back."""
-    import cloudpickle
-
-    from loaderpool.transport.pickling import receive
+    from loaderpool.transport.pickling import receive, send
 
     with contextlib.suppress(BaseException):
-        pickled: bytes = cloudpickle.dumps(value)
+        pickled = send(value)
         receive(pickled)
         return pickled
     return None

@@ -20,13 +20,12 @@ import pickle, sys
 with open(sys.argv[1], "rb") as file:
     path, pickled, buffers, expression = pickle.load(file)
 sys.path[:0] = path
-import cloudpickle
-from loaderpool.transport.payload.loaded import unship
-payload = unship(pickled, [memoryview(bytearray(each)) for each in buffers])
+from loaderpool.transport.pickling import receive, send
+payload = receive(pickled, [memoryview(bytearray(each)) for each in buffers])
 loaded = [name for name in ("tensorflow", "keras", "jax", "torch") if name in sys.modules]
 result = eval(expression, {"sys": sys, **payload})
 with open(sys.argv[1] + ".out", "wb") as file:
-    cloudpickle.dump((result, loaded), file)
+    file.write(send((result, loaded)))
 """
 
 

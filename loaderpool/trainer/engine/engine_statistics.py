@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from loaderpool.trainer.engine.run_context import DeliveryCounts
     from loaderpool.trainer.session.engine_session import EngineSession, WorkerProcess
     from loaderpool.trainer.stream.feeds import StreamFeeds
-    from loaderpool.transport.payload.placement import Placement
-    from loaderpool.transport.payload.ship import Shipment
+    from loaderpool.transport.payload.ship import Placement, Shipment
 
 _STATES: tuple[Literal["starting"], Literal["running"], Literal["leaving"]] = ("starting", "running", "leaving")
 

@@ -28,8 +28,7 @@ from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.warnings import warn_of_data
 from loaderpool.transport.messages import Control, Notice, Words, join32
 from loaderpool.transport.payload.captured_state import CapturedState
-from loaderpool.transport.payload.placement import Placement, place, put_shipment
-from loaderpool.transport.payload.ship import Shipment, named_parts, ship
+from loaderpool.transport.payload.ship import Placement, Shipment, named_parts, place, put_shipment, ship
 from loaderpool.transport.pipes import Attachment, read_attachment
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from loaderpool.trainer.stream.feed import Ahead, Feed
 from loaderpool.trainer.stream.frames import FrameSource, OwnFrames
 from loaderpool.trainer.stream.reader.frames import ReadFrames
 from loaderpool.trainer.stream.reader.readers import Readers
-from loaderpool.transport.payload.placement import Placement, place, put_shipment
-from loaderpool.transport.payload.ship import Shipment, ship
+from loaderpool.transport.payload.ship import Placement, Shipment, place, put_shipment, ship
 
 
 def ship_beside(

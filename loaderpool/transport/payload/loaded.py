@@ -29,32 +29,13 @@ _MOST_DESCRIPTORS = 253  # in one message; the kernel's own limit
 _PIECE_BYTES = 1 << 30  # of what marshal writes as one, which must be less than twice that
 
 
-def unship(
-    pickled: bytes | memoryview, buffers: Sequence[memoryview], importing: Importing = contextlib.nullcontext
-) -> dict[str, Any]:
-    """Return the payload again; arrays of `Shipment.buffers` lie in the given memory, writable where the memory is.
-
-    Imports the user's modules.
-
-    Args:
-        pickled: `Shipment.pickled`.
-        buffers: the contents of `Shipment.buffers`, in their order.
-        importing: the context of each import that the payload itself asks for.
-
-    Raises:
-        BaseException: whatever an import or a `__setstate__` of the user's raises; see `describe_load_error`.
-    """
-    payload: dict[str, Any] = receive(pickled, buffers, importing)
-    return payload
-
-
 def describe_load_error(error: BaseException, place: str = "the supervisor") -> str:
     """Return one or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
 
-    Runs in: the process in which `unship` failed, as it names that process's search path.
+    Runs in: the process in which it was loaded, as it names that process's search path.
 
     Args:
-        error: what `unship` raised.
+        error: what loading it raised.
         place: what that process is.
     """
     if isinstance(error, OpenHandleError):
@@ -198,7 +179,7 @@ class Payloads:
         extent until the loader is unloaded.
         """
         pickled, buffers, files, cache = self.read(loader, offset, nbytes)
-        payload = unship(pickled, buffers, self._importing)
+        payload: dict[str, Any] = receive(pickled, buffers, self._importing)
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if cache is not None:
@@ -252,7 +233,7 @@ class Payloads:
 
     def apply(self, loader: int, change: Change) -> None:
         """Make a change."""
-        changes = unship(change.pickled, [memoryview(buffer) for buffer in change.buffers], self._importing)
+        changes = receive(change.pickled, [memoryview(buffer) for buffer in change.buffers], self._importing)
         self.loaded[loader]["source"].update(changes)
 
     def unload(self, loader: int) -> None:

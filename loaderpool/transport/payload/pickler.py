@@ -94,10 +94,9 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is LruCacheWrapper:
             return self._reduce_cached_function(obj)
         if kind is functools.cached_property:
-            return _reduce_cached_property(obj)
+            return _cached_property, (obj.func, obj.attrname)  # up to Python 3.11 it holds a lock
         if kind is types.FunctionType and obj.__code__ is _DISPATCHES and self.is_by_value(obj):
-            state = obj.__wrapped__, dict(obj.registry)
-            return _make_dispatcher, (len,), state, None, None, _set_dispatcher
+            return _make_dispatcher, (len,), (obj.__wrapped__, dict(obj.registry)), None, None, _set_dispatcher
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
@@ -159,19 +158,10 @@ def _reduce_remade_function(cached: Any) -> Any:
     return cached.__qualname__ if is_found_by_name(cached) else _by_value_of_cached(cached)
 
 
-# Up to Python 3.11 a cached property holds a lock, which cannot be pickled.
-
-
-def _reduce_cached_property(cached: functools.cached_property[Any]) -> Any:
-    return _remake_cached_property, (cached.func, cached.attrname)
-
-
-def _remake_cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
-    copyreg.pickle(functools.cached_property, _reduce_cached_property)
-    remade = functools.cached_property(function)
-    if name is not None:
-        remade.__set_name__(object, name)
-    return remade
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
 
 
 # What `functools.singledispatch` returns has a cache of weak references. It is made first, and filled then, for its

@@ -22,8 +22,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.share import share_array as share
 from loaderpool.system import capacity, machine
 from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors
-from loaderpool.transport.payload.placement import place, put_shipment
-from loaderpool.transport.payload.ship import ship
+from loaderpool.transport.payload.ship import place, put_shipment, ship
 from tests.support.processes import read_pss, status_of_fork
 
 pytestmark = [

@@ -23,9 +23,9 @@ from loaderpool.sources.packed import PackedItems
 from loaderpool.sources.recognise import as_source
 from loaderpool.system import capacity
 from loaderpool.transport.payload import packing
-from loaderpool.transport.payload.loaded import unship
 from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import ship
+from loaderpool.transport.pickling import receive
 
 N = 3000
 
@@ -63,7 +63,7 @@ class Broken:
 def round_trip(source: Any, **others: Any) -> Any:
     shipment = ship({"source": as_source(source), **others})
     copies = [memoryview(bytearray(buffer)) for buffer in shipment.buffers]
-    return unship(shipment.pickled, copies)["source"]
+    return receive(shipment.pickled, copies)["source"]
 
 
 def is_equal(one: Any, other: Any) -> bool:
@@ -132,7 +132,7 @@ def test_large_arrays_in_items_lie_in_shared_memory_and_one_that_many_hold_lies_
     shipment = ship({"source": [(i, kinds[i % 4]) for i in range(N)]})
     assert sum(buffer.nbytes for buffer in shipment.buffers) < 2 << 20
     memory = [memoryview(bytearray(buffer)) for buffer in shipment.buffers]
-    arrived = unship(shipment.pickled, memory)["source"]
+    arrived = receive(shipment.pickled, memory)["source"]
     assert isinstance(arrived, PackedItems)
     for index in range(8):
         number, array = arrived[index]
@@ -158,7 +158,7 @@ def test_columns_are_packed_each_by_itself() -> None:
 def test_a_list_that_a_function_captures_and_iterates_stays_a_list() -> None:
     items = [{"i": i} for i in range(N)]
     shipment = ship({"fn": lambda i: [*items, i], "source": range(N)})
-    loaded = unship(shipment.pickled, shipment.buffers)
+    loaded = receive(shipment.pickled, shipment.buffers)
     assert type(loaded["fn"].__closure__[0].cell_contents) is list and shipment.packed_items == 0
 
 
@@ -179,7 +179,7 @@ def test_what_is_small_or_is_no_plain_list_stays_as_it_is(kind: str, monkeypatch
     source = sources[kind]
     shipment = ship({"source": as_source(source)})
     assert shipment.packed_items == 0
-    arrived = unship(shipment.pickled, shipment.buffers)["source"]
+    arrived = receive(shipment.pickled, shipment.buffers)["source"]
     assert [is_equal(arrived[i], source[i]) for i in range(0, len(source), 97)].count(False) == 0
 
 
@@ -190,7 +190,7 @@ def test_items_that_hold_one_large_thing_together_are_not_multiplied() -> None:
     dataset = Plain([f"row {i}" for i in range(1000)])
     shipment = ship({"source": [(dataset, i) for i in range(N)]})
     assert shipment.packed_items == 0 and len(shipment.pickled) < 100_000
-    loaded = unship(shipment.pickled, shipment.buffers)["source"]
+    loaded = receive(shipment.pickled, shipment.buffers)["source"]
     assert loaded[0][0] is loaded[N - 1][0]
 
 
@@ -216,7 +216,7 @@ def test_an_object_that_the_function_knows_too_stays_the_same_object() -> None:
     names = {camera: f"camera {camera.value}" for camera in cameras}
     source = [{"camera": cameras[i % 50], "i": i} for i in range(N)]
     shipment = ship({"source": source, "fn": lambda item: names[item["camera"]]})
-    loaded = unship(shipment.pickled, shipment.buffers)
+    loaded = receive(shipment.pickled, shipment.buffers)
     assert [loaded["fn"](loaded["source"][i]) for i in (0, 51)] == ["camera 0", "camera 1"]
 
 
@@ -264,7 +264,7 @@ def test_classes_of_the_script_travel_once_and_are_the_function_s_own() -> None:
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=False)
     assert ran.returncode == 0, ran.stderr.decode()
     pickled, buffers = pickle.loads(ran.stdout)
-    loaded = unship(pickled, [memoryview(each) for each in buffers])
+    loaded = receive(pickled, [memoryview(each) for each in buffers])
     assert [loaded["fn"](loaded["source"][i]) for i in (0, 19_999)] == [6, 19_999 + 10]
 
 
@@ -277,7 +277,7 @@ def test_modules_of_the_items_are_imported_with_the_payload_and_not_by_the_first
         shipment = ship({"source": [their_module.Thing(i) for i in range(N)]})
         assert shipment.packed_items == N
         del sys.modules["their_module"]
-        loaded = unship(shipment.pickled, shipment.buffers)
+        loaded = receive(shipment.pickled, shipment.buffers)
         assert "their_module" in sys.modules
         assert loaded["source"][4].i == 4
     finally:
@@ -287,7 +287,7 @@ def test_modules_of_the_items_are_imported_with_the_payload_and_not_by_the_first
 
 def test_several_packings_side_by_side_and_dropped_in_any_order() -> None:
     first, second = (round_trip([Sample(f"{k}", (i,)) for i in range(N)]) for k in range(2))
-    again = unship(*_shipped(first))["source"]
+    again = receive(*_shipped(first))["source"]
     assert (first[1].path, second[1].path, again[1].path) == ("0", "1", "0")
     del first
     gc.collect()

@@ -18,8 +18,7 @@ from loaderpool.system import capacity
 from loaderpool.transport.payload import loaded
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
-from loaderpool.transport.payload.placement import put_shipment
-from loaderpool.transport.payload.ship import ship
+from loaderpool.transport.payload.ship import put_shipment, ship
 
 LOADER = 7
 

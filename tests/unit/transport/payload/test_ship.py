@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.transport.payload.loaded import describe_load_error, unship
+from loaderpool.transport.payload.loaded import describe_load_error
 from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import Shipment, ship
+from loaderpool.transport.pickling import receive
 from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.corner
 
 def round_trip(**payload: Any) -> dict[str, Any]:
     shipment = ship(payload)
-    return unship(shipment.pickled, shipment.buffers)
+    return receive(shipment.pickled, shipment.buffers)
 
 
 # -- arrays
@@ -37,7 +38,7 @@ def test_only_buffers_of_the_threshold_and_more_travel_beside_the_pickle() -> No
     shipment = ship({"under": under, "at": at})
     assert [buffer.nbytes for buffer in shipment.buffers] == [OUT_OF_BAND_BYTES]
     assert under.tobytes() in shipment.pickled
-    payload = unship(memoryview(shipment.pickled), shipment.buffers)
+    payload = receive(memoryview(shipment.pickled), shipment.buffers)
     assert np.array_equal(payload["under"], under) and np.array_equal(payload["at"], at)
 
 
@@ -46,7 +47,7 @@ def test_an_array_beside_the_pickle_is_not_copied_on_either_side() -> None:
     shipment = ship({"array": array})
     array[1, 2] = 7  # seen through the shipment: it is a view
     memory = bytearray(shipment.buffers[0])
-    loaded = unship(shipment.pickled, [memoryview(memory)])["array"]
+    loaded = receive(shipment.pickled, [memoryview(memory)])["array"]
     assert loaded[1, 2] == 7 and loaded.shape == array.shape
     memory[:4] = np.float32(5).tobytes()
     assert loaded[0, 0] == 5
@@ -58,7 +59,7 @@ def test_arrays_of_any_layout_arrive_equal(order: str) -> None:
     array = {"C": base, "F": np.asfortranarray(base), "strided": base[::2, ::3], "reversed": base[::-1]}[order]
     shipment = ship({"array": array})
     assert all(buffer.c_contiguous and buffer.ndim == 1 and buffer.format == "B" for buffer in shipment.buffers)
-    assert np.array_equal(unship(shipment.pickled, shipment.buffers)["array"], array)
+    assert np.array_equal(receive(shipment.pickled, shipment.buffers)["array"], array)
 
 
 def test_an_array_used_twice_travels_once_and_is_one_array_there() -> None:
@@ -250,7 +251,7 @@ def test_the_script_is_not_run_again(tmp_path: Path) -> None:
 def test_a_payload_can_be_loaded_again_and_again() -> None:
     state = random.Random(3)
     shipment = ship({"source": [dataclasses.field, {"a": (1, b"x")}], "fn": state.random})
-    first, second = (unship(shipment.pickled, shipment.buffers) for _ in range(2))
+    first, second = (receive(shipment.pickled, shipment.buffers) for _ in range(2))
     assert first["fn"]() == second["fn"]() == state.random()
 
 
@@ -259,7 +260,7 @@ def test_a_payload_can_be_loaded_again_and_again() -> None:
 
 def load_error(shipment: Shipment) -> Exception:
     with pytest.raises(Exception) as caught:
-        unship(shipment.pickled, shipment.buffers)
+        receive(shipment.pickled, shipment.buffers)
     return caught.value
 
 

@@ -13,7 +13,7 @@ TORCH = """
     import numpy as np, torch
     import loaderpool as lp
     from loaderpool.transport.payload.ship import ship
-    from loaderpool.transport.payload.loaded import unship
+    from loaderpool.transport.pickling import receive
     from tests.support.shipping_child import in_child
 
     shm = set(os.listdir("/dev/shm"))
@@ -32,7 +32,7 @@ TORCH = """
     assert "torch" not in shipment.without
 
     memory = [memoryview(bytearray(buffer)) for buffer in shipment.buffers]
-    loaded = unship(shipment.pickled, memory)["source"]
+    loaded = receive(shipment.pickled, memory)["source"]
     assert all(torch.equal(loaded[name], value) for name, value in payload.items())
     assert loaded["small"].stride() == small.stride() and loaded["half"].dtype == torch.bfloat16
     assert type(loaded["weight"]) is torch.nn.Parameter and loaded["weight"].requires_grad
@@ -57,7 +57,7 @@ TORCH = """
 JAX = """
     import numpy as np, jax, jax.numpy as jnp
     from loaderpool.transport.payload.ship import ship
-    from loaderpool.transport.payload.loaded import unship
+    from loaderpool.transport.pickling import receive
     from tests.support.shipping_child import in_child
 
     table = jnp.arange(40_000.0).reshape(-1, 4)
@@ -70,7 +70,7 @@ JAX = """
     block = np.zeros(160_000 + 64, np.uint8)  # aligned as the arena's extents are: then it is taken as it is
     memory = block[-block.ctypes.data % 64 :][:160_000]
     memory[:] = shipment.buffers[0]
-    loaded = unship(shipment.pickled, [memory.data, memoryview(bytearray(shipment.buffers[1]))])["source"]
+    loaded = receive(shipment.pickled, [memory.data, memoryview(bytearray(shipment.buffers[1]))])["source"]
     assert loaded["table"].unsafe_buffer_pointer() == memory.ctypes.data
     assert (loaded["table"] == table).all() and loaded["half"].dtype == jnp.bfloat16 and loaded["weak"].weak_type
     expression = "(source['table'][3].tolist(), float(source['half'][0]), type(source['table']).__name__)"
