@@ -10,7 +10,7 @@ import bisect
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,7 @@ class Parts:
     """What the pickles of items name by number instead of holding it: classes, functions, modules.
 
     So a class that travels by value travels once, and the items' modules are imported where the payload is loaded, not
-    by each worker at its first item.
-
-    Args:
-        key: the packing's own number; no other one of the same trainer has it.
-        parts: the things, by number.
+    by each worker at its first item. The key is the packing's own; no other one of the same trainer has it.
     """
 
     __slots__ = ("__weakref__", "key", "parts")
@@ -102,11 +98,6 @@ class PackedItems:
         return pickle.loads(pickled, buffers=[self._views[number] for number in wanted])
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all pickles, without the arrays beside them."""
-        return len(self._bytes)
-
-    @property
     def arrays(self) -> list[npt.NDArray[Any]]:
         """All arrays that it consists of."""
         pickles, offsets, _, buffers, wanted, wanted_offsets = self._state
@@ -125,20 +116,7 @@ class PackedItems:
         return f"<{self._size} packed items>"
 
 
-class _ReadOnlyBase:
-    __slots__ = ()
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(
-            "a list or dict of lp.share cannot be changed: its elements are one block of bytes that all workers read. "
-            "Change it before it is shared"
-        )
-
-    __setitem__ = __delitem__ = __iadd__ = __ior__ = _refuse
-    append = extend = insert = remove = pop = clear = sort = reverse = update = setdefault = popitem = _refuse
-
-
-class PackedList(_ReadOnlyBase, Sequence[Any]):
+class PackedList(Sequence[Any]):
     """A list in shared memory, for reading. An element is a new object each time it is read."""
 
     __slots__ = ("_items",)
@@ -165,7 +143,7 @@ class PackedList(_ReadOnlyBase, Sequence[Any]):
         return f"<shared list of {len(self):,} elements>"
 
 
-class PackedDict(_ReadOnlyBase, Mapping[Any, Any]):
+class PackedDict(Mapping[Any, Any]):
     """A dict in shared memory, for reading. A value is a new object each time it is read.
 
     Keys are found by their hashes, which are sorted here: those of text are others in each interpreter.
