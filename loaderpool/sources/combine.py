@@ -18,22 +18,12 @@ from loaderpool.sources.tables import unequal
 
 
 class Mix:
-    """Items of several sources in a seeded order; what `mix` returns.
-
-    Args:
-        sources: each read by index, not empty.
-        weights: of each source, whole numbers from 0.
-        seed: from 0.
-        size: items, from 1.
-    """
+    """Items of several sources in a seeded order; what `mix` returns."""
 
     __slots__ = ("_getters", "_order", "_seed", "_size", "_sizes", "_sources", "_weights")
 
     def __init__(self, sources: list[Source], weights: list[int], seed: int, size: int) -> None:
-        self._sources = sources
-        self._weights = weights
-        self._seed = seed
-        self._size = size
+        self._sources, self._weights, self._seed, self._size = sources, weights, seed, size
         self._order = MixOrder(Shares(weights, seed), seed, size)
         self._getters = [source.__getitem__ for source in sources]
         self._sizes = [len(source) for source in sources]
@@ -126,27 +116,16 @@ def _size(stop: Any, shares: Shares, sizes: list[int]) -> int:
         if stop == "all":
             return shares.shortest(sizes)
         raise ArgumentError(f'stop must be "first", "all" or a number of items, got {brief(stop)}')
-    size = whole_number("stop", stop, at_least=1, hint='items, or "first" or "all"')
-    if size > MAX_SIZE:
-        raise ArgumentError(f"stop must be at most 2**62 items, got {size}")
-    return size
+    return whole_number("stop", stop, at_least=1, at_most=MAX_SIZE, hint='items, or "first" or "all"')
 
 
 class ZippedSources:
-    """Tuples or dicts of the items of several sources; what `zip_sources` returns.
-
-    Args:
-        keys: of the dict that an item is; None: an item is a tuple.
-        sources: each read by index.
-        size: items, at most as many as the shortest has.
-    """
+    """Dicts, or without keys tuples, of the items of several sources; what `zip_sources` returns."""
 
     __slots__ = ("_getters", "_keys", "_size", "_sources")
 
     def __init__(self, keys: tuple[Hashable, ...] | None, sources: list[Source], size: int) -> None:
-        self._keys = keys
-        self._sources = sources
-        self._size = size
+        self._keys, self._sources, self._size = keys, sources, size
         self._getters = [source.__getitem__ for source in sources]  # looked up once, not for each item
 
     def __len__(self) -> int:

@@ -12,25 +12,19 @@ import stat
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import (
-    ArgumentError,
-    LoaderpoolError,
-    SourceError,
-    brief,
-    counted,
-    shortened,
-)
+from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief, counted, shortened
 from loaderpool.sources.recognise import position_of
 from loaderpool.sources.tables import import_extra
 from loaderpool.system import machine
 from loaderpool.system.long_work import LongWork
 
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _SHORT_OFFSETS = 1 << 32
 """Bytes of a file from which on offsets need more than 32 bits."""
 _MOST_OPEN = machine.descriptors_to_keep(64)
@@ -93,7 +87,7 @@ class FileSource:
     unit = "record"
     _library = ""  # what reading imports: here, and once in the supervisor, so that workers inherit it
 
-    def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, makes: Any = ()) -> None:
+    def __init__(self, paths: Paths, *, makes: Any = ()) -> None:
         self._import_library()
         self.paths = _checked_paths(paths, self.kind)
         self._makes = makes
@@ -148,7 +142,7 @@ class FileSource:
         if self._starts is not None:
             start, end = self._starts[position + file : position + file + 2].tolist()
         record = Record(self.paths[file], number, start, end - start)
-        handle = self._handles.get(file, self._opened)
+        handle = self._handle(file)
         try:
             return self.read(handle, record)
         except (LoaderpoolError, NotImplementedError):
@@ -219,11 +213,32 @@ class FileSource:
             last = int(offsets[-1])
             yield offsets
 
-    def _opened(self, file: int) -> Any:
+    def _handle(self, file: int) -> Any:
+        """Return what is open of a file in this process; opens it where nothing is.
+
+        Threads may call it at the same time without a lock, for each step is one call of a dict. A handle that is given
+        up closes itself when the last thread that reads from it is done.
+        """
+        if _recent_in != os.getpid():
+            _forget_inherited()
+        key = id(self._handles), file
+        try:
+            handle = self._handles[file]
+            _recent.move_to_end(key)
+            return handle
+        except KeyError:  # also where another thread has just given it up
+            pass
         path = self.paths[file]
         self._stamps[file].check(path)
         with self._named(path):
-            return self.open(path)
+            handle = self._handles.setdefault(file, self.open(path))
+        _recent[key] = weakref.ref(self._handles)
+        _recent.move_to_end(key)  # a source that is gone may have had the same id
+        while len(_recent) > _MOST_OPEN:
+            (_, oldest), reference = _recent.popitem(last=False)
+            if (handles := reference()) is not None:
+                handles.pop(oldest, None)
+        return handle
 
     @contextlib.contextmanager
     def _named(self, path: str) -> Iterator[None]:
@@ -253,52 +268,24 @@ class Stamp(NamedTuple):
     @staticmethod
     def of(path: str) -> Stamp:
         """Take the stamp of a file as it is now."""
-        status = os.stat(path)
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise _unreadable(path, error) from None
         return Stamp(status.st_size, status.st_mtime_ns)
 
     def check(self, path: str) -> None:
         """Raise SourceError where a file is not as it was."""
-        try:
-            now = Stamp.of(path)
-        except OSError as error:
-            raise SourceError(f"{path} was there when it was indexed, and now: {error}") from error
-        if now != self:
+        if (now := Stamp.of(path)) != self:
             sizes = f"{self.size} bytes then, {now.size} now" if now.size != self.size else "of the same size"
             raise SourceError(f"{path} was written to since it was indexed ({sizes}); {_ADVICE}")
 
 
-class _Handles:
-    """What a source has open in this process, by number of the file. It travels empty.
-
-    Threads may use it at the same time without a lock, for each step is one call of a dict. A handle that is given up
-    closes itself when the last thread that reads from it is done.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[int, Any] = {}
+class _Handles(dict[int, Any]):
+    """What a source has open in this process, by number of the file. It travels empty."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Handles, ()
-
-    def get(self, file: int, make: Callable[[int], Any]) -> Any:
-        """What is open of this file, or else what `make(file)` gives; raises what that raises."""
-        if _recent_in != os.getpid():
-            _forget_inherited()
-        key = id(self), file
-        try:
-            handle = self._open[file]
-            _recent.move_to_end(key)
-            return handle
-        except KeyError:  # also where another thread has just given it up
-            pass
-        handle = self._open.setdefault(file, make(file))
-        _recent[key] = weakref.ref(self)
-        _recent.move_to_end(key)  # a source that is gone may have had the same id
-        while len(_recent) > _MOST_OPEN:
-            (_, oldest), reference = _recent.popitem(last=False)
-            if (owner := reference()) is not None:
-                owner._open.pop(oldest, None)
-        return handle
 
 
 _recent: OrderedDict[tuple[int, int], weakref.ref[_Handles]] = OrderedDict()  # the one used last at the end
@@ -309,8 +296,8 @@ def _forget_inherited() -> None:
     """In a fork: let go of what it inherited, before anything is opened; HDF5 would give the inherited file again."""
     global _recent_in
     for reference in list(_recent.values()):
-        if (owner := reference()) is not None:
-            owner._open.clear()
+        if (handles := reference()) is not None:
+            handles.clear()
     _recent.clear()
     _recent_in = os.getpid()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.element.structure import Structure, listed
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
-from loaderpool.sources.files import FileSource, Record
-from loaderpool.sources.tables import import_extra, unequal
+from loaderpool.sources.files import FileSource, Paths, Record
+from loaderpool.sources.tables import unequal
 from loaderpool.system.machine import file_identity
 
 _LEAST_CACHE_BYTES = 1 << 20
@@ -34,15 +33,17 @@ class HDF5(FileSource):
     kind, unit = "HDF5", "row"
     _library = "h5py"
 
-    def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], keys: Any) -> None:
+    def __init__(self, paths: Paths, keys: Any) -> None:
         self._structure, self._names = _checked_keys(keys)
         self._cache_bytes = _LEAST_CACHE_BYTES
         super().__init__(paths, makes=self._names)
 
     def index(self, path: str) -> int:
         """How many rows a file's datasets have; what its chunks need of the cache is noted."""
+        import h5py
+
         names = self._names
-        with _h5py().File(path, "r") as file:
+        with h5py.File(path, "r") as file:
             datasets = [_dataset(file, name, path) for name in names]
             rows = [len(dataset) for dataset in datasets]
             chunks = [math.prod(each.chunks) * each.dtype.itemsize for each in datasets if each.chunks is not None]
@@ -63,10 +64,6 @@ class HDF5(FileSource):
         return self._structure.unflatten([dataset[record.number] for dataset in handle.datasets])
 
 
-def _h5py() -> Any:
-    return import_extra("h5py", "HDF5")
-
-
 class _OpenFile:
     """A file that this process has open. Ownership: closes it with the last reference.
 
@@ -75,9 +72,11 @@ class _OpenFile:
     """
 
     def __init__(self, path: str, names: tuple[str, ...], cache_bytes: int) -> None:
+        import h5py
+
         self._owner = os.getpid()
         self._file = None
-        self._file = _h5py().File(path, "r", rdcc_nbytes=cache_bytes)
+        self._file = h5py.File(path, "r", rdcc_nbytes=cache_bytes)
         self.datasets = [self._file[name] for name in names]
         self._descriptor = self._file.id.get_vfd_handle()
         self._identity = file_identity(self._descriptor)
@@ -113,33 +112,15 @@ def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
 
 
 def _dataset(file: Any, name: str, path: str) -> Any:
-    h5py = _h5py()
-    try:
-        dataset = file[name]
-    except KeyError:
-        others = _datasets_in(file, h5py)  # where this raises, too, the file is damaged
-        if name.strip("/") in others:
-            raise
-        raise ArgumentError(
-            f"keys: there is no {brief(name)} in {path}; it has {listed(others) or 'no dataset'}"
-        ) from None
-    if isinstance(dataset, h5py.Group):
-        inner = listed([f"{name}/{each}" for each in _datasets_in(dataset, h5py)]) or "none"
-        raise ArgumentError(f"keys: {brief(name)} in {path} is a group; its datasets are {inner}")
-    if not isinstance(dataset, h5py.Dataset):
-        raise ArgumentError(f"keys: {brief(name)} in {path} is a {type(dataset).__name__} of HDF5's, no dataset")
-    if not dataset.shape:
-        raise ArgumentError(f"keys: {brief(name)} in {path} is a single value and has no rows")
-    return dataset
+    import h5py
 
-
-def _datasets_in(group: Any, h5py: Any) -> list[str]:
-    """Names of the datasets in a group."""
+    found = file.get(name)
+    if isinstance(found, h5py.Dataset) and found.shape:
+        return found
     names: list[str] = []
-
-    def visit(name: str, each: Any) -> None:
-        if isinstance(each, h5py.Dataset):
-            names.append(name)
-
-    group.visititems(visit)
-    return names
+    file.visititems(lambda each, value: names.append(each) if isinstance(value, h5py.Dataset) else None)
+    if found is None and name.strip("/") in names:
+        return file[name]  # which raises what is wrong with it
+    kind = type(found).__name__.lower()
+    what = "missing" if found is None else "a single value without rows" if kind == "dataset" else f"a {kind}"
+    raise ArgumentError(f"keys: {brief(name)} in {path} is {what}; its datasets are {listed(names) or 'none'}")

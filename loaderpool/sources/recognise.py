@@ -65,9 +65,6 @@ def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
     a column of one its elements. Of any other object, `len` is called once and items are read by its `__getitem__`.
     What can only be iterated is a stream.
 
-    Args:
-        obj: the loader's `source`.
-
     Raises:
         SourceError: it cannot be read by index; says what to pass instead.
         ArgumentError: it is empty, or its columns are of different lengths.

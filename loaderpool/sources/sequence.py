@@ -20,13 +20,10 @@ class BatchSequence:
 
     Lists of arrays are structure, as Keras has it (`[x, y]`, or `[image, text], y` for a model of two inputs): they
     become tuples. A list of numbers is one array, as everywhere in loaderpool.
-
-    Attributes:
-        target: the user's object; in the pool its copy, whose attributes are updated after a hook.
     """
 
     def __init__(self, target: Any) -> None:
-        self.target = target
+        self.target = target  # the user's object; in the pool its copy, whose attributes are updated after a hook
 
     @property
     def is_endless(self) -> bool:
@@ -59,11 +56,7 @@ class BatchSequence:
         return _with_tuples_for_lists(self.target[index])
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        """Make the target's attributes what a hook made them, past any property or `__setattr__`.
-
-        Args:
-            changes: as `SequenceHooks` found them.
-        """
+        """Make the target's attributes what a hook made them, past any property or `__setattr__`."""
         target, slots = self.target, _slots(type(self.target))
         for name, key in changes["set"].items():
             if name in slots:

@@ -6,6 +6,7 @@ there is one), and what a batch holds follows from that alone.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import operator
@@ -48,14 +49,7 @@ class StreamSource:
         return iter(self.items)
 
     def serves(self, read_for: int, epoch: int, plan: BasePlan, window: int) -> bool:
-        """Whether what is read ahead, from the first item on for one epoch, is what a pass of another one needs.
-
-        Args:
-            read_for: the epoch that it is read for.
-            epoch: of the pass.
-            plan: of the pass's batches.
-            window: items that are shuffled among each other, in an order that the epoch keys; 0 for none.
-        """
+        """Whether what is read ahead, from the first item on for an epoch, is what a pass of another one needs."""
         return not plan.begins_at and (epoch == read_for or not window or self.is_one_shot)
 
     def __repr__(self) -> str:
@@ -85,18 +79,9 @@ def read_batches(
 ) -> Iterator[tuple[int, list[Any]]]:
     """The items of each batch of this shard, and the position of the first one; positions in a batch are consecutive.
 
-    Each shard reads the whole stream and keeps its rows. Items before the plan's start are read and dropped.
-
-    Args:
-        stream: what is read; opened at the first step.
-        plan: an open one.
-        window: items that are shuffled among each other; 0 for none.
-        seed: keys that order.
-        epoch: keys it, too.
-
-    Raises:
-        SourceError: the stream ends long before the plan's start.
-        Exception: whatever reading an item raises; items of an unfinished batch are lost.
+    Each shard reads the whole stream and keeps its rows. Items before the plan's start are read and dropped. A window
+    shuffles among each other so many items, in an order that seed and epoch key; 0: none. Raises SourceError where the
+    stream ends long before the plan's start, and what reading an item raises; items of an unfinished batch are lost.
     """
     items = stream.open()
     if window:
@@ -141,9 +126,6 @@ class WorkerInfo:
 class ReplicatedSource:
     """What makes a generator, and for which shards.
 
-    Attributes:
-        takes: which of "rng" and "worker" `make_generator` is given.
-
     Args:
         make_generator: called once for each copy, or for each shard with it; gives what is iterated.
         shards: files, ranges, any picklable things; None: it runs in copies.
@@ -176,6 +158,7 @@ class ReplicatedSource:
         self.copies = copies
         self.cycle_length = cycle_length
         by_position = 0 if shards is None else 1
+        # Which of "rng" and "worker" it is given.
         self.takes = frozenset(name for name in _BY_NAME if open_parameter(make_generator, name, by_position))
         check_signature("make_generator", make_generator, "shard" if by_position else "", _BY_NAME)
 
@@ -186,10 +169,6 @@ class ReplicatedSource:
             workers: how many there are; 0: that is not known, and changes.
             is_chosen: whether the user has given this number with this loader, and so asked for as many copies.
             num_shards: processes of the training, among which the shards are dealt.
-
-        Raises:
-            ArgumentError: a process would have no shard, or all copies would yield the same; or there would be as many
-                of them as there are workers, and that is not known.
         """
         if self.shards is not None:
             least = len(self.shards) // num_shards
@@ -252,46 +231,33 @@ def interleave(
         block_length: records that a file gives in its turn, at least 1.
         on_error: "skip" leaves out the rest of a file whose reading raises, and warns.
     """
-    given = listed("files", files)
-    if not callable(open_fn):
-        raise ArgumentError(f"open_fn must be callable as open_fn(file), got {brief(open_fn)}")
-    check_signature("open_fn", open_fn, "file", may_take=())
-    if on_error not in ("raise", "skip"):
-        raise ArgumentError(f'on_error must be "raise" or "skip" (the rest of that file), got {brief(on_error)}')
-    return Interleave(
-        given,
-        open_fn,
-        whole_number("cycle_length", cycle_length, at_least=1, hint="files that are open at once"),
-        whole_number("block_length", block_length, at_least=1, hint="records that a file gives in its turn"),
-        on_error,
-    )
+    return Interleave(files, open_fn, cycle_length, block_length, on_error)
 
 
 class Interleave:
     """What `interleave` gives, with its arguments: iterated from the start each time."""
 
-    def __init__(
-        self,
-        files: list[Any],
-        open_fn: Callable[[Any], Iterable[Any]],
-        cycle_length: int,
-        block_length: int,
-        on_error: str,
-    ) -> None:
-        self.files, self.open_fn = files, open_fn
-        self.cycle_length, self.block_length = cycle_length, block_length
-        self._on_error = on_error
+    def __init__(self, files: Any, open_fn: Any, cycle_length: int, block_length: int, on_error: str) -> None:
+        self.files = listed("files", files)
+        if not callable(open_fn):
+            raise ArgumentError(f"open_fn must be callable as open_fn(file), got {brief(open_fn)}")
+        check_signature("open_fn", open_fn, "file", may_take=())
+        if on_error not in ("raise", "skip"):
+            raise ArgumentError(f'on_error must be "raise" or "skip" (the rest of that file), got {brief(on_error)}')
+        self.open_fn, self._on_error = open_fn, on_error
+        self.cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="files that are open at once")
+        self.block_length = whole_number(
+            "block_length", block_length, at_least=1, hint="records that a file gives in its turn"
+        )
 
     def __iter__(self) -> Iterator[Any]:
-        files = iter(self.files)
+        left = collections.deque(self.files)
         places: list[Generator[Any] | None] = [None] * min(self.cycle_length, len(self.files))
-        at, has_more = 0, True
+        at = 0
         try:
-            while has_more or any(places):
-                if places[at] is None and has_more:
-                    file = next(files, _END)
-                    has_more = file is not _END
-                    places[at] = self._read(file) if has_more else None
+            while left or any(places):
+                if places[at] is None and left:
+                    places[at] = self._read(left.popleft())
                 if (place := places[at]) is not None:
                     given = 0
                     for record in itertools.islice(place, self.block_length):
@@ -318,9 +284,6 @@ class Interleave:
 
     def __repr__(self) -> str:
         return f"<{len(self.files)} files interleaved, {self.cycle_length} at once>"
-
-
-_END = object()  # stands for what comes after a file's last record
 
 
 def listed(name: str, value: Any) -> list[Any]:

@@ -16,13 +16,7 @@ from loaderpool.errors import ArgumentError, brief
 
 
 class Columns:
-    """Row i of each column, in the structure of the columns; read-only, and of the columns' own data.
-
-    Args:
-        structure: how an item is built.
-        columns: one for each of its leaves, all of `size` rows.
-        size: rows.
-    """
+    """Row i of each column, in the structure of which they are the leaves; of the columns' own data."""
 
     __slots__ = ("_columns", "_getters", "_size", "_structure", "_unflatten")
 
@@ -87,11 +81,10 @@ def import_extra(module: str, needed_by: str) -> Any:
 
 # ---- tables, recognised by name: importing a library for it would cost more than all of loaderpool ----
 
-_TABLES = {
-    "pandas": {"DataFrame", "Series", "Index"},
-    "polars": {"DataFrame", "Series"},
-    "pyarrow": {"Table", "RecordBatch", "ChunkedArray", "Array"},
-}
+_TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}
+_COLUMNS = {
+    ("pandas", "Series"), ("pandas", "Index"), ("polars", "Series"), ("pyarrow", "ChunkedArray"), ("pyarrow", "Array"),
+}  # fmt: skip
 _EXACT_IN_FLOAT64 = 1 << 53
 _PIECES = {
     "string": "text", "large_string": "text", "string_view": "text",
@@ -106,13 +99,13 @@ _MAKE_ROW: dict[str, Callable[[Any], Any]] = {
 
 def is_table(value: Any) -> bool:
     """Whether a value is a table or a column of pandas, polars or pyarrow."""
-    return bool(_table_kinds(value))
+    return _kind_of(value) != ("", "")
 
 
-def _table_kinds(value: Any) -> set[tuple[str, str]]:
-    """Library and name of the classes that it is of."""
+def _kind_of(value: Any) -> tuple[str, str]:
+    """Library and name of the table or column that it is; empty where it is none."""
     homes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
-    return {(home, kind) for home, kind in homes if kind in _TABLES.get(home, ())}
+    return next((home for home in homes if home in _TABLES or home in _COLUMNS), ("", ""))
 
 
 def table_columns(table: Any, name: str) -> Any:
@@ -125,20 +118,18 @@ def table_columns(table: Any, name: str) -> Any:
         ArgumentError: no columns, two of one name, or values that cannot be read as they are.
         ImportError: a table of polars, and pyarrow is not installed.
     """
-    kinds = _table_kinds(table)
-    libraries = {home for home, _ in kinds}
-    kind = type(table).__name__
-    if not kinds & {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}:
-        return table.to_numpy() if "pandas" in libraries else _arrow_rows(table, name)
-    labels: list[Hashable] = list(table.schema.names if "pyarrow" in libraries else table.columns)
+    library, kind = _kind_of(table)
+    if (library, kind) in _COLUMNS:
+        return table.to_numpy() if library == "pandas" else _arrow_rows(table, name)
+    labels: list[Hashable] = list(table.schema.names if library == "pyarrow" else table.columns)
     if not labels:
         raise ArgumentError(f"{name} is a {kind} of no columns")
     if twice := repeated(labels):
         raise ArgumentError(f"{name} is a {kind} with several columns of the name {twice}; rename them")
-    if "pandas" in libraries:
+    if library == "pandas":
         columns = [table.iloc[:, position].to_numpy() for position in range(len(labels))]
     else:
-        column_at = table.column if "pyarrow" in libraries else table.to_series
+        column_at = table.column if library == "pyarrow" else table.to_series
         columns = [_arrow_rows(column_at(at), f"{name}[{brief(label)}]") for at, label in enumerate(labels)]
     return Columns(Structure("dict", tuple(labels), (Structure("leaf"),) * len(labels)), columns, len(table))
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError, brief
-from loaderpool.sources.files import FileSource, Record, refuse_compressed
+from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
 
 # Key and field: up to the first dot after the last slash, and all after that dot. WebDataset's own rule.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
@@ -37,52 +36,41 @@ class TarSamples(FileSource):
 
     Raises:
         ArgumentError: no member of a file has a dot in its name.
-        SourceError: a file is damaged, cut or no tar file; a member is a link; two members of a sample have one name.
+        SourceError: a file is damaged, cut or no tar file. When a sample is read: a member is a link, or two have one
+            name.
     """
 
     kind, unit = "tar", "sample"
 
-    def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(self, paths: Paths) -> None:
         super().__init__(paths)
 
     def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
         """Where its samples begin."""
         refuse_compressed(path, "a sample")
         starts: list[int] = []
-        key, fields, at, end = None, set[str](), 0, 0
+        key, at, end = "", 0, 0
         with open(path, "rb") as file:
             try:
                 with tarfile.open(fileobj=file, mode="r:") as tar:
                     while (member := tar.next()) is not None:
                         tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
                         at = tar.offset
-                        name = _name_of(member)
-                        if name is None:
+                        if (name := _name_of(member)) is None:
                             continue
-                        if not member.isreg():
-                            raise SourceError(
-                                f"{path}: the member {member.name} is a link or a device, and has no data of its own; "
-                                "write the file by tar --dereference --hard-dereference"
-                            )
                         if name[0] != key:
-                            key, fields = name[0], set()
+                            key = name[0]
                             if len(starts) == _PIECE_SAMPLES:
                                 yield np.array(starts)
                                 starts.clear()
                             starts.append(member.offset)
-                        elif name[1] in fields:
-                            raise SourceError(
-                                f"{path}: the sample {key} has two members {brief(name[1])}, the second at byte "
-                                f"{member.offset}"
-                            )
-                        fields.add(name[1])
                         end = at
                     at = tar.offset
             except _DAMAGE as error:
                 raise _damaged(path, at, str(error)) from error
             file.seek(at)
             _check_end(path, at, file.read(_LOOK_BYTES))
-        if at and key is None:
+        if at and not key:
             raise ArgumentError(f"paths: there is no sample, which is a member with a dot in its name, in {path}")
         yield np.array([*starts, end])
 
@@ -91,12 +79,19 @@ class TarSamples(FileSource):
         sample: dict[str, Any] = {}
         with tarfile.open(fileobj=io.BytesIO(handle.read(record)), mode="r:") as tar:
             for member in tar:
-                name = _name_of(member)
-                if name is not None:
-                    content = tar.extractfile(member)
-                    assert content is not None  # of a regular member
-                    sample.setdefault("__key__", name[0])
-                    sample[name[1]] = content.read()
+                if (name := _name_of(member)) is None:
+                    continue
+                if not member.isreg():
+                    raise SourceError(
+                        f"{self.where(record)}: the member {member.name} is a link or a device, and has no data of its "
+                        "own; write the file by tar --dereference --hard-dereference"
+                    )
+                if name[1] in sample:
+                    raise SourceError(f"{self.where(record)}: there are two members {brief(name[1])}")
+                content = tar.extractfile(member)
+                assert content is not None  # of a regular member
+                sample.setdefault("__key__", name[0])
+                sample[name[1]] = content.read()
             end = tar.offset
         if end != record.length:  # a damaged header ends the reading as the end of a file does
             raise SourceError(f"{self.where(record)}: the header at byte {record.start + end} is damaged")
@@ -111,10 +106,8 @@ def _name_of(member: tarfile.TarInfo) -> tuple[str, str] | None:
 
 def _check_end(path: str, at: int, found: bytes) -> None:
     """Raise where what is at this byte, which `tarfile` takes for the end, is none."""
-    if not found:
-        raise _damaged(path, at, "the mark that ends a tar file is missing")
     if len(found) < _BLOCK_BYTES or any(found[:_BLOCK_BYTES]):
-        raise _damaged(path, at, "the header there is none")
+        raise _damaged(path, at, "there is no header, and no mark that ends a tar file")
     if found.count(0) != len(found):
         raise SourceError(
             f"{path} has more behind the mark that ends a tar file, at byte {at}: were several put together by cat? "

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import codecs
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
-from loaderpool.sources.files import FileSource, Record, refuse_compressed
+from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
 
 _CHUNK_BYTES = 8 << 20
 """Read at a time. Smaller: more calls for each gigabyte. Larger: more than a processor's cache, and slower."""
@@ -35,13 +34,7 @@ class TextLines(FileSource):
 
     kind, unit = "text", "line"
 
-    def __init__(
-        self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        encoding: str = "utf-8",
-        strip: bool = True,
-        errors: str = "strict",
-    ) -> None:
+    def __init__(self, paths: Paths, encoding: str = "utf-8", strip: bool = True, errors: str = "strict") -> None:
         if not isinstance(strip, bool):
             raise ArgumentError(f"strip must be True or False, got {brief(strip)}")
         _check_encoding(encoding, errors)
@@ -78,7 +71,7 @@ class JsonLines(FileSource):
 
     kind, unit = "JSON lines", "JSON line"
 
-    def __init__(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(self, paths: Paths) -> None:
         super().__init__(paths)
 
     def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
@@ -114,17 +107,11 @@ def _line_starts(path: str, skip_blank: bool = False) -> Iterator[npt.NDArray[np
 
 def _check_encoding(encoding: Any, errors: Any) -> None:
     """Whether both are those of `open`, and lines end with the byte 10."""
-    for name, value in (("encoding", encoding), ("errors", errors)):
-        if not isinstance(value, str):
-            raise ArgumentError(f"{name} must be a str, got {brief(value)}")
     try:
         encoded = "\n".encode(encoding)
-    except (LookupError, ValueError) as error:  # also of what is no text encoding, such as "hex"
-        raise ArgumentError(f"encoding: {shortened(str(error))}") from None
-    try:
         codecs.lookup_error(errors)
-    except LookupError as error:
-        raise ArgumentError(f"errors: {shortened(str(error))}") from None
+    except (LookupError, TypeError, ValueError) as error:  # the last of what is no text encoding, such as "hex"
+        raise ArgumentError(f"encoding and errors must be as of open: {shortened(str(error))}") from None
     if encoded.removeprefix(codecs.BOM_UTF8) != b"\n":
         raise ArgumentError(
             f"encoding must be one in which a line end is the byte 10, and {brief(encoding)} is not: "

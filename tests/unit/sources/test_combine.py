@@ -301,7 +301,7 @@ def test_a_dict_of_columns_that_are_none_points_to_zip_sources() -> None:
         (lp.mix, ([SMALL], None, 0, "last"), 'stop must be "first", "all" or a number of items, got \'last\''),
         (lp.mix, ([SMALL], None, 0, 0), "stop must be at least 1, got 0"),
         (lp.mix, ([SMALL], None, 0, None), "stop must be a whole number, got None"),
-        (lp.mix, ([SMALL], None, 0, 2**70), r"stop must be at most 2\*\*62 items"),
+        (lp.mix, ([SMALL], None, 0, 2**70), "stop must be at most 4611686018427387904, got"),
         (lp.zip_sources, (), "sources is empty"),
         (lp.zip_sources, ({},), "sources is empty"),
         (lp.zip_sources, ([ROWS, ROWS],), r"got one list: pass them one by one, as in zip_sources\(a, b\)"),

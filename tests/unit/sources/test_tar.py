@@ -195,8 +195,8 @@ def test_members_of_a_sample_that_are_apart_are_samples_of_their_own(tmp_path: P
 
 def test_two_members_of_one_name_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tar", [("a.jpg", b""), ("a.JPG", b"")], tarfile.USTAR_FORMAT)
-    with pytest.raises(lp.SourceError, match="sample a has two members 'jpg', the second at byte 512"):
-        lp.TarSamples(path)
+    with pytest.raises(lp.SourceError, match=r"sample 1 of .*x\.tar \(at byte 0\): there are two members 'jpg'"):
+        lp.TarSamples(path)[0]
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE])
@@ -207,7 +207,7 @@ def test_links_are_named(tmp_path: Path, kind: bytes) -> None:
         info.type, info.linkname = kind, "a.jpg"
         tar.addfile(info)
     with pytest.raises(lp.SourceError, match=r"b\.jpg is a link or a device.*--dereference"):
-        lp.TarSamples(path)
+        lp.TarSamples(path)[0]
 
 
 def test_files_put_together_by_cat_are_refused(tmp_path: Path) -> None:

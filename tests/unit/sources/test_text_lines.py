@@ -84,11 +84,11 @@ def test_compressed_files_are_refused_with_what_to_do(tmp_path: Path, pack: Any,
     ("arguments", "error", "message"),
     [
         (("x", "utf-16"), lp.ArgumentError, "'utf-16' is not: convert the file, as with iconv -f utf-16 -t utf-8"),
-        (("x", "no-such"), lp.ArgumentError, "encoding: unknown encoding: no-such"),
-        (("x", "hex"), lp.ArgumentError, "encoding: 'hex' is not a text encoding"),
-        (("x", None), lp.ArgumentError, "encoding must be a str, got None"),
+        (("x", "no-such"), lp.ArgumentError, "as of open: unknown encoding: no-such"),
+        (("x", "hex"), lp.ArgumentError, "as of open: 'hex' is not a text encoding"),
+        (("x", None), lp.ArgumentError, "as of open: .*'encoding' must be str, not None"),
         (("x", "utf-8", "yes"), lp.ArgumentError, "strip must be True or False, got 'yes'"),
-        (("x", "utf-8", True, "wrong"), lp.ArgumentError, "errors: unknown error handler name 'wrong'"),
+        (("x", "utf-8", True, "wrong"), lp.ArgumentError, "as of open: unknown error handler name 'wrong'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:

@@ -177,18 +177,24 @@ def test_a_damaged_file_among_sound_ones_is_named_and_its_sound_part_read_by_the
 def test_a_length_that_would_go_on_past_the_end_without_checksums(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(struct.pack("<QI", 2**64 - 1, 0) + b"0123456789")
-    with pytest.raises(lp.SourceError, match="it is to have 18446744073709551615 bytes, and the file ends before"):
+    with pytest.raises(lp.SourceError, match="the file ends before its 18446744073709551615 bytes do"):
         lp.TFRecords(path, check_crc=False)
 
 
 # ---- refused ----
 
 
-@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("GZIP", r"x is compressed \(gzip\).* unpack it first \(gunzip --keep\)"),
+        ("ZLIB", "compressed one is to be unpacked"),
+    ],
+)
 @pytest.mark.parametrize("check_crc", [True, False])
-def test_compressed_files_are_refused_with_what_to_do(write: Write, kind: str, check_crc: bool) -> None:
+def test_compressed_files_are_refused_with_what_to_do(write: Write, kind: str, message: str, check_crc: bool) -> None:
     path = write("x", records_of(LENGTHS), kind)
-    with pytest.raises(lp.ArgumentError, match=rf"x is compressed \({kind}\).*compression_type=\"{kind}\""):
+    with pytest.raises((lp.ArgumentError, lp.SourceError), match=message):
         lp.TFRecords(path, check_crc)
 
 
