@@ -98,6 +98,11 @@ class PackedItems:
         return pickle.loads(pickled, buffers=[self._views[number] for number in wanted])
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all pickles, without the arrays beside them."""
+        return len(self._bytes)
+
+    @property
     def arrays(self) -> list[npt.NDArray[Any]]:
         """All arrays that it consists of."""
         pickles, offsets, _, buffers, wanted, wanted_offsets = self._state
