@@ -62,7 +62,7 @@ _MODULES = {
     "transport.payload.packing": "share",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = ["__version__", *_ERRORS, *_HOMES]
+__all__ = ["__version__", *_ERRORS, *sorted(_HOMES, key=str.lower)]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,10 +37,9 @@ _MOST_LEVELS = 50
 
 
 def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
-    """Return the function whose results are kept, the setup hook and the source by name, as the user gave them.
+    """Return what the function whose results are kept is and uses, and the setup hook and the source, in texts by name.
 
-    A text differs where what the function gives may differ.
-    Runs in: the trainer. Blocks: while the source is read once, about a second for a million plain items.
+    Blocks: while the source is read once, about a second for a million plain items.
     """
     found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}  # each has another bytecode
     given = source.items if isinstance(source, Sized) else source

@@ -76,11 +76,7 @@ class Cache:
 
 
 def as_cache(value: Any) -> Cache | None:
-    """Return the checked `cache` argument of `Loader`.
-
-    Raises:
-        ArgumentError: neither None, "memory", a path nor a `Cache`.
-    """
+    """Return the checked `cache` argument of `Loader`."""
     if value is None or isinstance(value, Cache):
         return value
     if not isinstance(value, (str, os.PathLike)) or not value:

@@ -16,7 +16,6 @@ import errno
 import functools
 import io
 import json
-import mmap
 import os
 import pickle
 import shutil
@@ -185,10 +184,6 @@ def prepare(plan: CachePlan) -> None:
     """Make the store on disk where there is none; else see that it is of the same function and source.
 
     Runs in: the trainer. Two at a time are fine.
-
-    Raises:
-        CacheError: it is another user's or others may write it, it is of another function, it is damaged, or it cannot
-            be made.
     """
     named = f"cache: the directory {brief(plan.where)}"
     try:
@@ -228,15 +223,12 @@ def file_in(directory: str) -> str:
 
 
 def write_head(file: int, plan: CachePlan) -> None:
-    """Make a store of an empty file.
-
-    Raises:
-        OSError: there is no room for it.
-    """
+    """Make a store of an empty file."""
     items = plan.items if plan.max_bytes is None else min(plan.items, plan.max_bytes // _BYTES_PER_ITEM)
-    line = json.dumps({"form": _FORM, "items": items, "fields": plan.fields}).encode() + b"\n"
+    line = json.dumps({"form": _FORM, "items": items, "fields": plan.fields}).encode()
+    line += b" " * (-(len(line) + 1) % _PLACE.size) + b"\n"  # so that no number of the table is in two pages
     os.write(file, line)
-    os.ftruncate(file, _places(line, items)[1])
+    os.ftruncate(file, len(line) + _PLACE.size * items)
 
 
 def _make(plan: CachePlan) -> None:
@@ -252,11 +244,7 @@ def _make(plan: CachePlan) -> None:
 
 
 def _read_head(file: int) -> tuple[dict[str, str], int, int, int]:
-    """Return what a store is of, how many items its table has numbers for, and where table and entries begin.
-
-    Raises:
-        ValueError: it is damaged, or of another version.
-    """
+    """Return what a store is of, how many items its table has numbers for, and where table and entries begin."""
     with open(file, "rb", closefd=False) as reader:
         line = reader.readline(_MOST_HEAD_BYTES)
     try:
@@ -264,27 +252,16 @@ def _read_head(file: int) -> tuple[dict[str, str], int, int, int]:
         if head["form"] != _FORM:
             raise ValueError(f"is of another version of loaderpool (form {head['form']}, here {_FORM})")
         fields, items = dict(head["fields"]), head["items"]
-        table_at, entries_at = _places(line, items)
+        entries_at = len(line) + _PLACE.size * items
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
         entries_at = sys.maxsize
     if os.fstat(file).st_size < entries_at:
         raise ValueError("is damaged")
-    return fields, items, table_at, entries_at
-
-
-def _places(line: bytes, items: int) -> tuple[int, int]:
-    """Where the table and the entries begin, after a head and for so many items."""
-    table_at = -(-len(line) // mmap.PAGESIZE) * mmap.PAGESIZE
-    return table_at, table_at + -(-_PLACE.size * items // mmap.PAGESIZE) * mmap.PAGESIZE
+    return fields, items, len(line), entries_at
 
 
 def _open(directory: str, memory_file: str = "", flags: int = 0) -> int:
-    """Open a store's file, if it is there.
-
-    Raises:
-        CacheError: it, or its directory, is not this user's alone: reading a pickle runs what its writer wants.
-        OSError: it cannot be opened.
-    """
+    """Open a store's file, if it is there, and it and its directory are this user's alone."""
     if memory_file:
         return machine.above_standard(os.open(memory_file, os.O_RDWR | os.O_CLOEXEC | flags))
     file = machine.above_standard(os.open(file_in(directory), _READ_WRITE | flags))
@@ -349,8 +326,7 @@ class SharedCache:
         """Return a new one, whose store is there now. Runs in: the trainer; and each host.
 
         Raises:
-            CacheError: the directory is another function's or source's, or cannot be used; no descriptor or no memory
-                is left, or this machine has no such memory files.
+            CacheError: the directory is another function's or source's, or cannot be used; or there is no memory.
         """
         if not plan.in_memory:
             prepare(plan)
@@ -394,11 +370,7 @@ class SharedCache:
         return found
 
     def store(self) -> Store:
-        """This process's own way to the entries, opened now if it was not.
-
-        Raises:
-            CacheError, OSError, ValueError: it cannot be.
-        """
+        """This process's own way to the entries, opened now if it was not."""
         if self._store is None or self._store_pid != os.getpid():
             if machine.file_identity(self.descriptor) != self._identity:
                 raise OSError("the function has closed the descriptor, and its number may be another file's")
@@ -438,9 +410,6 @@ def dump(value: Any) -> bytes:
     A class of `__main__`, or of a module that traveled by value, goes by its name and is found again among those that
     this process has. `pickle` alone finds none of these in a worker. cloudpickle would put the class itself into each
     entry, and another training would read a copy of it.
-
-    Raises:
-        Exception: it cannot be pickled, or not read back elsewhere; whatever pickle raises.
     """
     parts: list[Any] = []  # large arrays are copied once, when these are joined
 

@@ -68,17 +68,14 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         text = np.empty((), object)  # np.array(value) would cut NUL bytes off the end
         text[()] = value
         return text
-    if isinstance(value, np.generic):
+    if isinstance(value, (np.generic, bool, float, complex)):
         return np.asarray(value)
-    if isinstance(value, (bool, float, complex)):
-        return np.array(value)
     if isinstance(value, int):
         try:
             return np.array(value, np.int64 if value < 2**63 else np.uint64)
         except OverflowError:
-            bits = value.bit_length()
-            advice = "fits neither int64 nor uint64; return a float or text"
-            raise SpecMismatchError(f"an int of {bits} bits {advice}") from None
+            what = f"an int of {value.bit_length()} bits"
+            raise SpecMismatchError(f"{what} fits neither int64 nor uint64; return a float or text") from None
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
             raise SpecMismatchError("a masked array would lose its mask; return .filled(x) or two arrays")
@@ -221,11 +218,7 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def read_dtype(dtype: Any) -> tuple[np.dtype[Any], Text | None]:
-    """Return a given dtype (as NumPy reads it, a `tf.DType`, or "string") as batches have it, and which text it is.
-
-    Raises:
-        ArgumentError: a dtype that no batch can have, or not a dtype.
-    """
+    """Return a given dtype (as NumPy reads it, a `tf.DType`, or "string") as batches have it, and which text it is."""
     if dtype is None:
         raise ArgumentError("dtype must be said, got None")
     if getattr(dtype, "name", dtype) == "string":  # tf.string, or as Keras writes it

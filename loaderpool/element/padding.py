@@ -20,11 +20,7 @@ from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 
 
 def check_padding(pad: Any, name: str = "pad") -> Any:
-    """Return the checked `pad` argument.
-
-    Raises:
-        ArgumentError: neither a bool nor a value, nor a tuple or dict of them, or an empty tuple or dict.
-    """
+    """Return the checked `pad` argument."""
     if isinstance(pad, (tuple, dict)):
         if not pad:
             raise ArgumentError(f"{name} is an empty {type(pad).__name__}: give a value for each component of a sample")
@@ -46,9 +42,6 @@ def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
     """Return what each component of a sample is filled up with: a value, None for the default, False for nothing.
 
     A value in the place of a whole tuple or dict holds for all in it.
-
-    Raises:
-        SpecMismatchError: `pad` is built otherwise than the sample.
     """
     if not isinstance(pad, (tuple, dict)):
         return [None if pad is None or pad is True else pad] * structure.num_leaves
@@ -74,11 +67,7 @@ def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
 
 
 def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
-    """Return the pad value (None: the default) in the component's dtype; of text a str or bytes.
-
-    Raises:
-        SpecMismatchError: the dtype cannot hold it.
-    """
+    """Return the pad value (None: the default) in the component's dtype; of text a str or bytes."""
     if component.text is not None:
         text = "" if pad is None else pad
         if isinstance(text, str):

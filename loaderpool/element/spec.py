@@ -265,14 +265,8 @@ def mismatch(
 ) -> SpecMismatchError:
     """Return the error for a component that came otherwise than its spec says, with the option that allows it.
 
-    Args:
-        path: the component's path.
-        index: source index of the item, None where it has none.
-        expected: what the spec says, with a batch axis where `actual_shape` has one.
-        actual_shape: what came.
-        actual_dtype: what came; object for text.
-        origin: where the expected shape comes from: an option that is set already is no advice.
-        cure: Python of an `element_spec` that would allow it, where there is one.
+    An option that is set already is no advice: `origin` says where the expected shape comes from. `expected` has a
+    batch axis where `actual_shape` has one; `cure` is Python of an `element_spec` that would allow what came.
     """
     is_text = actual_dtype == OBJECT
     # "text" on both sides: what came may be str or bytes or some of each, and either is taken.

@@ -5,6 +5,7 @@ A list is never structure: what a function returns as a list is one array, as Nu
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal
@@ -93,9 +94,9 @@ class Structure:
         return Structure, (self.kind, self.keys, self.children, self.namedtuple)
 
     def __repr__(self) -> str:
-        return f"Structure({self._sketch()})"
+        return f"Structure({self})"
 
-    def _sketch(self) -> str:
+    def __str__(self) -> str:
         return sketch(self.unflatten(["*"] * self.num_leaves), str, depth=-1)
 
 
@@ -128,7 +129,7 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
                 leaves = _leaves(structure, value)
             except SpecMismatchError as error:
                 raise SpecMismatchError(
-                    f"{error}. The whole element should be {shortened(structure._sketch())} and is "
+                    f"{error}. The whole element should be {shortened(str(structure))} and is "
                     f"{shortened(sketch(value))}; every item must give the same structure"
                 ) from None
         return leaves
@@ -216,12 +217,10 @@ def _unflattener(structure: Structure) -> Callable[[Sequence[Any]], Any]:
         together = lambda parts: dict(zip(keys, parts, strict=True))  # noqa: E731
     if _is_flat(structure):
         return together
-    bounds: list[tuple[Callable[[Sequence[Any]], Any], int, int]] = []
-    end = 0
-    for child in structure.children:
-        bounds.append((child.unflatten, end, end + child.num_leaves))
-        end += child.num_leaves
-    return lambda leaves: together([unflatten(leaves[start:stop]) for unflatten, start, stop in bounds])
+    ends = list(itertools.accumulate((child.num_leaves for child in structure.children), initial=0))
+    pairs = zip(structure.children, itertools.pairwise(ends), strict=True)
+    parts = [(child.unflatten, slice(*bounds)) for child, bounds in pairs]
+    return lambda leaves: together([unflatten(leaves[place]) for unflatten, place in parts])
 
 
 # ---- in messages ----
@@ -254,14 +253,13 @@ def sketch(value: Any, leaf: Callable[[Any], str] = _class_name, depth: int = 3)
 
 
 def _with_article(value: Any) -> str:
-    name = _class_name(value)
     if value is None:
-        return name
+        return "None"
     if isinstance(value, list):
         return "a list (a list is one array, never structure)"
-    if isinstance(value, (tuple, dict)) and type(value) not in (tuple, dict):
-        name = f"{'dict' if isinstance(value, dict) else 'tuple'} ({name})"
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    name = type(value).__name__
+    base = "dict" if isinstance(value, dict) else "tuple" if isinstance(value, tuple) else name
+    return f"a {base}{f' ({name})' * (name != base)}"
 
 
 def listed(keys: Sequence[Hashable]) -> str:

@@ -1,7 +1,4 @@
-"""Settings of a loader that belong together, one small class for each group, and what other loaders call ours.
+"""Settings of a loader that belong together, one small class for each group, and checks of what users give.
 
-Runs in: any process. They are made in the trainer, where each checks its fields when it is made, and travel to the
-workers as they are.
-
-May import: `errors`. Open first: `groups.py`.
+Runs in: any process. They are made and checked in the trainer. It may import `errors`. Open first: `groups`.
 """

@@ -1,4 +1,7 @@
-"""Checks of what users give, whose errors name the argument: whole numbers, bytes, functions that can be called."""
+"""Checks of what users give: whole numbers, bytes, functions that can be called.
+
+Each returns the value in one form, or raises an ArgumentError that names the argument.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +64,9 @@ def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returne
 
     Python's own answer would be that of the first one that is missing, as of `index` in `Shard(num_shards=2, rank=1)`.
     """
-    code = function.__code__
-    known = [
-        name for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount] if not name.startswith("_")
-    ]
+    signature = inspect.signature(function)
+    public = [each for each in signature.parameters.values() if each.name == "_" or not each.name.startswith("_")]
+    known = [each.name for each in public[1:]]
 
     @functools.wraps(function)
     def answering(*given: _P.args, **named: _P.kwargs) -> _Returned:
@@ -80,10 +82,7 @@ def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returne
             raise ArgumentError(f"{owner} has no argument named {name}: {_FOREIGN.get(name, meant)}")
         return function(*given, **named)
 
-    signature = inspect.signature(function)
-    public = [each for each in signature.parameters.values() if each.name == "_" or not each.name.startswith("_")]
-    if len(public) < len(signature.parameters):
-        answering.__signature__ = signature.replace(parameters=public)  # type: ignore[attr-defined]
+    answering.__signature__ = signature.replace(parameters=public)  # type: ignore[attr-defined]
     return answering
 
 
@@ -103,11 +102,7 @@ def attribute_hint(name: str) -> str:
 
 
 def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
-    """A whole number within bounds, from anything that is one for Python.
-
-    Raises:
-        ArgumentError: it is none, or it is out of bounds.
-    """
+    """A whole number within bounds, from anything that is one for Python."""
     suffix = f" ({hint})" if hint else ""
     if isinstance(value, bool):
         raise ArgumentError(f"{name} must be a whole number, got {brief(value)}{suffix}")
@@ -127,53 +122,33 @@ def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = 
 
 
 def read_bytes_count(name: str, value: Any) -> int | None:
-    """A number of bytes from an int or a text such as "512MiB" or "1.5GB"; None stays None.
-
-    Raises:
-        ArgumentError: not a positive number of bytes, or neither int nor str.
-    """
+    """A number of bytes, at least 1, from an int or a text such as "512MiB" or "1.5GB"; None stays None."""
     if value is None:
         return None
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(?:b|bytes)?\s*", value, re.IGNORECASE)
-        if match is None:
-            raise ArgumentError(f'{name} must be bytes such as 536870912 or "512MiB", got {brief(value)}')
-        amount = float(match[1]) * _UNITS[(match[2] or "").lower()]
-        if not math.isfinite(amount):
-            raise ArgumentError(f"{name} is more bytes than there are anywhere, got {brief(value)}")
-        count = int(amount)
-    else:
-        count = whole_number(name, value, at_least=1, hint='bytes; "512MiB" is read too')
-    if count < 1:
-        raise ArgumentError(f"{name} must be at least 1 byte, got {brief(value)}")
-    return count
+    if not isinstance(value, str):
+        return whole_number(name, value, at_least=1, hint='bytes; "512MiB" is read too')
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(?:b|bytes)?\s*", value, re.IGNORECASE)
+    amount = 0 if match is None else float(match[1]) * _UNITS[(match[2] or "").lower()]
+    if not 1 <= amount < math.inf:
+        raise ArgumentError(f'{name} must be bytes such as 536870912 or "512MiB", at least 1, got {brief(value)}')
+    return int(amount)
 
 
 def read_seconds(name: str, value: Any) -> float | None:
-    """A number of seconds that a wait can have; None stays None.
-
-    Raises:
-        ArgumentError: too short or too long, or no number.
-    """
+    """A number of seconds that a wait can have; None stays None."""
     if value is None:
         return None
+    number: Any = value  # `Real` has no comparison with numbers, for mypy
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentError(f"{name} must be a number of seconds or None, got {brief(value)}")
-    seconds: Any = value  # `Real` has no comparison with numbers, for mypy
-    if not _MIN_TIMEOUT_S <= seconds <= _MAX_TIMEOUT_S:  # not NaN either
-        raise ArgumentError(
-            f"{name} must be seconds from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}, or None for no limit, got "
-            f"{brief(value)}"
-        )
+    if not _MIN_TIMEOUT_S <= number <= _MAX_TIMEOUT_S:  # not NaN either
+        bounds = f"from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}"
+        raise ArgumentError(f"{name} must be seconds {bounds}, or None for no limit, got {brief(value)}")
     return float(value)
 
 
 def read_path(name: str, value: Any) -> Path:
-    """The path of a file that shall be written; whether it can be is not looked at.
-
-    Raises:
-        ArgumentError: it is no path, or no file can be called so.
-    """
+    """The path of a file that shall be written; whether it can be is not looked at."""
     from pathlib import Path  # which `import loaderpool` shall not wait for
 
     if not isinstance(value, (str, os.PathLike)) or isinstance(text := os.fspath(value), bytes):
@@ -188,11 +163,7 @@ def read_path(name: str, value: Any) -> Path:
 
 
 def whole_numbers(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> tuple[int, ...]:
-    """Whole numbers within bounds, out of anything that has an order and can be iterated.
-
-    Raises:
-        ArgumentError: one is out of bounds, or no list, or one of something else.
-    """
+    """Whole numbers within bounds, out of anything that has an order and can be iterated."""
     if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
         raise ArgumentError(
             f"{name} must be a list of whole numbers, got {brief(value)} of type {type(value).__name__}"
@@ -203,16 +174,9 @@ def whole_numbers(name: str, value: Any, *, at_least: int = 1, at_most: int | No
 
 
 def check_signature(name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]) -> None:
-    """Check that a function can be called as it will be.
+    """Check that a function can be called as `example` says (empty: without arguments).
 
-    Args:
-        name: of the argument.
-        function: the user's.
-        example: what it will be given; empty: nothing.
-        may_take: what it is given besides, by name, if it has such parameters.
-
-    Raises:
-        ArgumentError: it cannot.
+    It is given what is named in `may_take` as well, if it has such parameters.
     """
     # What a call must fit is not what `functools.wraps` shows, where both can be read.
     signature = _signature_of(function, follow_wrapped=False) or _signature_of(function, follow_wrapped=True)
@@ -223,23 +187,18 @@ def check_signature(name: str, function: Callable[..., Any], example: str, may_t
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
+        called = getattr(function, "__qualname__", type(function).__name__)
         raise ArgumentError(
-            f"{name} must be callable as {name}({example}), but {_name_of(function)}{shortened(str(signature))} "
-            f"is not: {error}"
+            f"{name} must be callable as {name}({example}), but {called}{shortened(str(signature))} is not: {error}"
         ) from None
 
 
 def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Parameter | None:
     """Return the parameter that a call with `name=` reaches; None: there is none, or it is the user's.
 
-    It is the user's where `partial` or one of the `given` arguments binds it, or where its default is not None. The
-    functions are looked at in the order in which the call goes through them, so a wrapper's default counts, and not
-    what `functools.wraps` has it look like.
-
-    Args:
-        function: the user's, or None.
-        name: of the parameter.
-        given: arguments of the call that are given by position.
+    It is the user's where `partial` or one of the arguments that are given by position binds it, or where its default
+    is not None. The functions are looked at in the order in which the call goes through them, so a wrapper's default
+    counts, and not what `functools.wraps` has it look like.
     """
     if function is None:
         return None
@@ -274,7 +233,3 @@ def _signature_of(function: Any, follow_wrapped: bool) -> inspect.Signature | No
         return inspect.signature(function, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):
         return None
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)

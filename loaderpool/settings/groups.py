@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.settings.checks import (
-    known_names_only,
-    read_bytes_count,
-    read_seconds,
-    whole_number,
-    whole_numbers,
-)
+from loaderpool.settings.checks import known_names_only, read_bytes_count, read_seconds, whole_number, whole_numbers
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -64,12 +59,10 @@ class Buckets:
         edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
         if not 1 <= len(edges) <= _MOST_BOUNDARIES:
             raise ArgumentError(f"Buckets.boundaries must be 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}")
-        for number in range(1, len(edges)):
-            if edges[number] <= edges[number - 1]:
-                raise ArgumentError(
-                    f"Buckets.boundaries must rise, but boundaries[{number}]={edges[number]} is not above "
-                    f"boundaries[{number - 1}]={edges[number - 1]}"
-                )
+        for number, (before, edge) in enumerate(itertools.pairwise(edges), start=1):
+            if edge <= before:
+                at, below = f"boundaries[{number}]={edge}", f"boundaries[{number - 1}]={before}"
+                raise ArgumentError(f"Buckets.boundaries must rise, but {at} is not above {below}")
         sizes = None if batch_sizes is None else whole_numbers("Buckets.batch_sizes", batch_sizes, at_most=_MAX_ROWS)
         if sizes is not None and len(sizes) != len(edges) + 1:
             raise ArgumentError(
@@ -142,17 +135,11 @@ class Limits:
 
 
 def check_group(name: str, value: Any, kind: type[_Group], also: str = "") -> _Group | None:
-    """An argument of a loader that is a group, or None; `also` says what else might have been given.
-
-    Raises:
-        ArgumentError: it is neither.
-    """
+    """An argument of a loader that is a group, or None; `also` says what else might have been given."""
     if value is None or isinstance(value, kind):
         return value
-    raise ArgumentError(
-        f"{name} must be a loaderpool.{kind.__name__}({', '.join(_fields(kind))}){also}, got {brief(value)} of type "
-        f"{type(value).__name__}"
-    )
+    wanted = f"a loaderpool.{kind.__name__}({', '.join(kind.__annotations__)}){also}"
+    raise ArgumentError(f"{name} must be {wanted}, got {brief(value)} of type {type(value).__name__}")
 
 
 def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
@@ -166,10 +153,6 @@ def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
     if window_s is None:
         raise ArgumentError(f"{name}' window must be a number of seconds, got None ({hint})")
     return count, window_s
-
-
-def _fields(kind: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
 
 
 def _set(group: Any, **fields: Any) -> None:
