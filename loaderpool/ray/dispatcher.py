@@ -328,13 +328,13 @@ class Dispatcher:
         self._unseen.forget_host()
         self._payloads.forget_host(record.cell)
         self._hosts.end(record.number, is_silent)
-        lost, redone = self._state.restarts, self._state.redone
+        lost = self._state.restarts
         self._state.on_worker_dead(record.number)
         last = LastCell(has_begun=record.workers > 0)
         instructions = self._state.on_worker_gone(record.number, last, clock.monotonic_ns(), is_explained)
-        lost, redone = self._state.restarts - lost, self._state.redone - redone
+        lost = self._state.restarts - lost
         # Over the socket, as that it has started: or it could overtake that.
-        self._trainer.send_with(encode(Notice.WORKER_ENDED, record.number, 0, lost, redone), b"")
+        self._trainer.send_with(encode(Notice.WORKER_ENDED, record.number, 0, lost), b"")
         self._tell_workers()
         self._carry_out(instructions)
         self._tell_doubts()

@@ -95,7 +95,6 @@ class Deaths:
 
     Attributes:
         lost: how many workers died that had work, or should have had some.
-        redone: batches of hosts that other hosts were given; those of workers are not counted.
         limit: says whether these were too many of late.
 
     Args:
@@ -109,7 +108,7 @@ class Deaths:
         self, ledger: Ledger, workers: Roster, early: EarlyDealer, max_restarts: tuple[int, float] | None
     ) -> None:
         self._ledger, self._workers, self._early = ledger, workers, early
-        self.lost = self.redone = 0
+        self.lost = 0
         self.limit = RestartLimit(max_restarts)
         self._inquest = Inquest(ledger.held, self.limit)
         self._idle = 0

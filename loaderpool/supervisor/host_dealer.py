@@ -192,7 +192,6 @@ class HostDeaths(Deaths):
                 self._ledger.abandon(ticket)
             elif is_explained or not self._is_lost(ticket, worker):
                 ticket.attempt += 1
-                self.redone += ticket.count if ticket.run is not None else 0
                 (alone if ticket.is_isolated else redone).append(ticket)
         self._ledger.due.extendleft(reversed(redone))
         self._ledger.hold(alone)

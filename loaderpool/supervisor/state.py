@@ -240,11 +240,6 @@ class SupervisorState:
         """How many workers were lost."""
         return self._deaths.lost
 
-    @property
-    def redone(self) -> int:
-        """How many batches of hosts that are gone other hosts were given."""
-        return self._deaths.redone
-
     def timeouts(self) -> list[tuple[int, int]]:
         """Return the workers that must be watched, each with the timeout of its current sample in nanoseconds."""
         if not any(loader.timeout_ns for loader in self.ledger.loaders.values()):

@@ -106,8 +106,7 @@ class Notice(enum.IntEnum):
     # worker, pid, cell; of a host, of which it comes twice, as it starts and as it runs, pid 0, and bytes: the pickled
     # HostPlace
     WORKER_STARTED = 6
-    # worker, pid, was_lost; of a host pid 0, and batches of it that others make
-    WORKER_ENDED = 7
+    WORKER_ENDED = 7  # worker, pid, was_lost; of a host pid 0
     UNLOADED = 9  # loader
     SPEC_FAILED = 10  # loader, worker; bytes: the pickled Failure of the first sample
     LOAD_FAILED = 11  # loader (0: all); bytes: pickled (Failure, advice)

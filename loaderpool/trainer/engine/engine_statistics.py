@@ -90,11 +90,6 @@ def with_counts(
 ) -> EngineStatistics:
     """The same with the counts of this moment; `ring` is None before the first batch."""
     workers, hosts = _workers(session)  # first: it takes in the latest news
-    notes = list(known.notes)
-    if ring is not None and ring.hosts_wait_because:
-        notes.append(ring.hosts_wait_because)
-    if session.workers.batches_redone:
-        notes.append(f"{session.workers.batches_redone:,} batches of hosts that are gone were made by others")
     return EngineStatistics(
         memory=MemoryStatistics(
             slots=0 if ring is None else ring.count,
@@ -110,7 +105,7 @@ def with_counts(
         workers=workers,
         hosts=hosts,
         hosts_lost=session.workers.hosts_lost,
-        notes=tuple(notes),
+        notes=known.notes,
     )
 
 

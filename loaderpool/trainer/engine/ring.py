@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loaderpool.errors import MemoryLimitError, counted
+from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.memory.batch_form import CHUNK_BATCHES, BatchForm
 from loaderpool.memory.extents import Extent
@@ -25,29 +25,6 @@ from loaderpool.trainer.session.engine_session import EngineSession
 from loaderpool.trainer.session.lease import Lender
 from loaderpool.trainer.session.routing import Listener
 from loaderpool.transport.messages import Control, decode_all
-
-
-def why_hosts_wait(limit_bytes: int, slot_bytes: int, hosts: int, workers: int, tickets: int, beside: int) -> str:
-    """Return why hosts have to wait for slots, and with which budget they need not; "": they need not as it is.
-
-    Args:
-        limit_bytes: the budget, `Limits.memory`.
-        slot_bytes: of one slot.
-        hosts: how many there are.
-        workers: of all of them.
-        tickets: how many slots they may have in use at once.
-        beside: slots that the consumer needs beside these.
-    """
-    slots = limit_bytes // slot_bytes
-    if not hosts or slots >= tickets:
-        return ""
-    least = (tickets + beside) * slot_bytes
-    return (
-        f"Limits(memory={limit_bytes:,}) has room for {slots} slots of {slot_bytes:,} bytes, and "
-        f"{counted(hosts, 'host')} with {workers} workers may have {tickets} in use at once. Limits(memory={least}) "
-        f"({least / 2**20:,.0f} MiB) would do; or have fewer workers, or lower batch_size"
-    )
-
 
 _DEFAULT_LIMIT_BYTES = 2 << 30
 _SHARE_OF_FREE = 4
@@ -203,12 +180,6 @@ class Ring:
         """How many tickets the workers may have, and how many travel to them and from them."""
         session, plan = self._session, self.plan
         return session.workers_wanted * plan.tickets_per_worker + travelling(session.hosts, plan.slot_bytes)
-
-    @property
-    def hosts_wait_because(self) -> str:
-        """Why hosts have to wait for slots; "": they need not, or there are none."""
-        plan, hosts, workers = self.plan, self._session.hosts, self._session.workers_wanted
-        return why_hosts_wait(plan.limit_bytes, plan.slot_bytes, hosts, workers, self.tickets, _CONSUMER_SLOTS)
 
     def reserve(self, quota: int) -> int:
         """Slots that a run with this quota never lends, so that workers always have somewhere to write.

@@ -49,7 +49,6 @@ class Workers(Protocol):
 
     restarts: int  # of workers
     hosts_lost: int
-    batches_redone: int  # of such hosts
     cells: set[int]  # that processes of this machine have had
 
     def values(self) -> Iterable[WorkerProcess]:

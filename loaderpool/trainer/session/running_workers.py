@@ -44,7 +44,6 @@ class RunningWorkers(dict[int, RunningWorker]):
     Attributes:
         restarts: workers that died and were replaced; of hosts those of hosts that are gone by now.
         hosts_lost: hosts that died, or were given up.
-        batches_redone: batches of such hosts that others made.
         cells: that processes of this machine have had, whether they still run or not.
 
     Args:
@@ -54,7 +53,7 @@ class RunningWorkers(dict[int, RunningWorker]):
     def __init__(self, board: Board) -> None:
         super().__init__()
         self._board = board
-        self.restarts = self.hosts_lost = self.batches_redone = 0
+        self.restarts = self.hosts_lost = 0
         self.cells: set[int] = set()
 
     def started(self, words: Words, attachment: Attachment) -> None:
@@ -68,13 +67,12 @@ class RunningWorkers(dict[int, RunningWorker]):
     def ended(self, words: Words) -> None:
         """Take in `Notice.WORKER_ENDED`."""
         assert words[0] == Notice.WORKER_ENDED
-        _, number, _, was_lost, redone, *_ = words
+        _, number, _, was_lost, *_ = words
         worker = self.pop(number, None)
         if worker is None or worker.place is None:
             self.restarts += was_lost
         else:
             self.hosts_lost += was_lost
-            self.batches_redone += redone
 
     def all_ended(self) -> None:
         """Their supervisor is dead, and they with it."""
