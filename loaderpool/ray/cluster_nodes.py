@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loaderpool.supervisor.scheduler import GROUP_BYTES
 from loaderpool.system import clock
 
 _KNOCK_S = 3.0
@@ -20,11 +19,6 @@ _GREETING_S = 10.0
 # HTTP/2's preface and an empty SETTINGS frame (RFC 9113, 3.4): gRPC, and so Ray's GCS, answers with a frame of its own.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
-# Of a node that does not answer Ray takes 15 s to say that it is dead.
-_DOUBT_S = 20.0
-# Stores begin to write to a disk, in silence, when they are four fifths full, and several objects are there at a time.
-_SHARE_OF_STORE = 4
-_LEAST_OBJECT_BYTES = 1 << 20
 
 
 class ClusterSettings(NamedTuple):
@@ -107,7 +101,6 @@ class ClusterNodes:
     """What is known of the nodes.
 
     Attributes:
-        object_bytes: how large an object may be for the smallest of their stores.
         needs: what a node must have free for a host, as Ray names it.
 
     Args:
@@ -117,12 +110,10 @@ class ClusterNodes:
 
     def __init__(self, ray: Any, settings: ClusterSettings) -> None:
         self._ray = ray
-        self.object_bytes = GROUP_BYTES
         options = settings.actor_options
         asked = {"memory": options.get("memory"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
         self.needs = {"CPU": settings.workers_per_host or 1, **{name: much for name, much in asked.items() if much}}
         self._doors: dict[str, tuple[str, int]] = {}  # where their raylets listen
-        self._doubtful: dict[str, float] = {}  # that may have gone, and until when nothing is started there
 
     def usable(self) -> dict[str, str]:
         """The nodes on which a host may be: the address of each, by its id."""
@@ -132,8 +123,6 @@ class ClusterNodes:
         if me not in self._doors or not self.answers(me):
             print("loaderpool: the raylet of the dispatcher's machine has ended", file=sys.stderr, flush=True)
             os._exit(1)  # to the cluster we are dead: what we ask for is not done, and we are not told
-        smallest = min(node["Resources"].get("object_store_memory", 0) for node in nodes)
-        self.object_bytes = max(_LEAST_OBJECT_BYTES, min(GROUP_BYTES, int(smallest) // _SHARE_OF_STORE))
         return {
             node["NodeID"]: node["NodeManagerAddress"]
             for node in nodes
@@ -154,16 +143,8 @@ class ClusterNodes:
 
         return {node: float(free.get("CPU", 0)) for node, free in available_resources_per_node().items()}
 
-    def doubt(self, node: str) -> None:
-        """Start nothing on a node for a while: Ray learns late that one has gone."""
-        self._doubtful[node] = clock.monotonic_s() + _DOUBT_S
-
-    def trust(self, node: str) -> None:
-        """A node has done something, so it has not gone."""
-        self._doubtful.pop(node, None)
-
     def answers(self, node: str) -> bool:
-        """Whether a node's raylet listens, as far as is known."""
+        """Whether a node's raylet listens, as far as is known; Ray says 15 s later that one has gone."""
         door = self._doors.get(node)
         if door is None:
             return True
@@ -172,8 +153,3 @@ class ClusterNodes:
         except OSError:
             return False
         return True
-
-    def doubtful(self) -> set[str]:
-        """Return those on which nothing is to be started now."""
-        now_s = clock.monotonic_s()
-        return {node for node, until_s in self._doubtful.copy().items() if now_s < until_s}

@@ -22,7 +22,7 @@ from loaderpool.errors import CacheError, ClusterError, SourceError
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import HostState
 from loaderpool.ray.host_messages import HostCommand, HostReport, News
-from loaderpool.ray.host_record import ExchangePace, HostRecord
+from loaderpool.ray.host_record import HostRecord
 from loaderpool.ray.hosted import read_bundles
 from loaderpool.ray.loader_payloads import LoaderPayloads
 from loaderpool.ray.trainer_pipes import TrainerPipes
@@ -47,8 +47,10 @@ from loaderpool.transport.messages import (
 from loaderpool.transport.pickling import get_object, send
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
-# How often clocks are looked at: heartbeats.
-_LOOK_MS = 500
+# How often clocks are looked at: for heartbeats, and tickets that wait for others to travel with.
+_LOOK_MS = 250
+# While no more than one slot in so many is free or to be filled, tickets may wait: a call costs all sides some 3 ms.
+_SATED_SHARE = 4
 
 
 class Dispatcher:
@@ -74,7 +76,7 @@ class Dispatcher:
         os.set_blocking(self._woken, False)
         self._poll.register(self._woken, select.POLLIN)
         self._records: dict[int, HostRecord] = {}
-        self._pace = ExchangePace(self._state.ledger)
+        self._to_call: dict[int, HostRecord] = {}  # of which something has changed
         self._commands = HostCommands(self._state.ledger, self._trainer.arena)
         self._losses = HostLosses(start["max_restarts"])
         self._unseen = UnseenFiles(self._records)
@@ -92,7 +94,7 @@ class Dispatcher:
         self._hosts = hosts
         try:
             while not self._is_over and not self._trainer.is_gone:
-                ready = [descriptor for descriptor, _ in self._poll.poll(self._pace.look_within_ms(_LOOK_MS))]
+                ready = [descriptor for descriptor, _ in self._poll.poll(_LOOK_MS)]
                 self._look_at_clock()
                 for descriptor in ready:
                     if descriptor == self._woken:
@@ -100,9 +102,20 @@ class Dispatcher:
                     else:
                         for words in self._trainer.answer(descriptor):
                             self._obey(words)
-                self._pace.call_hosts(self._hosts)
+                self._call_hosts()
         finally:
             hosts.close()
+
+    def _call_hosts(self, at_once: bool = False) -> None:
+        """Send what is due, or all that waits. Tickets wait while most slots hold what the consumer has not taken."""
+        ledger = self._state.ledger
+        elsewhere = sum(len(loader.free) + loader.outstanding for loader in ledger.loaders.values())
+        is_sated = not at_once and elsewhere * _SATED_SHARE < len(ledger.slots)
+        for record in list(self._to_call.values()):
+            while record.is_due(is_sated):
+                self._hosts.exchange(record.number, *record.take_commands(clock.monotonic_ns()))
+            if not record.waiting_tickets:
+                del self._to_call[record.number]
 
     def _look_at_clock(self) -> None:
         now_ns = clock.monotonic_ns()
@@ -116,6 +129,7 @@ class Dispatcher:
                 self._lose(record, f"no answer for {self._timeout_ns / 1e9:g} s", is_silent=True)
             elif 0 < record.gap_since_ns < silent_since:
                 self._lose(record, f"some of its answers have not come within {self._timeout_ns / 1e9:g} s")
+        self._call_hosts(at_once=True)
 
     # ---- from the trainer, and from the state ----
 
@@ -149,7 +163,7 @@ class Dispatcher:
                 self._trainer.send(instruction.message)
             elif isinstance(instruction, s.Fork):
                 number = instruction.worker
-                self._records[number] = record = HostRecord(number, instruction.cell, self._pace.to_look_at)
+                self._records[number] = record = HostRecord(number, instruction.cell, self._to_call)
                 self._trainer.begin_cell(record.cell)
                 self._tell_place(record)
                 self._hosts.start(instruction.worker)
@@ -219,18 +233,18 @@ class Dispatcher:
             record.place = news.value
             self._tell_place(record)
         elif news.kind == "started":
-            record.place, record.object_bytes = news.value
+            record.place = news.value
             if not record.is_leaving:
                 self._trainer.set_state(record.cell, HostState.RUNNING)
             self._tell_place(record)
             self._tell_workers()
-            self._pace.note(record)
+            self._to_call[record.number] = record
             self._payloads.send_all(self._hosts, record)
             self._carry_out(self._state.on_room(record.number, record.room, record.workers))
         elif news.kind == "answered":
             number, answers = news.value
             record.sent_ns.pop(number, None)
-            self._pace.note(record)
+            self._to_call[record.number] = record
             for said, beside in record.in_order(answers):
                 if said[0] == HostReport.COUNTS:
                     self._trainer.set_wait(record.cell, said[1])
@@ -243,14 +257,10 @@ class Dispatcher:
     def _answered(self, record: HostRecord, said: tuple[int, ...], beside: Any) -> None:
         kind = said[0]
         if kind == HostReport.TICKET:
-            if parts := record.parts.pop(said[1], None):
-                beside = [*parts, *beside[0]], beside[1]
             words = record.tickets.pop(said[1])
             if said[4:]:
                 self._payloads.count_cached(record.runs[words[2]], record.cell, said[4:])
             self._take_answer(record, words, said[2], said[3], beside)
-        elif kind == HostReport.PART:
-            record.parts.setdefault(said[1], []).extend(beside)
         elif kind == HostReport.PROBE:
             words = record.tickets.pop(said[1])
             notice, status = (Notice.SPEC_FAILED, Status.FAILED) if said[2] else (Notice.SPEC, Status.FINISHED)
@@ -324,7 +334,7 @@ class Dispatcher:
 
     def _gone(self, record: HostRecord, is_explained: bool, is_silent: bool = False) -> None:
         del self._records[record.number]
-        self._pace.forget(record)
+        self._to_call.pop(record.number, None)
         self._unseen.forget_host()
         self._payloads.forget_host(record.cell)
         self._hosts.end(record.number, is_silent)
@@ -346,7 +356,6 @@ class Dispatcher:
         hosts = [record for record in self._records.values() if record.workers]
         if hosts:
             self._trainer.send(encode(Notice.WORKERS_WANTED, sum(host.workers for host in hosts), len(hosts)))
-        self._pace.fit_to(hosts)
 
     def _end(self, why: str) -> None:
         """Nothing will come any more: tell the trainer why."""

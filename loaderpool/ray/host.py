@@ -11,7 +11,6 @@ import os
 import select
 import sys
 import threading
-import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -20,8 +19,8 @@ from loaderpool.cache.store import SharedCache
 from loaderpool.errors import CacheError
 from loaderpool.memory.board import Field
 from loaderpool.memory.extents import Extent
-from loaderpool.ray.host_messages import FEW_HOSTS_LINGER_NS, Answers, HostCommand, HostReport, Message, Piece
-from loaderpool.ray.hosted import HostedLoader, HostedRun, Portion, RunWords, StagedPayload
+from loaderpool.ray.host_messages import Answers, HostCommand, HostReport, Message
+from loaderpool.ray.hosted import HostedLoader, HostedRun, Portion, StagedPayload
 from loaderpool.supervisor.scheduler import GROUP_BYTES, group_of
 from loaderpool.system import clock, machine, process
 from loaderpool.trainer.session.launch import SUPERVISOR
@@ -29,6 +28,8 @@ from loaderpool.trainer.session.session import Session
 
 # So many exchanges wait for answers. An older one returns with nothing, so that there are never calls without end.
 _MOST_WAITING = 2
+# No answer waits longer for others to travel with.
+_LINGER_NS = 300_000_000
 # What a call returns for which nothing waits.
 _NOTHING = Answers(-1, [])
 
@@ -53,7 +54,7 @@ class Host:
     """
 
     def __init__(self, workers: int, max_restarts: tuple[int, float] | None, patience_s: float, node: str) -> None:
-        program = SUPERVISOR._replace(settings={"node": node})
+        program = SUPERVISOR._replace(settings={"node": node}, is_replaced=False)
         self._session = Session(workers, max_restarts, program)
         self._wait_ns = 0  # of all its workers
         self._seen: dict[int, int] = {}  # by worker, what of its waiting is in the sum
@@ -70,8 +71,6 @@ class Host:
         self._given: dict[int, Answers] = {}  # by exchange: what may be lost on its way
         self._gives = 0  # so many of them there were
         self._turn = threading.Condition()
-        self._lingers = threading.Event()
-        threading.Thread(target=self._end_lingering, name="loaderpool-host-linger", daemon=True).start()
 
     def stage(self, key: int, nbytes: int, at: int, piece: Any) -> None:
         """Take in a piece of a payload; the first one to come makes room for all. Twice is fine.
@@ -108,7 +107,7 @@ class Host:
             unanswered: exchanges before this one, and this one: of all others answers have arrived.
 
         Raises:
-            PoolBrokenError: the host's own supervisors die again and again.
+            PoolBrokenError: the host's supervisor is dead, and so is the host.
         """
         session = self._session
         with self._turn:
@@ -164,24 +163,19 @@ class Host:
     def _are_worth_it(self) -> bool:
         return self._answers.are_worth_it(self._session.workers_wanted)
 
-    def _end_lingering(self) -> None:
-        """Have answers travel that have waited long enough. Runs in: a thread of its own."""
-        while True:
-            self._lingers.wait()
-            self._lingers.clear()
-            time.sleep(self._answers.linger_ns / 1e9)
-            with self._session.lock:
-                if self._answers:
-                    self._session.wake()
-                    if not self._are_worth_it():  # others were taken meanwhile, and these came later
-                        self._lingers.set()
-
     def _answer(self, message: Message) -> None:
         """Runs in: whichever thread reads the session's news. The session's lock is held."""
         were_none = not self._answers
         self._answers.add(message)
         if were_none:
-            self._lingers.set()
+            timer = threading.Timer(_LINGER_NS / 1e9, self._end_lingering)
+            timer.daemon = True
+            timer.start()
+
+    def _end_lingering(self) -> None:
+        """Have answers travel that have waited long enough. Runs in: a thread of its own."""
+        with self._session.lock:
+            self._session.wake()
 
     # ---- commands; the session's lock is held ----
 
@@ -209,11 +203,8 @@ class Host:
             self._loaders[number].enlarge_slots(said[2])
         elif kind == HostCommand.RUN:
             loader = self._loaders[said[2]]
-            about = RunWords(said[3], said[4], said[5], said[6], lanes=said[7], is_stream=bool(said[8]))
-            self._runs[number] = HostedRun(loader, about, beside)
+            self._runs[number] = HostedRun(loader, said[3:], beside)
             self._answers.urgent += self._answers.group
-        elif kind == HostCommand.PACE:
-            self._answers.set_pace(*said[1:])
         elif kind == HostCommand.ABANDON:
             self._runs[number].abandon()
         elif kind == HostCommand.RUN_OVER:
@@ -250,13 +241,12 @@ class WaitingAnswers:
 
     Attributes:
         slot_bytes: of the loader whose batches they are.
-        linger_ns: none waits longer for others.
         tickets: that are under way, and will be answered.
         urgent: so many answers more wait for no other: a consumer waits for a run's first batches.
     """
 
     def __init__(self) -> None:
-        self.slot_bytes, self._most_bytes, self.linger_ns = GROUP_BYTES, GROUP_BYTES, FEW_HOSTS_LINGER_NS
+        self.slot_bytes = GROUP_BYTES
         self.tickets = self.urgent = 0
         self._messages: collections.deque[Message] = collections.deque()
         self._bytes = 0
@@ -265,14 +255,10 @@ class WaitingAnswers:
     def __bool__(self) -> bool:
         return bool(self._messages)
 
-    def set_pace(self, nbytes: int, linger_ns: int) -> None:
-        """Have so many bytes travel together at most, and none wait for others longer than this."""
-        self._most_bytes, self.linger_ns = nbytes, linger_ns
-
     @property
     def group(self) -> int:
         """So many of them need not wait."""
-        return group_of(self.slot_bytes, self._most_bytes)
+        return group_of(self.slot_bytes)
 
     def add(self, message: Message) -> None:
         """Take in an answer; those to tickets may wait."""
@@ -290,34 +276,23 @@ class WaitingAnswers:
         """Whether those that there are shall travel now.
 
         Args:
-            workers: of the host. While some of them have nothing to do, the slots of what is done are wanted back. Not
-                where there are many hosts: so many calls would be too much for the dispatcher.
+            workers: of the host. While some of them have nothing to do, the slots of what is done are wanted back.
         """
         return bool(self._messages) and (
             self.urgent > 0
-            or self._bytes >= self._most_bytes
+            or self._bytes >= GROUP_BYTES
             or len(self._messages) >= self.group
-            or self.tickets < (workers if self.linger_ns <= FEW_HOSTS_LINGER_NS else 1)
-            or clock.monotonic_ns() - self._oldest_ns > self.linger_ns
+            or self.tickets < workers
+            or clock.monotonic_ns() - self._oldest_ns >= _LINGER_NS
         )
 
     def take(self) -> list[Message]:
-        """Return what travels now: all, or as much as an object may have. A larger answer travels in parts."""
+        """Return what travels now: all, or as much as shall be in an object."""
         taken: list[Message] = []
-        room = self._most_bytes
-        while self._messages and room > 0:
-            said, beside = self._messages[0]
-            nbytes = _size_of(beside)
-            if nbytes <= room:
-                taken.append(self._messages.popleft())
-            elif taken:
-                break
-            else:
-                pieces, failures = beside
-                now, later = _cut(pieces, room)
-                taken.append(((HostReport.PART, said[1]), now))
-                self._messages[0] = said, (later, failures)
-                nbytes = room
+        room = GROUP_BYTES
+        while self._messages and (not taken or _size_of(self._messages[0][1]) <= room):
+            taken.append(self._messages.popleft())
+            nbytes = _size_of(taken[-1][1])
             room -= nbytes
             self._bytes -= nbytes
         self.urgent = max(0, self.urgent - len(taken))
@@ -327,19 +302,6 @@ class WaitingAnswers:
 def _size_of(beside: object) -> int:
     """How many bytes of slots an answer has with it."""
     return sum(piece.content.nbytes for piece in beside[0]) if isinstance(beside, tuple) else 0
-
-
-def _cut(pieces: list[Piece], nbytes: int) -> tuple[list[Piece], list[Piece]]:
-    """Return pieces of so many bytes, and the rest."""
-    now: list[Piece] = []
-    later = list(pieces)
-    while nbytes > 0:
-        at, content = later.pop(0)
-        now.append(Piece(at, content[:nbytes]))
-        if content.nbytes > nbytes:
-            later.insert(0, Piece(at + nbytes, content[nbytes:]))
-        nbytes -= now[-1].content.nbytes
-    return now, later
 
 
 class AboutHost(NamedTuple):

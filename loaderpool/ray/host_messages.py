@@ -12,9 +12,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# How long answers wait for others at the most, where there are few hosts.
-FEW_HOSTS_LINGER_NS = 300_000_000
-
 
 class HostCommand(enum.IntEnum):
     """Commands of a dispatcher to a host: the words behind the kind, and what comes beside them."""
@@ -36,7 +33,6 @@ class HostCommand(enum.IntEnum):
     # ticket, run, first_batch, count, rows of each, as the plan has it; beside it of a stream the items, None where
     # these are gone, as they are not wanted any more
     TICKET = 10
-    PACE = 11  # bytes of one exchange's answers, and how long these may wait for others to travel with, in ns
 
 
 class HostReport(enum.IntEnum):
@@ -48,7 +44,6 @@ class HostReport(enum.IntEnum):
     PROBE = 2  # ticket, whether it failed; beside it the pickled probe, or report
     LOAD_FAILED = 3  # loader (0: all, no worker can be started); beside it the pickled (Failure, advice)
     LOST = 4  # the probe's ticket (0: all is given up); beside it the pickled LostReport
-    PART = 7  # ticket; beside it pieces of its slot, of which the others follow
     NO_CACHE = 10  # loader; beside it, in words, why its cache cannot be had on this node
     BROKEN = 5  # beside it, in words, why nothing will ever be made here
     COUNTS = 8  # with each exchange: how long its workers have waited for work in all, in ns
@@ -75,9 +70,9 @@ class Answers(NamedTuple):
 class News(NamedTuple):
     """Something that happened to a host; or to all, where the kind is "hosts", "over" or "warning".
 
-    Kinds: "placed" (its `HostPlace`, without workers yet), "started" (its `HostPlace`, how many bytes shall travel from
-    it at once), "answered" (the exchange's number, its answers), "lost" (why), "hosts" (how many there shall be),
-    "over" (why there never will be any), "warning" (what the user should know).
+    Kinds: "placed" (its `HostPlace`, without workers yet), "started" (its `HostPlace`), "answered" (the exchange's
+    number, its answers), "lost" (why), "hosts" (how many there shall be), "over" (why there never will be any),
+    "warning" (what the user should know).
     """
 
     host: int

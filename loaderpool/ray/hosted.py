@@ -31,8 +31,6 @@ from loaderpool.transport.pipes import Attachment, content_of
 
 # A host bounds its slots by their number; how much is under way at all hosts together is the trainer's to say.
 _NO_LIMIT = 1 << 50
-# One may be killed for another reason, as on a node that has no memory left.
-_MOST_DEATHS_IN_LOAD = 3
 
 
 class SentBundle(NamedTuple):
@@ -134,63 +132,33 @@ class Portion:
         return sum(self.done.values()) >= self.rows
 
 
-class RunWords(NamedTuple):
-    """What a dispatcher tells of a run."""
-
-    first_epoch: int
-    batches_per_epoch: int
-    full_batches: int  # of the rest of an epoch, where it begins within one
-    last_rows: int
-    lanes: int  # of generators; 0: it is none of theirs
-    is_stream: bool
-
-
 class HostedRun:
     """One run in the host's own supervisor. The session's lock is held by the caller.
 
     Args:
         loader: whose batches they are.
-        words: what it is.
+        words: what it is, as HostCommand.RUN has it from the first epoch on.
         start: where its epoch begins, pickled; None: at the beginning.
     """
 
-    def __init__(self, loader: HostedLoader, words: RunWords, start: bytes | None) -> None:
+    def __init__(self, loader: HostedLoader, words: Said, start: bytes | None) -> None:
         self.loader, self._session = loader, loader.session
-        self._words, self._start = words, start
-        self._extent: Extent | None = None
-        self._feed = HostedFeed(self._session.arena) if words.is_stream else None
         self._portions: dict[int, Portion] = {}
-        self.is_over = self._is_abandoned = False
-        self._begin()
-
-    def _begin(self) -> None:
-        session, words = self._session, self._words
+        self.is_over = False
+        session, (first_epoch, per_epoch, full_batches, last_rows, lanes, is_stream) = self._session, words
+        self._extent = None if start is None else session.arena.put(start)
+        self._feed = HostedFeed(session.arena) if is_stream else None
         self.number = session.take_number()
         session.routing.by_run[self.number] = self
-        self.loader.runs[self.number] = self
-        if self._is_abandoned:
-            session.arena.board.abandon(self.number)
-        epochs = words.first_epoch, words.batches_per_epoch
-        session.send(Control.RUN_BEGIN, self.number, self.loader.number, *epochs, 0, 0, 1 << 30)
+        loader.runs[self.number] = self
+        session.send(Control.RUN_BEGIN, self.number, loader.number, first_epoch, per_epoch, 0, 0, 1 << 30)
         if self._feed is not None:
             session.send(Control.RUN_FEED, self.number, self._feed.offset)
-        if words.lanes:
-            session.send(Control.RUN_LANES, self.number, words.lanes)
-        if self._start is not None:
-            self._extent = session.arena.put(self._start)
-            after = self._extent.offset, words.full_batches, words.last_rows, len(self._start)
-            session.send(Control.RUN_AFTER, self.number, *after)
-
-    def begin_again(self) -> None:
-        """Tell another supervisor; what was not answered as a whole is made again."""
-        self._give_back_start()
-        self.loader.runs.pop(self.number, None)
-        if self.is_over:
-            self.forget()
-            return
-        self._begin()
-        for portion in list(self._portions.values()):
-            self._send(Portion(portion.ticket, portion.first, portion.count, portion.rows))
+        if lanes:
+            session.send(Control.RUN_LANES, self.number, lanes)
+        if start is not None:
+            assert self._extent is not None
+            session.send(Control.RUN_AFTER, self.number, self._extent.offset, full_batches, last_rows, len(start))
 
     def deal(self, portion: Portion, items: Sequence[SentBundle] | None = None) -> None:
         """Have a portion made.
@@ -204,9 +172,6 @@ class HostedRun:
                 self.loader.tell((HostReport.TICKET, portion.ticket, Status.ABANDONED, 0), b"")
                 return
             self._feed.put(items)
-        self._send(portion)
-
-    def _send(self, portion: Portion) -> None:
         self._portions[portion.first] = portion
         if self._feed is not None and portion.rows != self.loader.batch_rows:  # a stream's last
             self._session.send(Control.RUN_AFTER, self.number, 0, portion.first, portion.rows)
@@ -214,7 +179,6 @@ class HostedRun:
 
     def abandon(self) -> None:
         """Have workers leave off; each portion is still answered."""
-        self._is_abandoned = True
         self._session.arena.board.abandon(self.number)
 
     def end(self) -> None:
@@ -226,14 +190,11 @@ class HostedRun:
 
     def forget(self) -> None:
         """Give back all memory: no worker reads anything of it any more."""
-        self._give_back_start()
-        if self._feed is not None:
-            self._feed.free()
-
-    def _give_back_start(self) -> None:
         extent, self._extent = self._extent, None
         if extent is not None:
             self._session.arena.give_back(extent)
+        if self._feed is not None:
+            self._feed.free()
 
     # ---- RunListener ----
 
@@ -304,17 +265,8 @@ class StagedPayload(NamedTuple):
     places: list[tuple[int, int, int]]  # of each array: 0, where it begins, its length
 
 
-class _Layout(NamedTuple):
-    extent: Extent
-    nbytes: int
-    words: tuple[int, ...]  # of Control.LAYOUT after these
-    places: SlotPlaces | None
-
-
 class _Probe(NamedTuple):
     ticket: int
-    epoch: int
-    batch: int
     feed: HostedFeed | None  # that has the items, of a stream
 
 
@@ -341,29 +293,25 @@ class HostedLoader:
         cache: SharedCache | None,
         answer: Callable[[Message], None],
     ) -> None:
-        self.session, self._told_as, self._words, self._answer = session, told_as, words, answer
+        self.session, self._told_as, self._answer = session, told_as, answer
         self.number = session.take_number()
         self.runs: dict[int, HostedRun] = {}  # until the supervisor forgets them, by its numbers
         self._probes: collections.deque[_Probe] = collections.deque()
         self._updates = SourceUpdates(session, self.number, frozenset())
-        self._layout: _Layout | None = None
+        self.batch_rows = 0
+        self._places: SlotPlaces | None = None  # of the components in a slot; None: they vary
         self.ring: Ring | None = None
         self._busy: dict[int, int] = {}  # by worker, what of its time was told
-        self._is_loaded = self.was_loaded = False
-        self._deaths = 0  # of supervisors that loaded it
+        self.was_loaded = False
         self._cache, self._told_of_cache = cache, NO_COUNTS
         pickled = block.offset + staged.pickled[0], staged.pickled[1]
         plan = None if cache is None else cache.plan
         table, nbytes = put_object(session.arena, (pickled, (block.offset, staged.arrays), staged.places, [], plan))
         self._extents = [block, table]
-        self._table = table.offset, nbytes
         session.routing.by_loader[self.number] = self
-        self._load()
-
-    def _load(self) -> None:
-        if self._cache is not None and self._cache.descriptor >= 0:
-            self.session.send_files(self.number, [self._cache.descriptor])
-        self.session.send(Control.LOAD, self.number, *self._table, 0, *self._words)
+        if cache is not None and cache.descriptor >= 0:
+            session.send_files(self.number, [cache.descriptor])
+        session.send(Control.LOAD, self.number, table.offset, nbytes, 0, *words)
 
     # ---- commands ----
 
@@ -379,16 +327,11 @@ class HostedLoader:
         """
         extent, nbytes = put_object(self.session.arena, (places, form))
         self._extents.append(extent)
-        self._layout = _Layout(extent, nbytes, words, places)
-        self._send_layout()
+        self.batch_rows, self._places = split32(words[1])[0], places
+        self.session.send(Control.LAYOUT, self.number, extent.offset, nbytes, *words)
         slots = room_of(self.session.workers_wanted, slot_bytes) + travelling(1, slot_bytes)
         plan = RingPlan(1, slot_bytes, slots, slots, 2, _NO_LIMIT)
         self.ring = Ring(self.session, self, self.number, plan)
-
-    def _send_layout(self) -> None:
-        assert self._layout is not None
-        extent, nbytes, words, _ = self._layout
-        self.session.send(Control.LAYOUT, self.number, extent.offset, nbytes, *words)
 
     def enlarge_slots(self, slot_bytes: int) -> None:
         """Batches have outgrown the slots."""
@@ -401,12 +344,8 @@ class HostedLoader:
         if items is not None:
             feed = HostedFeed(self.session.arena)
             feed.put(items)
-        self._probes.append(_Probe(ticket, epoch, batch, feed))
-        self._send_probe(self._probes[-1])
-
-    def _send_probe(self, probe: _Probe) -> None:
-        feed = 0 if probe.feed is None else probe.feed.offset
-        self.session.send(Control.PROBE, self.number, probe.epoch, feed, probe.batch)
+        self._probes.append(_Probe(ticket, feed))
+        self.session.send(Control.PROBE, self.number, epoch, 0 if feed is None else feed.offset, batch)
 
     def _probed(self) -> int:
         """Forget the probe that has been answered; returns its ticket."""
@@ -422,11 +361,6 @@ class HostedLoader:
         self.session.send(Control.UNLOAD, self.number)
 
     # ---- what its runs ask ----
-
-    @property
-    def batch_rows(self) -> int:
-        assert self._layout is not None
-        return split32(self._layout.words[1])[0]
 
     def tell(self, said: Said, beside: Any) -> None:
         if said[0] == HostReport.TICKET and self._cache is not None:
@@ -448,8 +382,7 @@ class HostedLoader:
 
     def pieces(self, slot: int, ticket: int, rows: int) -> list[Piece]:
         assert self.ring is not None
-        assert self._layout is not None
-        extent, places = self.ring.extents[slot], self._layout.places
+        extent, places = self.ring.extents[slot], self._places
         anchor = self.ring.lender.lend(slot, ticket, extent.offset, extent.nbytes, {})
         if places is None:
             return [Piece(0, anchor[: varying_nbytes(anchor)])]
@@ -461,9 +394,9 @@ class HostedLoader:
         """A notice about this loader."""
         kind = words[0]
         if kind == Notice.LOADED:
-            if self._is_loaded:
+            if self.was_loaded:
                 self._updates.was_read()
-            self._is_loaded = self.was_loaded = True
+            self.was_loaded = True
         elif kind in (Notice.SPEC, Notice.SPEC_FAILED):
             if self._probes:
                 self.tell((HostReport.PROBE, self._probed(), int(kind == Notice.SPEC_FAILED)), content_of(attachment))
@@ -474,39 +407,21 @@ class HostedLoader:
             self.tell((HostReport.LOST, ticket), content_of(attachment))
         elif kind == Notice.SLOT_RETIRED:
             assert self.ring is not None
-            self._without_shortage(lambda: self.ring.retired(words[1]))  # type: ignore[union-attr]
+            try:
+                self.ring.retired(words[1])
+            except MemoryLimitError as error:
+                self.tell((HostReport.BROKEN,), str(error))
         elif kind == Notice.UNLOADED:
             self._forget()
 
     def on_new_supervisor(self) -> None:
-        """Tell another supervisor all that there is."""
-        self._is_loaded = False
-        self._busy.clear()
-        self._load()
-        self._updates.repeat()
-        for probe in self._probes:
-            self._send_probe(probe)
-        if self.ring is not None:
-            self._without_shortage(self.ring.tell_new_supervisor)
-            self._send_layout()
-            for run in list(self.runs.values()):
-                run.begin_again()
+        """There is none: a host ends with its supervisor."""
 
     def on_close(self) -> None:
         pass
 
     def on_load_died(self, how: str) -> None:
-        """The supervisor died while it imported. Time and again: another host could do nothing better."""
-        self._deaths += 1
-        if self._deaths == _MOST_DEATHS_IN_LOAD:
-            text = f"the supervisor died {self._deaths} times while it loaded function and source: {how}"
-            self.tell((HostReport.BROKEN,), text)
-
-    def _without_shortage(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except MemoryLimitError as error:
-            self.tell((HostReport.BROKEN,), str(error))
+        """The dispatcher is told by the end of the host."""
 
     def _forget(self) -> None:
         self.session.routing.by_loader.pop(self.number, None)

@@ -29,6 +29,7 @@ from loaderpool.ray.dispatcher import Dispatcher
 from loaderpool.ray.host import AboutHost, HostActor, versions
 from loaderpool.ray.host_messages import Message, News
 from loaderpool.supervisor.main_loop import begin, end_group
+from loaderpool.supervisor.scheduler import GROUP_BYTES
 from loaderpool.system import clock, machine
 from loaderpool.trainer.session.running_workers import HostPlace
 
@@ -219,17 +220,18 @@ class RayHosts:
         if host in self._ended:
             return
         taken = {placed.node for number, placed in self._placed.items() if number not in self._ended}
-        nodes, left = self._nodes.usable(), self._nodes.doubtful()
-        free = [node for node in nodes if node not in taken | left]
+        nodes = self._nodes.usable()
+        free = nodes.keys() - taken
+        cpus = self._nodes.free_cpus() if free else {}
+        by_cpus = sorted(free, key=lambda node: cpus.get(node, 0.0), reverse=True)
+        where = next(filter(self._nodes.answers, by_cpus), "")
         is_first = not nodes and not self._pids  # an autoscaler brings a node to who asks for one
-        if not free and not is_first and (not self._wanted or left & nodes.keys()):  # one may come, or be alive
+        if not where and not is_first and (free or not self._wanted):  # one may come, or answer again
             self._later(functools.partial(self._start, host))
             return
         options = {**settings.actor_options, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS}
-        workers, where = settings.workers_per_host or 1, ""
-        if free:
-            cpus = self._nodes.free_cpus()
-            where = max(free, key=lambda node: cpus.get(node, 0.0))
+        workers = settings.workers_per_host or 1
+        if where:
             # Else it would wait there for CPUs that another pool has taken just now.
             options["scheduling_strategy"] = self._affinity(where, soft=False, _fail_on_unavailable=True)
             if not settings.workers_per_host:
@@ -270,7 +272,7 @@ class RayHosts:
                 self._has_warned = True
                 said = f"{text}: what it computes, and draws at random, may differ in the last bits"
                 self._tell(News(0, "warning", said))
-        return News(host, "started", (HostPlace(there.node, there.address, workers), self._nodes.object_bytes))
+        return News(host, "started", HostPlace(there.node, there.address, workers))
 
     def _try_to_stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         """Send a payload to one host after another: all pieces lie in one store here. Runs in: a thread of its own."""
@@ -282,7 +284,7 @@ class RayHosts:
 
     def _stage(self, host: int, placed: _Placed, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         ray, timeout_s = self._ray, self._settings.host_timeout_s
-        size = self._nodes.object_bytes // _AT_ONCE
+        size = GROUP_BYTES // _AT_ONCE
         under_way: dict[Any, tuple[int, Any]] = {}  # by the call that brings it: where it begins, and the piece
 
         def send(at: int, piece: Any) -> None:
@@ -318,22 +320,11 @@ class RayHosts:
         if placed is None:
             return
         self._ray.kill(placed.actor, no_restart=True)
-        if is_silent:  # Ray asks an actor to end itself, which one that is stopped never hears
-            self._nodes.doubt(placed.node)
-            self._have_killed(placed.node, *self._pids.get(host, (0, 0)))
-
-    def _have_killed(self, node: str, pid: int = 0, start_time: int = 0) -> None:
-        """Have a node kill a process, or nothing; a node that does is no longer in doubt."""
-        if not node:
-            return
-        affinity = self._affinity(node, soft=False)
-        task = self._ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=affinity)
-
-        def look(done: Any) -> None:
-            if done.exception() is None:
-                self._nodes.trust(node)
-
-        task.remote(pid, start_time).future().add_done_callback(look)
+        pid, start_time = self._pids.get(host, (0, 0))
+        if is_silent and placed.node and pid:  # Ray asks an actor to end itself, which one that is stopped never hears
+            there = self._affinity(placed.node, soft=False)
+            options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+            self._ray.remote(_kill).options(**options).remote(pid, start_time)
 
     # ---- calls ----
 
@@ -351,10 +342,8 @@ class RayHosts:
         except errors.ActorUnavailableError as error:
             # Where the node has gone, this takes the time that connecting takes: not on a thread of Ray's.
             threading.Thread(target=self._call_again, args=(call, error), daemon=True).start()
-        except (errors.ActorDiedError, errors.RayTaskError) as error:
-            self._lose(call.host, error)
         except BaseException as error:
-            self._lose(call.host, error, is_doubtful=True)
+            self._lose(call.host, error)
 
     def _call_again(self, call: _Call, error: Exception) -> None:
         """Make a call again that was lost on its way, if the host's node is there."""
@@ -363,26 +352,23 @@ class RayHosts:
             return
         call.lost_since_s = call.lost_since_s or now_s
         if now_s > call.lost_since_s + _LOST_CALLS_S or not self._nodes.answers(placed.node):
-            self._lose(call.host, error, is_doubtful=True)
+            self._lose(call.host, error)
         else:
             self._call(call)
 
-    def _lose(self, host: int, error: BaseException, is_doubtful: bool = False) -> None:
+    def _lose(self, host: int, error: BaseException) -> None:
         """A call of a host has raised, and so the host is lost."""
-        why, placed = _why_lost(error), self._placed.get(host)
+        why = _why_lost(error)
         could_not_begin = getattr(error, "actor_init_failed", False) or type(error).__name__ == "RuntimeEnvSetupError"
         if could_not_begin and not self._pids:  # there was never one that could
             self._tell(News(0, "over", f"no host can be started; of the first one: {why}"))
             return
-        if is_doubtful and placed is not None:
-            self._nodes.doubt(placed.node)
-            self._jobs.put(functools.partial(self._have_killed, placed.node))
         self._give_up(host, why)
 
 
 def _kill(pid: int, start_time: int) -> None:
-    """End a process of this node, if it is the one that began then; 0: none. Runs in: a task on that node."""
-    if pid and machine.start_time(pid) == start_time:
+    """End a process of this node, if it is the one that began then. Runs in: a task on that node."""
+    if machine.start_time(pid) == start_time:
         os.kill(pid, signal.SIGKILL)
 
 

@@ -26,19 +26,19 @@ GROUP_BYTES = 48 << 20
 MOST_IN_GROUP = 16
 
 
-def group_of(slot_bytes: int, object_bytes: int = GROUP_BYTES) -> int:
-    """Return how many tickets' batches may travel together, where a slot has so many bytes, and an object."""
-    return max(1, min(MOST_IN_GROUP, object_bytes // max(1, slot_bytes)))
+def group_of(slot_bytes: int) -> int:
+    """Return how many tickets' batches may travel together, where a slot has so many bytes."""
+    return max(1, min(MOST_IN_GROUP, GROUP_BYTES // max(1, slot_bytes)))
 
 
-def travelling(hosts: int, slot_bytes: int, object_bytes: int = GROUP_BYTES) -> int:
+def travelling(hosts: int, slot_bytes: int) -> int:
     """Return how many tickets of so many hosts travel: a group to each, and one from it."""
-    return 2 * hosts * group_of(slot_bytes, object_bytes)
+    return 2 * hosts * group_of(slot_bytes)
 
 
-def room_of(workers: int, slot_bytes: int, object_bytes: int = GROUP_BYTES) -> int:
+def room_of(workers: int, slot_bytes: int) -> int:
     """Return how many tickets a host may have: what its workers are at, what waits for them, and what travels."""
-    return 2 * workers + travelling(1, slot_bytes, object_bytes)
+    return 2 * workers + travelling(1, slot_bytes)
 
 
 # So that after a death it is exact which tickets were whose; the second keeps the worker busy while the first's report

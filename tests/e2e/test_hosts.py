@@ -77,28 +77,6 @@ def test_hosts_make_the_same_bits(shapes: ModuleType, tmp_path: Path, name: str,
         assert_same(made(shape.faults_one_in, workers=pool), made(0, workers=0))
 
 
-@pytest.mark.parametrize("name", ["oversize batches", "ragged and text", "rows fail, skip"])
-def test_batches_larger_than_an_object_travel_in_parts(shapes: ModuleType, tmp_path: Path, name: str) -> None:
-    def made(**where: Any) -> list[Any]:
-        with shapes.make(shapes.SHAPES[name], shapes.Faults(str(tmp_path), os.getpid(), 0), 7, **where) as loader:
-            return read(loader, passes=1)
-
-    with lp.Pool(2, _program=local_hosts(2, 1, object_bytes=100)) as pool:
-        assert_same(made(workers=pool), made(workers=0))
-
-
-def test_parts_whose_answers_overtake_one_another(shapes: ModuleType, tmp_path: Path) -> None:
-    """A call that is lost is made again a moment later; and small objects travel faster than large ones."""
-
-    def made(**where: Any) -> list[Any]:
-        shape = shapes.SHAPES["single batches"]
-        with shapes.make(shape, shapes.Faults(str(tmp_path), os.getpid(), 0), 7, **where) as loader:
-            return read(loader)
-
-    with lp.Pool(2, _program=local_hosts(2, 1, object_bytes=20_000, lost_calls=0.3)) as pool:
-        assert_same(made(workers=pool), made(workers=0))
-
-
 class Items:
     def __iter__(self) -> Iterator[int]:
         return iter(range(598))
@@ -188,13 +166,14 @@ def loading(folder: Path, times: int, pool: lp.Pool) -> lp.Loader:
     return lp.Loader(range(60), lambda item: (ends, item)[1], batch_size=4, workers=pool)
 
 
-def test_a_supervisor_that_is_killed_while_it_loads_is_replaced(tmp_path: Path) -> None:
+def test_a_supervisor_that_is_killed_while_it_loads_costs_its_host(tmp_path: Path) -> None:
     with lp.Pool(1, _program=local_hosts(1, 1)) as pool, loading(tmp_path, 2, pool) as loader:
         assert [item for batch in loader for item in batch.tolist()] == list(range(60))
+        told_when(loader, lambda told: told.hosts_lost == 2)
 
 
 def test_what_always_ends_the_supervisor_that_loads_it_is_told(tmp_path: Path) -> None:
-    told = pytest.raises(lp.ClusterError, match="died 3 times while it loaded function and source: signal SIGKILL")
+    told = pytest.raises(lp.WorkerLostError, match=r"4 hosts died over .* \(signal SIGKILL\); .* imported")
     with lp.Pool(1, _program=local_hosts(1, 1)) as pool, told, loading(tmp_path, 99, pool) as loader:
         next(iter(loader))
 

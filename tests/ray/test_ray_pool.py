@@ -80,7 +80,7 @@ def test_a_death_changes_no_bit(cluster: RayCluster, expected: list[Any], what: 
 
     with impatient_pool(cluster.address, 5) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: kill}) + read(loader), expected)
-        lost = int(what == "a host"), int(what == "the dispatcher")
+        lost = int(what != "the dispatcher"), int(what == "the dispatcher")
         told_when(loader, lambda told: (told.hosts_lost, told.supervisor_restarts) == lost)
 
 

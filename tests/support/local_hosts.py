@@ -18,7 +18,6 @@ from loaderpool.ray.dispatcher import Dispatcher
 from loaderpool.ray.host import Host
 from loaderpool.ray.host_messages import Message, News
 from loaderpool.supervisor.main_loop import begin
-from loaderpool.supervisor.scheduler import GROUP_BYTES
 from loaderpool.trainer.session.launch import Program
 from loaderpool.trainer.session.running_workers import HostPlace
 
@@ -30,7 +29,6 @@ def local_hosts(
     workers: int,
     timeout_s: float = 15.0,
     note: str = "",
-    object_bytes: int = GROUP_BYTES,
     late: int = 0,
     born: bool = True,
     warns: str = "",
@@ -45,7 +43,6 @@ def local_hosts(
         workers: of each.
         timeout_s: without a word, after which a host is given up.
         note: that file; none where it is empty.
-        object_bytes: so much travels at once.
         late: so many of them start, and are never there.
         born: whether any is; else each is lost as it starts.
         warns: what the user is warned of at once; nothing where it is empty.
@@ -58,7 +55,6 @@ def local_hosts(
         "workers_of_host": workers,
         "timeout_s": timeout_s,
         "note": note,
-        "object_bytes": object_bytes,
         "late": late,
         "born": born,
         "warns": warns,
@@ -110,7 +106,7 @@ class LocalHosts:
             with open(self._start["note"], "a") as file:
                 file.write(f"{made._session._supervisor.pid}\n")
         place = HostPlace(f"node {host}", node, self._start["workers_of_host"])
-        self._tell(News(host, "started", (place, self._start["object_bytes"])))
+        self._tell(News(host, "started", place))
 
     def stage(self, host: int, key: int, nbytes: int, pieces: Iterable[tuple[int, Any]]) -> None:
         threading.Thread(target=self._stage, args=(host, key, nbytes, pieces), daemon=True).start()
@@ -135,7 +131,7 @@ class LocalHosts:
                     threading.Thread(target=self._hosts[host].exchange, args=exchange, daemon=True).start()
             self._tell(News(host, "answered", (exchange[0], self._hosts[host].exchange(*exchange))))
         except BaseException:
-            self._tell(News(host, "lost", traceback.format_exc()))
+            self._tell(News(host, "lost", traceback.format_exc().splitlines()[-1]))
 
     def _is_lost(self) -> bool:
         return bool(self._draw.random() < self._start["lost_calls"])

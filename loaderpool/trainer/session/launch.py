@@ -98,6 +98,7 @@ class Program(NamedTuple):
     module: str  # whose `main(start)` is called with the settings of the start, by name
     label: str = "loaderpool-supervisor"  # for who looks at a list of tasks
     settings: Mapping[str, Any] = {}  # its own, beside those of each start: plain
+    is_replaced: bool = True  # by another where it has died
 
 
 SUPERVISOR = Program("loaderpool.supervisor.main_loop")

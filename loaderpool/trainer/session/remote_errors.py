@@ -47,8 +47,8 @@ def host_lost_error(report: LostReport, preface: str, how_to_replay: str) -> Wor
         text = (
             f"{report.deaths} hosts died over {_work(report)}, the last of them while it had nothing else to do, "
             f"{last}. A sample that ends its worker, or hangs, ends no host: the likely cause is memory that runs out "
-            "on the node, or what the function does to processes other than its own. Lower `batch_size`, have fewer "
-            f"workers on each host, or give it more memory.{how_to_replay}"
+            "on the node, or what the function does as it is imported, or to processes other than its own. Lower "
+            f"`batch_size`, have fewer workers on each host, or give it more memory.{how_to_replay}"
         )
     elif report.verdict is Verdict.STORM:
         assert report.max_restarts is not None

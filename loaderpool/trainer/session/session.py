@@ -111,9 +111,11 @@ class Session:
         self, workers: int, max_restarts: tuple[int, float] | None = DEFAULT_RESTARTS, program: Program | None = None
     ) -> None:
         self.workers_wanted, self.hosts = workers, 0
+        program = program or usual_program()
+        self._is_replaced = program.is_replaced
         with contextlib.ExitStack() as undo:
             try:
-                self._starter: Starter = make_starter(program or usual_program(), max_restarts)
+                self._starter: Starter = make_starter(program, max_restarts)
                 undo.callback(self._starter.close)
                 self._supervisor = self._starter.start(workers, first_ticket=1)
             except OSError as error:  # no descriptor is left, say
@@ -334,7 +336,7 @@ class Session:
         indices = self._indices_at_work()
         self.workers.all_ended()
         self._note_death(how, indices)
-        if self._gave_up or self._supervisor_deaths.are_too_many:
+        if self._gave_up or not self._is_replaced or self._supervisor_deaths.are_too_many:
             self._how_broken = how
             return
         try:
