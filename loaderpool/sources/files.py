@@ -34,11 +34,11 @@ _ADVICE = "make the source again; where a file has to change while it is read, w
 
 # How compressed files begin, and what unpacks them. No text begins so. File names are not looked at.
 _COMPRESSED = {
-    rb"\x1f\x8b": ("gzip", "gunzip --keep"),
-    rb"BZh[1-9]1AY&SY": ("bzip2", "bunzip2 --keep"),
-    rb"\xfd7zXZ\0": ("xz", "unxz --keep"),
-    rb"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
-    rb"PK\x03\x04": ("zip", "unzip"),
+    rb"\x1f\x8b": ("gzip", "gunzip < FILE > NEW"),
+    rb"BZh[1-9]1AY&SY": ("bzip2", "bunzip2 < FILE > NEW"),
+    rb"\xfd7zXZ\0": ("xz", "unxz < FILE > NEW"),
+    rb"\x28\xb5\x2f\xfd": ("zstd", "unzstd < FILE > NEW"),
+    rb"PK\x03\x04": ("zip", "unzip FILE"),
 }
 
 

@@ -21,14 +21,14 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # Words that mean in a name what they mean to everybody, so that the glossary need not say it. A word that means
 # something particular here belongs there instead.
 PLAIN = {
-    "seconds", "auto", "bound", "call", "content", "kind", "moment", "proposal", "report",
-    "shares", "time", "times", "try", "tuned", "word", "holder", "surroundings", "advice",
+    "auto", "bound", "call", "content", "kind", "moment", "proposal", "report",
+    "shares", "time", "times", "try", "tuned", "holder", "surroundings", "advice",
     "ahead", "allowed", "arguments", "array", "arrived", "base", "block",
     "budget", "c", "callback", "capacity", "change", "changes", "channels", "check", "checks", "choice",
     "clock", "close", "collate", "column", "columns", "connection", "context", "converter", "core", "count",
     "counters", "death", "combine", "descriptor", "dict", "error", "failure", "feature",
     "file", "files", "filled", "fit", "flow", "fork", "format", "found", "function", "globals", "group", "guard",
-    "generators", "handle", "held", "imports", "info", "instructions", "iterator", "launch",
+    "handle", "held", "imports", "info", "instructions", "iterator", "launch",
     "length", "lengths", "limit", "limits", "line", "lines", "list", "load", "look", "loop", "machine",
     "main", "maker", "malloc", "map", "measurement", "open", "opened", "original",
     "owner", "pace", "padding", "permutation", "pickle", "pipe",
@@ -36,7 +36,7 @@ PLAIN = {
     "sender", "sequence", "setting",
     "settings", "sized", "stacks", "state", "statistics", "status", "step", "table", "target", "thread",
     "threads", "tracker", "tune", "unload", "unpickler", "value",
-    "warnings", "diagnose", "walk", "watch", "watcher", "writer", "profile", "text", "extras",
+    "warnings", "diagnose", "walk", "watch", "watcher", "writer", "profile", "text",
 }  # fmt: skip
 # Other people's names, for what they name.
 NAMES = {
