@@ -64,23 +64,19 @@ def results(json_to: str | None = None) -> Console:
     return console
 
 
-def write_json(console: Console, json_to: str | None, command: str, data: dict[str, Any]) -> None:
+def write_json(json_to: str | None, command: str, data: dict[str, Any]) -> None:
     """Write the data where `--json` says, if it does."""
-    if json_to is None:
-        return
     # The format's number is raised when a key changes its meaning or goes away.
     head = {"format": 1, "command": command, "loaderpool": loaderpool.__version__}
-    with click.open_file(json_to, "w", "utf-8") as file:
-        file.write(json.dumps({**head, **data}, indent=2) + "\n")
-    if json_to != STDOUT:
-        console.print(f"Wrote {json_to}.")
+    if json_to is not None:
+        with click.open_file(json_to, "w", "utf-8") as file:
+            file.write(json.dumps({**head, **data}, indent=2) + "\n")
 
 
 _NAMES = ("doctor", "profile", "replay", "top", "trace", "tune")  # each of a module of its own
 _EPILOG = """\b
 Examples:
   loaderpool tune train:make_loader --workers 0,4,8,16 --plot rates.png
-  loaderpool profile train:make_loader -o profile.svg
   loaderpool replay train:loader --index 1234 --epoch 2 --pdb
   loaderpool trace --last 10 -o trace.json
 """
@@ -99,9 +95,10 @@ class _Commands(click.Group):
         return command
 
 
-@click.group(
-    cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
+
+
+@click.group(cls=_Commands, epilog=_EPILOG, context_settings=_SETTINGS)
 @click.version_option(loaderpool.__version__, prog_name="loaderpool", message="%(prog)s %(version)s")
 def cli() -> None:
     """Measure loaders, find out how many workers they should have, and what is wrong where something is.

@@ -56,8 +56,8 @@ def check(name: str, found: str, change: str = "", *, fails: bool = False, warns
 
 
 def machine_checks() -> list[Check]:
-    """Return a check of CPUs, memory, descriptors and shared memory."""
-    return [_cpus(), _memory(), _descriptors(), _memory_file()]
+    """Return a check of CPUs, memory and descriptors; of shared memory the start of a pool tells."""
+    return [_cpus(), _memory(), _descriptors()]
 
 
 def _cpus() -> Check:
@@ -78,19 +78,6 @@ def _descriptors() -> Check:
     found = f"limits of {soft:,} (soft) and {hard:,} (hard), {counted(workers, 'worker')} may need {needed}"
     change = f"ulimit -n {max(1024, needed)}"  # RLIM_INFINITY is -1
     return check("file descriptors", found, change, fails=0 <= soft < needed // 2, warns=0 <= soft < needed)
-
-
-def _memory_file() -> Check:
-    try:
-        descriptor = machine.create_memory_file("doctor")
-        try:
-            machine.reserve(descriptor, 0, 1 << 20)
-        finally:
-            os.close(descriptor)
-    except Exception as error:
-        change = "allow memfd_create in the container's seccomp profile, and free some memory"
-        return check("shared memory", str(error), change, fails=True)
-    return check("shared memory", "works")
 
 
 def pool_checks(workers: int, deadline_s: float = _DEADLINE_S) -> list[Check]:
@@ -190,6 +177,6 @@ def doctor(json_to: str | None, address: str | None) -> None:
     console.print(table)
     failed = sum(check.status == "fail" for check in checks)
     console.print(f"{len(checks)} checks, {failed} failed.", style="bold red" if failed else "bold")
-    write_json(console, json_to, "doctor", {"ok": not failed, "checks": [dataclasses.asdict(c) for c in checks]})
+    write_json(json_to, "doctor", {"ok": not failed, "checks": [dataclasses.asdict(c) for c in checks]})
     if failed:
         raise click.exceptions.Exit(1)

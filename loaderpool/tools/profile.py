@@ -23,11 +23,11 @@ _FORMATS = {".svg": "flamegraph", ".json": "speedscope", ".txt": "raw"}
 
 @click.command(epilog="Example:  loaderpool profile train:make_loader --idle --seconds 30 -o profile.json")
 @click.argument("target")
-@click.option("--seconds", metavar="N", type=SECONDS, default=10, show_default=True, help="How long.")
+@click.option("--seconds", metavar="N", type=SECONDS, default=10, help="How long.")
 @click.option("--workers", metavar="N", type=click.IntRange(0, MAX_WORKERS), help="[default: as many as TARGET has]")
 @click.option("--idle", is_flag=True, help="Record threads that wait, too: for data, a server, a lock.")
 @click.option(
-    "-o", "--output", "path", metavar="FILE", callback=output(*_FORMATS), default="profile.svg", show_default=True,
+    "-o", "--output", "path", metavar="FILE", callback=output(*_FORMATS), default="profile.svg",
     help=".svg: a flame graph; .json: for https://www.speedscope.app; .txt: stacks and how often each was seen.",
 )  # fmt: skip
 def profile(target: str, seconds: float, workers: int | None, idle: bool, path: str) -> None:

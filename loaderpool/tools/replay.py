@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import functools
-import io
 import pdb
 import reprlib
 from typing import Any
@@ -14,7 +11,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ElementSpec
@@ -31,9 +28,7 @@ from loaderpool.transport.reports import describe_failure
 @click.command(epilog="Example:  loaderpool replay train:make_loader --index 1234 --epoch 2 --pdb")
 @click.argument("target")
 @click.option("--index", metavar="I", type=int, required=True, help="Index into the source, as errors name it.")
-@click.option(
-    "--epoch", metavar="E", type=click.IntRange(0), default=0, show_default=True, help="Which epoch's sample it is."
-)
+@click.option("--epoch", metavar="E", type=click.IntRange(0), default=0, help="Which epoch's sample it is.")
 @click.option("--pdb", "debug", is_flag=True, help="Where it raises, open the debugger there.")
 def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     """Make one sample of TARGET again, alone and in this process, with the random streams that it has in training.
@@ -42,8 +37,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     breakpoint() works, an error has its traceback here, and a crash in a C extension prints the Python stack. For
     batch_fn it is the whole batch that has the index.
     """
-    with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):  # stderr is no file
-        faulthandler.enable()
+    faulthandler.enable(2)
     with without_workers():
         loader = load_target(target)
     try:
@@ -90,16 +84,12 @@ def _show_error(error: BaseException, wanted: Replay, debug: bool) -> None:
 
 
 def _show_result(console: Console, spec: ElementSpec, result: Any, elapsed_s: float) -> None:
-    right = functools.partial(Column, justify="right")
-    table = Table("component", "type", right("min"), right("max"), "", box=None, pad_edge=False)
-    nbytes = 0
+    table = Table("component", "type", "min", "max", "", box=None, pad_edge=False)
     structure = spec.structure
     for leaf, path, component in zip(structure.flatten(result), structure.paths, spec.components, strict=True):
-        array = convert_leaf(leaf, path)
-        nbytes += array.nbytes
-        table.add_row(path or "(all of it)", str(component), *_summary(array.ravel()))
+        table.add_row(path or "(all of it)", str(component), *_summary(convert_leaf(leaf, path).ravel()))
     console.print(table)
-    gave = f"{counted(structure.num_leaves, 'component')}, {nbytes:,} bytes: {sketch(result)}"
+    gave = f"{counted(structure.num_leaves, 'component')}: {sketch(result)}"
     console.print(f"It took {readable_s(elapsed_s)} and gave {gave}", style="dim")
 
 

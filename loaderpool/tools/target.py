@@ -35,8 +35,8 @@ def load_target(target: str) -> Loader:
     if isinstance(thing, Loader):
         return thing
     if not callable(thing):
-        why = f"is neither a loaderpool.Loader nor a function that makes one, but {_kind(thing)}. {_near(module, '')}"
-        raise _wrong(target, why)
+        why = f"is neither a loaderpool.Loader nor a function that makes one, but {type(thing).__qualname__}"
+        raise _wrong(target, f"{why}. {_near(module, '')}")
     if needs := _needs(thing):
         cure = "give them defaults, or write a function that calls it"
         raise _wrong(target, f"would be called without arguments, but {name}{needs}: {cure}")
@@ -44,7 +44,7 @@ def load_target(target: str) -> Loader:
         made = thing()
     if not isinstance(made, Loader):
         hint = " Return the Loader itself, without as_dataset()." if hasattr(made, "element_spec") else ""
-        raise _wrong(target, f"is a function that returned no loaderpool.Loader, but {_kind(made)}.{hint}")
+        raise _wrong(target, f"is a function that returned no loaderpool.Loader, but {type(made).__qualname__}.{hint}")
     return made
 
 
@@ -88,16 +88,11 @@ def _users_code(what: str, hint: str = "") -> Iterator[None]:
         raise click.ClickException(f"{what} ended the program (SystemExit: {error.code}){hint}") from error
     except Exception as error:
         frame = error.__traceback__
-        while frame is not None and _is_above(frame.tb_frame.f_code.co_filename):
+        while frame and ((file := frame.tb_frame.f_code.co_filename).startswith("<frozen") or is_library_file(file)):
             frame = frame.tb_next
         text = "".join(traceback.format_exception(type(error), error, frame)).rstrip()
         said = shortened(str(error).partition("\n")[0])
         raise click.ClickException(f"{what} raised {type(error).__name__}: {said}\n\n{text}") from error
-
-
-def _is_above(file: str) -> bool:
-    """Whether it is no file of the user's, but of what runs the user's code here."""
-    return is_library_file(file) or file.startswith("<frozen importlib")
 
 
 def _near(module: ModuleType, name: str) -> str:
@@ -132,7 +127,3 @@ def _needs(thing: Any) -> str:
 
 def _wrong(target: str, what: str) -> click.UsageError:
     return click.UsageError(f"TARGET {brief(target)} {what}", click.get_current_context(silent=True))
-
-
-def _kind(thing: Any) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")

@@ -101,7 +101,6 @@ def printable(text: str) -> str:
 _LOOK_S = 0.5
 _MARKS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 16  # of workers: of more, those that have been at an item longest
-_SHOWN_SLOWEST = 3
 _MUCH, _SOME = 0.2, 0.05  # from these shares of waiting on: training suffers; it is worth a look
 _QUIET_S = 3.0  # a page is written every two seconds while batches are taken, or waited for
 
@@ -178,7 +177,7 @@ def _rows(loader: Mapping[str, Any], explanation: Mapping[str, Any]) -> Iterator
         yield "auto", f"at {at} {change}: {decision['reason']}"
     if slowest := explanation.get("slowest"):
         items = (f"{numbered(each['index'], each['generator'])} ({readable_s(each['seconds'])}, epoch {each['epoch']})"
-                 for each in slowest[:_SHOWN_SLOWEST])  # fmt: skip
+                 for each in slowest[:3])  # fmt: skip
         yield "slowest", f"items {', '.join(items)}"
 
 
@@ -198,8 +197,9 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     shown = sorted(workers, key=lambda each: -(each["item_s"] or 0.0))[:_MOST_ROWS]
     for each in sorted(shown, key=lambda each: int(each["number"])):
         own = capacity.private_bytes(each["pid"]) if each["pid"] else 0
-        numbers = (f"{each['number']}", f"{each['pid'] or '-'}", _percent(each["busy_share"]), _percent(each["cpus"]))
-        table.add_row(*numbers, readable_bytes(own) if own else "-", _state(each))
+        shares = ("-" if share is None else f"{share:.0%}" for share in (each["busy_share"], each["cpus"]))
+        memory = readable_bytes(own) if own else "-"
+        table.add_row(f"{each['number']}", f"{each['pid'] or '-'}", *shares, memory, _state(each))
     if len(workers) > len(shown):
         table.add_row("…", *[""] * 4, f"and {len(workers) - len(shown)} more")
     return table
@@ -212,7 +212,3 @@ def _state(worker: Mapping[str, Any]) -> str:
     if worker["items"] > 1:
         item = f"a block of at most {worker['items']} items from {worker['index']} on"
     return f"{item} for {readable_s(worker['item_s'])}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"

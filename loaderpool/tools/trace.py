@@ -19,11 +19,8 @@ from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Rec
 
 @click.command(epilog="Example:  loaderpool trace 12345 --last 10 -o slow.json.gz")
 @click.argument("pid", required=False, type=click.IntRange(1))
-@click.option("--last", "seconds", metavar="SECONDS", type=SECONDS, default=30, show_default=True)
-@click.option(
-    "-o", "--output", "path", metavar="FILE", callback=output(".json", ".json.gz"), default="trace.json",
-    show_default=True,
-)  # fmt: skip
+@click.option("--last", "seconds", metavar="SECONDS", type=SECONDS, default=30)
+@click.option("-o", "--output", "path", metavar="FILE", callback=output(".json", ".json.gz"), default="trace.json")
 def trace(pid: int | None, seconds: float, path: str) -> None:
     """Write what happened in the last seconds of a running training, for a trace viewer.
 

@@ -183,7 +183,7 @@ def describe_cpus() -> str:
 
 @click.command(epilog="Example:  loaderpool tune train:make_loader --workers 1,2 --threads 1,4,16")
 @click.argument("target")
-@click.option("--seconds", type=SECONDS, default=3, show_default=True, help="How long each setting is measured.")
+@click.option("--seconds", metavar="N", type=SECONDS, default=3, help="How long each setting is measured.")
 @click.option(
     "--workers", "counts", metavar="N,N,...", callback=numbers("workers", 0, MAX_WORKERS),
     help="Numbers of workers to measure; with --ray, of nodes.  [default: 0, 1, 2, 4, ... twice the CPUs; of nodes: "
@@ -255,10 +255,9 @@ def tune(
         "recommendation": {**dataclasses.asdict(chosen.setting), "arguments": str(chosen.setting), "reason": reason},
         "measurements": [dataclasses.asdict(each) for each in measurements],
     }  # fmt: skip
-    write_json(console, json_to, "tune", data)
+    write_json(json_to, "tune", data)
     if plot_path is not None:
         _plot(plot_path, target, measurements, chosen)
-        console.print(f"Wrote {plot_path}.")
 
 
 def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
@@ -283,14 +282,11 @@ def _plot(path: str, target: str, measurements: Sequence[Measurement], chosen: M
 
     figure = Figure(figsize=(6.4, 1.4 + 0.34 * len(measurements)), dpi=160, layout="constrained")
     axes = figure.add_subplot()
-    bars = axes.barh(
-        [str(each.setting) for each in measurements],
-        [each.samples_per_s for each in measurements],
-        color=["#1a7f4b" if each is chosen else "#8fb3d9" for each in measurements],
-    )
-    axes.bar_label(bars, [f" {readable_number(each.samples_per_s)}" for each in measurements])
+    rates = [each.samples_per_s for each in measurements]
+    colors = ["#1a7f4b" if each is chosen else "#8fb3d9" for each in measurements]
+    bars = axes.barh([str(each.setting) for each in measurements], rates, color=colors)
+    axes.bar_label(bars, list(map(readable_number, rates)), padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    axes.set_xlabel("samples per second")
-    axes.set_title(f"{target}: use {chosen.setting}", loc="left")
+    axes.set(xlabel="samples per second", title=f"{target}: use {chosen.setting}")
     figure.savefig(path)

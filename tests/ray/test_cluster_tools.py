@@ -73,7 +73,7 @@ def test_the_doctor_has_a_line_for_each_node(
 ) -> None:
     assert main(["doctor", "--ray", cluster.address, "--json", "doctor.json"]) == 0
     data: Any = json.loads((tmp_path / "doctor.json").read_text())
-    overall, *nodes = data["checks"][6:]
+    overall, *nodes = data["checks"][5:]
     assert overall["name"] == "Ray cluster" and "3 nodes" in overall["found"]
     assert len(nodes) == 3
     for check in nodes:
