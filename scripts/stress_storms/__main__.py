@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         deaths = run_trainer_deaths(options.trainers, options.seed, options.deadline, _say)
         left, slowest_ms = sum(len(each.left) for each in deaths), 1e3 * max(each.seconds for each in deaths)
         print(f"{len(deaths):,} trainers died; {left} processes left. The slowest ended {slowest_ms:.0f} ms later.\n")
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs, {platform.python_version()}, seed {options.seed}")
+    print(f"{time.strftime('%F')}, {os.cpu_count()} CPUs, python {platform.python_version()}, seed {options.seed}")
     for line in mismatches:
         print(f"MISMATCH {line}", file=sys.stderr)
     for each in leaks:
