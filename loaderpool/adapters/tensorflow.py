@@ -114,7 +114,6 @@ class _Elements:
         self._core = weakref.ref(core)
         self._wire, self._epochs, self._first_batches = wire, epochs, first_batches
         self._was_ended = False  # an iteration has come to its end
-        self._leaves_malloc = malloc.keeps_freed_blocks()
 
     def __call__(self) -> Iterator[Any]:
         core = self._core()
@@ -122,7 +121,7 @@ class _Elements:
             raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
         # By now the first `from_generator` of a process has had glibc return each block above 128 KiB to the system at
         # once (TensorFlow's issue 65675), a page fault for each page of each new array.
-        if self._leaves_malloc:  # arrays that can be adopted in place must not come from the heap
+        if not malloc.is_told():  # arrays that can be adopted in place must not come from the heap
             malloc.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(

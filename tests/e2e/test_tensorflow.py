@@ -628,10 +628,6 @@ def count_faults(code: str, environment: dict[str, str] | None = None) -> list[i
     return [int(word) for word in ran.check().stdout.split()]
 
 
-def _version(tf: Any) -> tuple[int, ...]:
-    return tuple(map(int, tf.__version__.split(".")[:2]))
-
-
 # Of 20 arrays of 1024 pages, each is mapped by itself and has a fault a page, or next to none of them has any.
 MAPPED = 20 * 100
 
@@ -655,22 +651,17 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, {"MALLOC_MMAP_THRESHOLD_": "33000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33000000"}],
+    [{"MALLOC_MMAP_THRESHOLD_": "33000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33000000"}],
 )
-def test_what_somebody_else_has_told_the_allocator_stays(tf: Any, environment: dict[str, str]) -> None:
-    told, found = count_faults(
-        f"""
-        if not {environment}:
-            run_another()
-        told = faults()
+def test_what_the_environment_tells_the_allocator_stays(tf: Any, environment: dict[str, str]) -> None:
+    (found,) = count_faults(
+        """
         with make() as loader:
             list(loader.as_dataset())
-            print(told, faults())
+            print(faults())
         """,
         environment,
     )
-    if not environment and told < MAPPED and _version(tf) < (2, 21):
-        pytest.skip("this TensorFlow leaves the allocator alone")
     assert found > MAPPED
 
 
