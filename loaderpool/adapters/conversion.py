@@ -21,7 +21,6 @@ from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 
 LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
-
 TEXT_CURE = "Let the function return numbers for it, or iterate over the loader itself, whose arrays hold text"
 
 Convert = Callable[[Any], Any]  # of one component of a batch
@@ -50,30 +49,20 @@ class TensorConversion(ABC):
         if delivery.count > 1 and form.fixed is not None and self._takes_apart:
             columns = map(self.take_apart, self._converts, delivery.joined())
             return zip(itertools.repeat(delivery.rows), zip(*columns, strict=True)), self._finish
-        converts, finish = self._aligned if delivery.has_aligned_parts else self._converts, self._finish
+        converts, finish = self._converts, self._finish
         # By number, not by a strict zip: that is 3 us, not 11, behind a wait that left no cache warm.
         return delivery.batches(), lambda parts: finish([convert(parts[at]) for at, convert in enumerate(converts)])
 
     def _prepare(self, form: BatchForm) -> None:
         spec = form.spec
         self._converts = list(map(self.convert_of, spec.paths, spec.components))
-        self._aligned = [
-            convert if 0 in component.shape else self.of_aligned(convert)
-            for convert, component in zip(self._converts, spec.components, strict=True)
-        ]
-        self._takes_apart = all(
-            0 not in component.shape[1:] and self.can_take_apart(component) for component in spec.components
-        )
+        self._takes_apart = all(0 not in each.shape[1:] and self.can_take_apart(each) for each in spec.components)
         self._form, unflatten, move = form, spec.structure.unflatten, self._move
         self._finish = unflatten if move is None else lambda tensors: unflatten(move(tensors))
 
     @abstractmethod
     def convert_of(self, path: str, component: ArraySpec) -> Convert:
         """Return what makes a tensor of a component, an array or a `RaggedArray`; raise `refuse` if there is none."""
-
-    def of_aligned(self, convert: Convert) -> Convert:
-        """Return what does the same for arrays, none of them empty, that need not be asked where they begin."""
-        return convert
 
     def can_take_apart(self, component: ArraySpec) -> bool:
         """Whether `take_apart` works for the component, and is cheaper than to convert each batch."""

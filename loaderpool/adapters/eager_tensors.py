@@ -58,15 +58,12 @@ class EagerConversion(TensorConversion):
             return lambda part: join(convert(part.values), _look(part.row_splits), validate=False)
         return convert
 
-    def of_aligned(self, convert: Convert) -> Convert:
-        return _look_aligned if convert is _look else convert
-
     def can_take_apart(self, component: ArraySpec) -> bool:
         return component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
 
     def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
         if not array[0].nbytes % _ALIGNMENT_BYTES:  # all are at an address that can be looked at
-            return list(map(self.of_aligned(convert), _aligned(array)))
+            return list(map(convert, _aligned(array)))
         count = len(array)
         if count % _AT_ONCE:
             whole = aligned_empty(-(-count // _AT_ONCE) * _AT_ONCE * array[0].nbytes).view(array.dtype)
@@ -92,10 +89,6 @@ def _look(part: npt.NDArray[Any]) -> Any:
     if not part.size:
         return tf.zeros(part.shape, part.dtype)
     return _from_dlpack(_aligned(part).__dlpack__())
-
-
-def _look_aligned(part: npt.NDArray[Any]) -> Any:
-    return _from_dlpack(part.__dlpack__())
 
 
 def tensor_dtype(component: ArraySpec) -> Any:

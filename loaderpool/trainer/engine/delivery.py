@@ -54,12 +54,10 @@ class Delivery:
         rows: rows of each (varying batches tell their own).
         row_failures: rows left out or replaced in those that are handed out.
         keep: which of them are handed out, in rising order, counted from `first`; None: all.
-        is_aligned: whether its bytes are known to begin at a multiple of `ALIGNMENT_BYTES`, as a component's do then.
     """
 
     __slots__ = (
         "_anchor",
-        "_is_aligned",
         "_keep",
         "_stored",
         "count",
@@ -80,7 +78,6 @@ class Delivery:
         rows: int,
         row_failures: tuple[RowFailure, ...] = (),
         keep: tuple[int, ...] | None = None,
-        is_aligned: bool = False,
     ) -> None:
         self.form = form
         self._anchor = anchor
@@ -90,7 +87,6 @@ class Delivery:
         self.row_failures = row_failures
         self.waited_ns = 0
         self.origin: Origin | None = None
-        self._is_aligned = is_aligned
         if keep is not None:
             self.count = len(keep)
             self.row_failures = tuple(each for each in row_failures if each.batch in keep)
@@ -101,11 +97,6 @@ class Delivery:
         head = Delivery(self.form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
         head.waited_ns, head.origin = self.waited_ns, self.origin
         return head
-
-    @property
-    def has_aligned_parts(self) -> bool:
-        """Whether each component of its one batch is known to begin at a multiple of `ALIGNMENT_BYTES`."""
-        return self._is_aligned and self._stored == 1 and self.form.fixed is not None
 
     def failures(self) -> list[list[Failure]]:
         """For each batch, in order, what failed in it."""

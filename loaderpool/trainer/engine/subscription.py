@@ -308,9 +308,8 @@ class PoolSubscription:
                 ring.lender.give_back(slot, arrived.ticket)
         if arrived.oversize is not None:
             context.owner.outgrown(arrived.oversize[1] // arrived.count * form.max_chunk)
-        # Slots begin at pages, memory files are mapped at pages, and copies are aligned.
         delivery = Delivery(
-            form, anchor, arrived.first, arrived.count, arrived.rows, arrived.row_failures, arrived.keep, True
+            form, anchor, arrived.first, arrived.count, arrived.rows, arrived.row_failures, arrived.keep
         )
         epoch, batch = divmod(arrived.first, self._per_epoch)
         delivery.origin = (

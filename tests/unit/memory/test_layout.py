@@ -218,17 +218,6 @@ def test_a_chunk_is_read_batch_by_batch(sample: Any, count: int) -> None:
     assert [array.shape[:2] for array in joined] == [(count, 4)] * len(joined)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("is_aligned", [True, False])
-def test_parts_of_one_batch_begin_aligned_where_its_bytes_do(count: int, is_aligned: bool) -> None:
-    form = with_chunk(form_of((np.zeros(3, np.float32), np.zeros(5, np.uint8), 1)), 2)
-    delivery = Delivery(form, aligned_empty(form.slot_bytes), first=0, count=count, rows=3, is_aligned=is_aligned)
-    assert delivery.has_aligned_parts == (is_aligned and count == 1)
-    if delivery.has_aligned_parts:
-        ((_, parts),) = delivery.batches()
-        assert len(parts) == 3 and all(part.ctypes.data % ALIGNMENT_BYTES == 0 for part in parts)
-
-
 def test_used_bytes_reach_to_the_end_of_the_last_row() -> None:
     form = with_chunk(form_of((np.zeros(3), np.zeros(100, np.uint8))), 3)
     assert form.fixed is not None
