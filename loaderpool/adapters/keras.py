@@ -107,7 +107,6 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Save, if it is time; end the epoch, if an earlier process has done the other part of it."""
         if self._save_freq == "epoch" and not self._before:
             return  # before the optimizer is asked for its steps, which waits for the device
-        self._look()
         steps = self._steps()
         done = self._before + steps - self._epoch_began
         is_over = done >= self.params["steps"]
@@ -121,7 +120,6 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._before:
             self.model.stop_training = False
         self._before = 0
-        self._look()
         self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -141,14 +139,10 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Of dropout and the like: Keras does not write them with the weights."""
         return [each for each in self.model.non_trainable_variables if each.path.endswith("seed_generator_state")]
 
-    def _look(self) -> None:
-        """Whether another iteration of a dataset has begun: in this epoch, then."""
-        latest = self._loader._core.tracker.latest
-        if latest is not self._reading:
-            self._reading, self._began = latest, self._epoch_began
-
     def _save(self, epoch: int, step: int) -> None:
-        steps = self._steps()
+        steps, latest = self._steps(), self._loader._core.tracker.latest
+        if latest is not self._reading:  # another iteration of a dataset has begun: in this epoch, then
+            self._reading, self._began = latest, self._epoch_began
         state = self._loader.state_dict(batches_taken=steps - self._began)
         self._path.mkdir(parents=True, exist_ok=True)
         weights, training = self._path / f"{epoch}-{step}.weights.h5", self._path / _TRAINING

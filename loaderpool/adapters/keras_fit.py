@@ -18,10 +18,7 @@ try:
     import keras
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 except ImportError as missing:
-    raise ImportError(
-        "for_keras needs Keras 3.7 or later, which takes adapters: pip install 'keras>=3.7'. as_dataset() works with "
-        "every Keras on TensorFlow"
-    ) from missing
+    raise ImportError("for_keras needs Keras 3.7 or later: pip install 'keras>=3.7', or use as_dataset()") from missing
 
 from loaderpool.adapters.conversion import Convert, HostConversion, TensorConversion, check_epochs
 from loaderpool.adapters.shards import check_distribution
@@ -111,7 +108,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             if self._weights is not None:
                 raise ArgumentError(
                     "for_keras(class_weight=...) has no effect under a tf.distribute strategy: have the function "
-                    "return sample weights as the third part of its result"
+                    "return (x, y, sample_weight)"
                 )
             return as_dataset(self._core, epochs=self.epochs, prefetch=2, device=None)
         # A new error each time, for one that was raised holds the frames that it went through, and they the batches.
@@ -247,9 +244,8 @@ class _Passes:
 
     def rewind(self) -> bool:
         """Have it begin with its first batch again, if that is still here."""
-        is_whole = len(self._first) == self._given
-        self._given = 0
-        return is_whole
+        given, self._given = self._given, 0
+        return len(self._first) == given
 
     def _next(self, adapter: LoaderAdapter) -> Any:
         while True:
@@ -266,10 +262,7 @@ class _Passes:
 class _Iterator:
     """Gives the batches of one of Keras' epochs; begins a pass with the first one.
 
-    Args:
-        adapter: begins the pass.
-        convert: makes the tensors.
-        make_end: makes the error that ends an epoch on this backend; None: StopIteration.
+    `make_end` makes the error that ends an epoch on this backend; None: it is StopIteration.
     """
 
     def __init__(

@@ -42,8 +42,7 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
     if workers is None:
         own = getattr(sequence, "workers", 1)
         workers = own if isinstance(own, int) and own >= 0 and own != 1 else "auto"
-    hooks = found if found.overridden else None
-    return make(source, batch_size=None, workers=workers, _hooks=hooks, **settings)
+    return make(source, batch_size=None, workers=workers, _hooks=found if found.overridden else None, **settings)
 
 
 class SequenceHooks:

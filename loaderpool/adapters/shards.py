@@ -34,9 +34,8 @@ def current_shard() -> Shard:
 
 def current_distribution() -> Any:
     """The distribution that `keras.distribution.set_distribution` has set, or None; Keras need not be imported."""
-    keras: Any = sys.modules.get("keras")
-    of_keras_3 = getattr(keras, "distribution", None)
-    return None if of_keras_3 is None else of_keras_3.distribution()
+    of_keras_3: Any = getattr(sys.modules.get("keras"), "distribution", None)
+    return of_keras_3 and of_keras_3.distribution()
 
 
 def check_distribution(core: LoaderCore, epochs: int | None) -> bool:

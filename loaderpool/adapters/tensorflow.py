@@ -101,18 +101,12 @@ def _options(wire: TensorFormat) -> Any:
 
 
 class _Elements:
-    """The callable that from_generator calls for each new iterator. Holds the loader weakly.
-
-    Args:
-        core: of the loader.
-        wire: how elements travel.
-        epochs: of each iteration of the dataset; None: it never ends.
-        first_batches: of its first epoch, where the dataset tells its length.
-    """
+    """The callable that from_generator calls for each new iterator. Holds the loader weakly."""
 
     def __init__(self, core: LoaderCore, wire: TensorFormat, epochs: int | None, first_batches: int | None) -> None:
         self._core = weakref.ref(core)
-        self._wire, self._epochs, self._first_batches = wire, epochs, first_batches
+        self._wire, self._epochs = wire, epochs
+        self._first_batches = first_batches  # of its first epoch, where the dataset tells its length
         self._was_ended = False  # an iteration has come to its end
 
     def __call__(self) -> Iterator[Any]:
@@ -196,13 +190,11 @@ class _Stream:
 class TensorFormat:
     """How elements travel through from_generator.
 
+    Ragged components travel as two arrays each, in a flat tuple that `restore` puts right in C++: a ragged leaf goes a
+    slow way that copies.
+
     Attributes:
         in_chunks: an element is a chunk of batches, which `unbatch` takes apart.
-        has_ragged: ragged components travel as two arrays each, in a flat tuple that `restore` puts right in C++: a
-            ragged leaf goes a slow way that copies.
-
-    Args:
-        form: of the batches.
         spec: what TensorFlow is told of all batches.
     """
 
@@ -243,12 +235,9 @@ class TensorFormat:
         return tuple(flat)
 
     def restore(self, *flat: Any) -> Any:
-        """Runs in tf.data: the element as the user sees it."""
-        rest = iter(flat)
-        parts = [
-            tf.RaggedTensor.from_row_splits(next(rest), next(rest), validate=False) if component.ragged else next(rest)
-            for component in self.spec.components
-        ]
+        """The element as the user sees it. Runs in: tf.data."""
+        rest, join = iter(flat), functools.partial(tf.RaggedTensor.from_row_splits, validate=False)
+        parts = [join(next(rest), next(rest)) if each.ragged else next(rest) for each in self.spec.components]
         return self.spec.structure.unflatten(parts)
 
     def _check(self, parts: Sequence[Any]) -> None:
@@ -261,10 +250,9 @@ class TensorFormat:
 
 
 def _can_unbatch(component: ArraySpec) -> bool:
-    if 0 in component.shape[1:]:  # TensorFlow's unbatch ends the process by SIGSEGV or SIGFPE (2.21)
-        return False
-    # Of other float8s and the like it says "Unhandled data type".
-    return not is_ml_dtype(component.dtype) or component.dtype.name == "bfloat16"
+    """TensorFlow's `unbatch` (2.21) ends the process where there are no elements, and takes no float8s and the like."""
+    is_known = component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
+    return is_known and 0 not in component.shape[1:]
 
 
 def _check_keys(structure: Structure) -> None:
@@ -299,8 +287,7 @@ class ExitGate:
     def __init__(self) -> None:
         self.is_shut = False
         self.ending = weakref.WeakSet[_Stream]()  # that said they are at their end, and still exist
-        self._inside = 0
-        self._calls = 0
+        self._inside = self._calls = 0
         self._turn = threading.Lock()
 
     def __enter__(self) -> None:
@@ -319,8 +306,7 @@ class ExitGate:
             close_all()
             if not self._calls:
                 return
-            gone_by = monotonic_s() + 2.0
-            calls = -1
+            gone_by, calls = monotonic_s() + 2.0, -1
             while monotonic_s() < gone_by and (self._inside or self.ending or calls != self._calls):
                 calls = self._calls
                 threading.Event().wait(_QUIET_S)
