@@ -34,28 +34,21 @@ _ADVICE = "make the source again; where a file has to change while it is read, w
 
 # How compressed files begin, and what unpacks them. No text begins so. File names are not looked at.
 _COMPRESSED = {
-    rb"\x1f\x8b": ("gzip", "gunzip < FILE > NEW"),
-    rb"BZh[1-9]1AY&SY": ("bzip2", "bunzip2 < FILE > NEW"),
-    rb"\xfd7zXZ\0": ("xz", "unxz < FILE > NEW"),
-    rb"\x28\xb5\x2f\xfd": ("zstd", "unzstd < FILE > NEW"),
-    rb"PK\x03\x04": ("zip", "unzip FILE"),
+    rb"\x1f\x8b": ("gzip", "gunzip"),
+    rb"BZh[1-9]1AY&SY": ("bzip2", "bunzip2"),
+    rb"\xfd7zXZ\0": ("xz", "unxz"),
+    rb"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    rb"PK\x03\x04": ("zip", "funzip"),
 }
 
 
 class Record(NamedTuple):
-    """Where a record is.
+    """Where a record is."""
 
-    Attributes:
-        path: of its file, absolute.
-        number: of the record in its file, from 0.
-        start: its first byte; `number` again where `index` gave a number of records.
-        length: of the record, in bytes; 1 where `index` gave a number of records.
-    """
-
-    path: str
-    number: int
-    start: int
-    length: int
+    path: str  # of its file, absolute
+    number: int  # of the record in its file, from 0
+    start: int  # its first byte; `number` again where `index` gave a number of records
+    length: int  # in bytes; 1 where `index` gave a number of records
 
 
 class FileSource:
@@ -404,5 +397,5 @@ def refuse_compressed(path: str, what: str) -> None:
         if re.match(beginning, head):
             raise ArgumentError(
                 f"paths: {path} is compressed ({kind}), and {what} in it cannot be read without all before it: "
-                f"unpack it first ({command}) and pass the result"
+                f"unpack it first ({command} < {shortened(path)} > NEW) and pass the result"
             )

@@ -155,8 +155,7 @@ class ReplicatedSource:
             raise ArgumentError("copies and shards exclude each other: with shards one generator runs for each")
         self.make_generator = make_generator
         self.shards = None if shards is None else listed("shards", shards)
-        self.copies = copies
-        self.cycle_length = cycle_length
+        self.copies, self.cycle_length = copies, cycle_length
         by_position = 0 if shards is None else 1
         # Which of "rng" and "worker" it is given.
         self.takes = frozenset(name for name in _BY_NAME if open_parameter(make_generator, name, by_position))

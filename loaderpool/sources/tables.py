@@ -21,9 +21,7 @@ class Columns:
     __slots__ = ("_columns", "_getters", "_size", "_structure", "_unflatten")
 
     def __init__(self, structure: Structure, columns: list[Any], size: int) -> None:
-        self._structure = structure
-        self._columns = columns
-        self._size = size
+        self._structure, self._columns, self._size = structure, columns, size
         # Looked up once, not for each row.
         self._getters = [column.__getitem__ for column in columns]
         self._unflatten = structure.unflatten
@@ -86,10 +84,7 @@ _COLUMNS = {
     ("pandas", "Series"), ("pandas", "Index"), ("polars", "Series"), ("pyarrow", "ChunkedArray"), ("pyarrow", "Array"),
 }  # fmt: skip
 _EXACT_IN_FLOAT64 = 1 << 53
-_PIECES = {
-    "string": "text", "large_string": "text", "string_view": "text",
-    "binary": "bytes", "large_binary": "bytes", "binary_view": "bytes",
-}  # fmt: skip
+_PIECES = {"string": "text", "binary": "bytes"}  # of kinds that are large ones or views, too
 _MAKE_ROW: dict[str, Callable[[Any], Any]] = {
     "text": functools.partial(str, encoding="utf-8"),
     "bytes": bytes,
@@ -200,7 +195,7 @@ def _rows_of(pa: Any, column: Any, name: str) -> Any:
     types, kind = pa.types, column.type
     if types.is_dictionary(kind):
         return _rows_of(pa, column.cast(kind.value_type), name)
-    pieces = _PIECES.get(str(kind))
+    pieces = _PIECES.get(str(kind).removeprefix("large_").removesuffix("_view"))
     if pieces:
         column = column.cast(pa.large_string() if pieces == "text" else pa.large_binary())
     elif (types.is_list(kind) or types.is_large_list(kind)) and _is_number(types, kind.value_type):

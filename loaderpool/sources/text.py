@@ -26,7 +26,7 @@ class TextLines(FileSource):
         paths: as in `FileSource`.
         encoding: as of `open`, but not UTF-16 or UTF-32.
         strip: leave out the line end.
-        errors: as of `open`: what to do with bytes that cannot be decoded.
+        errors: as of `open`, of bytes that cannot be decoded.
 
     Raises:
         SourceError: when a line is read: it cannot be decoded.
@@ -37,7 +37,16 @@ class TextLines(FileSource):
     def __init__(self, paths: Paths, encoding: str = "utf-8", strip: bool = True, errors: str = "strict") -> None:
         if not isinstance(strip, bool):
             raise ArgumentError(f"strip must be True or False, got {brief(strip)}")
-        _check_encoding(encoding, errors)
+        try:
+            newline = "\n".encode(encoding)
+            codecs.lookup_error(errors)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ArgumentError(f"encoding and errors must be as of open: {shortened(str(error))}") from None
+        if newline.removeprefix(codecs.BOM_UTF8) != b"\n":
+            raise ArgumentError(
+                f"encoding must be one in which a line end is the byte 10, and {brief(encoding)} is not: "
+                f"convert the file, as with iconv -f {shortened(encoding)} -t utf-8"
+            )
         self._encoding, self._errors, self._strip = encoding, errors, strip
         super().__init__(paths, makes=(encoding, errors, strip))
 
@@ -103,17 +112,3 @@ def _line_starts(path: str, skip_blank: bool = False) -> Iterator[npt.NDArray[np
             at += size
             before = int(chunk[-1])
     yield np.array([begin, at] if begin < at else [at])
-
-
-def _check_encoding(encoding: Any, errors: Any) -> None:
-    """Whether both are those of `open`, and lines end with the byte 10."""
-    try:
-        encoded = "\n".encode(encoding)
-        codecs.lookup_error(errors)
-    except (LookupError, TypeError, ValueError) as error:  # the last of what is no text encoding, such as "hex"
-        raise ArgumentError(f"encoding and errors must be as of open: {shortened(str(error))}") from None
-    if encoded.removeprefix(codecs.BOM_UTF8) != b"\n":
-        raise ArgumentError(
-            f"encoding must be one in which a line end is the byte 10, and {brief(encoding)} is not: "
-            f"convert the file, as with iconv -f {shortened(encoding)} -t utf-8"
-        )

@@ -98,9 +98,8 @@ class TFRecords(FileSource):
 
 
 @functools.cache
-def _checksum() -> Callable[[bytes], int]:
-    value: Callable[[bytes], int] = import_extra("google_crc32c", "TFRecords").value
-    return value
+def _checksum() -> Any:
+    return import_extra("google_crc32c", "TFRecords").value
 
 
 def _masked(crc: int) -> int:
@@ -153,7 +152,6 @@ def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ArgumentError: the record lacks a feature, has another kind or number of values, or is no Example.
-        ImportError: protobuf is not installed.
     """
     if not isinstance(record, (bytes, bytearray, memoryview)):
         raise ArgumentError(f"record must be the bytes of a tf.train.Example, got {type(record).__name__}")

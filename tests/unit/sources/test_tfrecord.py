@@ -187,7 +187,7 @@ def test_a_length_that_would_go_on_past_the_end_without_checksums(tmp_path: Path
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("GZIP", r"x is compressed \(gzip\).* unpack it first \(gunzip < FILE > NEW\)"),
+        ("GZIP", r"x is compressed \(gzip\).* unpack it first \(gunzip < .*x > NEW\)"),
         ("ZLIB", "compressed one is to be unpacked"),
     ],
 )
