@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from loaderpool.element.padding import check_padding
+from loaderpool.element.spec import check_padding
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.settings.checks import whole_number
 from loaderpool.settings.groups import MAX_THREADS, MAX_WORKERS, Buckets, Limits, Shard, check_group

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.element.padding import fill_value
-from loaderpool.element.spec import ArraySpec, mismatch
+from loaderpool.element.spec import ArraySpec, fill_value, mismatch
 from loaderpool.memory.layout import Block
 
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)

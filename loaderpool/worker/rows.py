@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
 from loaderpool.element.leaf import can_write, convert_leaf
-from loaderpool.element.padding import padding_of
-from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, mismatch, widening_code
+from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, mismatch, padding_of, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
 from loaderpool.plan.generator_positions import item_name

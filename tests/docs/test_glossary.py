@@ -31,7 +31,7 @@ PLAIN = {
     "handle", "head", "held", "imports", "info", "instructions", "iterator", "launch",
     "length", "lengths", "limit", "limits", "line", "lines", "list", "load", "look", "loop", "machine",
     "main", "maker", "malloc", "map", "measurement", "open", "opened", "original",
-    "owner", "pace", "padding", "permutation", "pickle", "pipe",
+    "owner", "pace", "permutation", "pickle", "pipe",
     "policy", "process", "processes", "progress", "reading", "ready", "recognise", "reuse", "rng",
     "sender", "sequence", "setting",
     "settings", "sized", "stacks", "state", "statistics", "status", "step", "table", "target", "thread",

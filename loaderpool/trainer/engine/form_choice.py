@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loaderpool.config import LoaderConfig, UnitKind
-from loaderpool.element.padding import fill_value, padding_of
-from loaderpool.element.spec import ArraySpec, ElementSpec
+from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_of
 from loaderpool.errors import SpecMismatchError, shortened
 from loaderpool.memory.batch_form import BatchForm, batch_form
 from loaderpool.plan.base import BasePlan
