@@ -8,6 +8,7 @@ import functools
 import os
 import select
 import socket
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -181,10 +182,7 @@ class SocketOutlet(Outlet):
 
     def send_file(self, message: bytes, descriptor: int, nbytes: int) -> None:
         """Send a message whose bytes are the first `nbytes` of a memory file. Ownership: takes the descriptor."""
-
-        def send() -> None:
-            _try_send_descriptor(self._socket, message, descriptor, nbytes)
-            os.close(descriptor)
-
+        send = functools.partial(_try_send_descriptor, self._socket, message, descriptor, nbytes)
+        weakref.finalize(send, os.close, descriptor).atexit = False  # once it is sent, or never will be
         self._unsent.append(send)
         self.flush()
