@@ -20,7 +20,7 @@ _MOST_ENTERED = 20_000
 # Items of a container that is entered. A longer one is data; its items are not looked at one by one.
 MOST_ITEMS = 1000
 _PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType})
-_CONTAINERS = (list, tuple, set, frozenset, collections.deque)
+CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 _LruCache: Any = type(functools.lru_cache(lambda: None))
 _WRAPPERS = (_LruCache, staticmethod, classmethod, property, functools.cached_property)
 _HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *_WRAPPERS)
@@ -66,7 +66,7 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: 
         value, kind = found.value, type(found.value)
         if kind in _PLAIN or issubclass(kind, types.ModuleType) or id(value) in entered:
             continue
-        is_container = issubclass(kind, (dict, *_CONTAINERS))
+        is_container = issubclass(kind, (dict, *CONTAINERS))
         if _length(value, kind) > MOST_ITEMS if is_container else not enters(value):
             continue
         entered[id(value)] = value
@@ -104,7 +104,7 @@ def parts_of(value: Any) -> Iterator[Part]:
                 yield Part(f"attribute .{key} of class {name}", f"{name}.{key}", each)
     else:
         yield from _of_items(value, kind)
-        if kind not in (dict, *_CONTAINERS):
+        if kind not in (dict, *CONTAINERS):
             is_ours = kind.__module__.partition(".")[0] == "loaderpool"  # a source's wrapper, which the user never sees
             for key, each in _attributes(value):
                 yield Part(f"attribute .{key} of {kind.__qualname__}", "" if is_ours else f".{key}", each)
@@ -145,7 +145,7 @@ def _of_items(value: Any, kind: type) -> Iterator[Part]:
     if issubclass(kind, dict):
         for key, item in list(dict.items(value)):
             yield Part(f"item {key!r:.80} of the {kind.__name__}", f"[{key!r:.80}]", item)
-    for base in _CONTAINERS:
+    for base in CONTAINERS:
         if issubclass(kind, base):
             items: Any = base.__iter__(value)
             for at, item in enumerate(items):
@@ -164,5 +164,5 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _length(value: Any, kind: type) -> int:
-    base: Any = next(base for base in (dict, *_CONTAINERS) if issubclass(kind, base))
+    base: Any = next(base for base in (dict, *CONTAINERS) if issubclass(kind, base))
     return int(base.__len__(value))

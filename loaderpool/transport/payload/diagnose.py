@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import copyreg
-import functools
 import itertools
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
-import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.system.walk import MOST_ITEMS, is_users, parts_of, walk
+from loaderpool.system.walk import CODE, CONTAINERS, MOST_ITEMS, is_users, parts_of, walk
 
 # Less than this, pickled, is not worth a warning: as objects it is three to six times as much in each worker.
 _MUCH_BYTES = 8 << 20
@@ -27,14 +23,6 @@ WhyUnpicklable = Callable[[object], "Exception | None"]
 
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
 _MOST_STEPS = 40
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What an object is pickled from, in the order of pickling."""
-
-    values: list[Any]
-    label: Callable[[int], str]
 
 
 def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpicklable) -> str:
@@ -49,17 +37,16 @@ def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpi
         why: tries to pickle an object; what that raised, or None.
     """
     path: list[str] = []
-    offender: Any = payload
+    offender, parts = cast(Any, payload), list(payload.items())
     while len(path) < _MOST_STEPS:
-        parts = _parts(offender)
-        found = _first_failing(parts.values, why)
+        found = _first_failing([value for _, value in parts], why)
         if found is None:
             break
-        at, reason = found
-        if path and _is_too_deep(reason) and type(parts.values[at]) is type(offender):
+        (label, value), reason = parts[found[0]], found[1]
+        if path and _is_too_deep(reason) and type(value) is type(offender):
             break  # the next link of a chain
-        path.append(parts.label(at) if path else list(payload)[at])
-        offender, error = parts.values[at], reason
+        path.append(label)
+        offender, error, parts = value, reason, _parts(value)
     where = " → ".join(path) or "the payload"
     what = f"{where}, of type {_name(type(offender))}"
     return f"Cannot send this to the workers: {what}. {_reason(error)} {_advice(offender, error, path)}"
@@ -115,64 +102,20 @@ def _first_failing(values: list[Any], why: WhyUnpicklable) -> tuple[int, Excepti
     return None if error is None else (low, error)
 
 
-def _parts(obj: Any) -> _Parts:
+def _parts(obj: Any) -> list[tuple[str, Any]]:
+    """What an object is pickled from, by what each part is called; nothing where that is the affair of its own code."""
     kind = type(obj)
-    if kind in (list, tuple):
-        return _Parts(list(obj), lambda at: f"item {at} of the {kind.__name__}")
-    if kind in (set, frozenset):
-        return _Parts(list(obj), lambda at: f"a member of the {kind.__name__}")
-    if kind is dict:
-        keys = list(obj)
-        return _Parts(
-            [*obj.values(), *keys],
-            lambda at: f"item {keys[at]!r:.80} of the dict" if at < len(keys) else "a key of the dict",
-        )
-    if isinstance(obj, np.ndarray) and obj.dtype.hasobject:
-        return _Parts(obj.ravel().tolist(), lambda at: f"item {at} of the array")
-    if not _goes_by_parts(obj):
-        return _labelled(_parts_of_instance(obj))
-    if isinstance(obj, (type, types.FunctionType)) and internals._should_pickle_by_reference(obj):
-        return _labelled([])
-    return _labelled([(part.label, part.value) for part in parts_of(obj)])
-
-
-def _goes_by_parts(obj: Any) -> bool:
-    kinds = (type, types.FunctionType, types.MethodType, functools.partial, staticmethod, classmethod, property)
-    return isinstance(obj, kinds) or hasattr(obj, "cache_parameters")
-
-
-def _labelled(pairs: list[tuple[str, Any]]) -> _Parts:
-    return _Parts([value for _, value in pairs], lambda at: pairs[at][0])
-
-
-def _parts_of_instance(obj: Any) -> list[tuple[str, Any]]:
-    name = type(obj).__qualname__
-    try:
-        reducer = cloudpickle.Pickler.dispatch_table.get(type(obj)) or copyreg.dispatch_table.get(type(obj))
-        reduced = reducer(obj) if reducer is not None else obj.__reduce_ex__(5)
-    except Exception:
-        return []  # so it is the offender itself
-    if not isinstance(reduced, tuple):
-        return []
-    function, arguments, state, items, pairs = (*reduced, None, None, None, None)[:5]
-    parts = list(_attributes(name, state))
-    parts += [(f"item {at} of the {name}", item) for at, item in enumerate(items or ())]
-    parts += [(f"item {key!r:.80} of the {name}", value) for key, value in pairs or ()]
-    parts += [(f"class {name}" if each is type(obj) else f"part of the {name}", each) for each in arguments or ()]
-    parts.append((f"what rebuilds the {name}", function))
-    return parts
-
-
-def _attributes(name: str, state: Any) -> Iterator[tuple[str, Any]]:
-    """Return attributes, in both forms that Python has: a dict, or a dict (or None) with one of the slots beside it."""
-    if isinstance(state, tuple) and len(state) == 2 and all(each is None or isinstance(each, dict) for each in state):
-        for each in state:
-            yield from _attributes(name, each)
-    elif isinstance(state, dict):
-        for key, value in state.items():
-            yield f"attribute .{key} of {name}", value
-    elif state is not None:
-        yield f"the state of the {name}", state
+    if isinstance(obj, np.ndarray):
+        items = obj.ravel().tolist() if obj.dtype.hasobject else []
+        return [(f"item {at} of the array", item) for at, item in enumerate(items)]
+    if isinstance(obj, (type, types.FunctionType)):
+        is_closed = internals._should_pickle_by_reference(obj)
+    elif issubclass(kind, (*CODE, dict, *CONTAINERS)) or str(kind.__module__).startswith("loaderpool.sources."):
+        is_closed = False
+    else:
+        own = ("__reduce_ex__", "__reduce__", "__getstate__")
+        is_closed = any(getattr(kind, name, None) is not getattr(object, name, None) for name in own)
+    return [] if is_closed else [(part.label, part.value) for part in parts_of(obj)]
 
 
 def _is_too_deep(error: BaseException | None) -> bool:
