@@ -7,6 +7,7 @@ by value and others not, which would give that module's globals two lives.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import itertools
 import sys
@@ -67,11 +68,7 @@ def home_of(value: Any) -> str:
 
 
 class FrameworkImports:
-    """The answer for each module, found once. Modules may import more later, so it is made again for each use.
-
-    Args:
-        frameworks: those that are looked for.
-    """
+    """Which modules import one of these frameworks, found once. They may import more later: made for each use."""
 
     def __init__(self, frameworks: AbstractSet[str]) -> None:
         self._frameworks, self._known = frameworks, dict[str, bool]()
@@ -161,13 +158,10 @@ class PyDatasetStandIn:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        count: int | None = None
-        try:
+        count = None
+        with contextlib.suppress(NotImplementedError):
             count = self.num_batches
-        except NotImplementedError:
-            pass
-        for index in itertools.count() if count is None else range(count):
-            yield self[index]
+        return (self[index] for index in (itertools.count() if count is None else range(count)))
 
     @property
     def num_batches(self) -> int | None:
@@ -190,7 +184,7 @@ class DatasetStandIn(Generic[_Item_co]):
         raise NotImplementedError("a Dataset needs __getitem__")
 
 
-# By the framework, as `frameworks` names it, and the name of the class.
+# By the framework, as `FRAMEWORKS` names it, and the name of the class.
 _STAND_INS: dict[tuple[str, str], type] = {
     ("TensorFlow", "PyDataset"): PyDatasetStandIn,
     ("TensorFlow", "Sequence"): PyDatasetStandIn,
@@ -204,11 +198,7 @@ def stand_in_of(framework: str, name: str) -> type | None:
 
 
 class FrameworkNeededError(Exception):
-    """The payload's own code or data refers to a framework; it never leaves `ship`.
-
-    Attributes:
-        framework: which one, as `framework_of` names it.
-    """
+    """The payload's own code or data refers to this `framework`; it never leaves `ship`."""
 
     def __init__(self, framework: str) -> None:
         super().__init__(framework)
@@ -257,10 +247,9 @@ class FrameworkFreePickler(PayloadPickler):
         return super()._reduce_tensor(tensor)
 
     def _refuse(self, home: str) -> None:
-        """What is of this module is used; that must not be one of a framework that is to be avoided."""
-        framework = framework_of(home)
-        if framework in self._frameworks:
-            raise FrameworkNeededError(framework)
+        """What is of this module is used."""
+        if framework_of(home) in self._frameworks:
+            raise FrameworkNeededError(framework_of(home))
 
     def _refuse_module(self, name: str) -> None:
         """This module is used as a whole, or imported by code as it runs: it is the real one, framework and all."""

@@ -13,9 +13,8 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,16 +35,12 @@ _STORES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR",
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A name that stands for something else than when the loader was made."""
 
-    name: str
-    """The name as it would be written: "size", or "dataset.k"."""
-    what: str
-    """What has become of it."""
-    root: str = ""
-    """The loader's argument that was defined again under the same name."""
+    name: str  # as it would be written: "size", or "dataset.k"
+    what: str  # has become of it
+    root: str = ""  # the loader's argument that was defined again under the same name
 
     def __str__(self) -> str:
         return f"{self.name}: {self.what}"
@@ -86,15 +81,6 @@ class _KnownValue:
         return f"is another {type(value).__qualname__} now"
 
 
-@dataclass
-class _Holder:
-    """What has names: a function, a class, or an object with attributes."""
-
-    reference: Callable[[], Any]  # weak
-    name: str
-    known: dict[str, _KnownValue]
-
-
 class CapturedState:
     """What is compared for one loader.
 
@@ -106,7 +92,8 @@ class CapturedState:
     def __init__(self, parts: Mapping[str, Any], without: AbstractSet[str]) -> None:
         self._parts = {name: part for name, part in parts.items() if name in CALLED or name == "source"}
         self._imports = FrameworkImports(without)
-        self._holders: list[_Holder] = []
+        # Functions, classes, and objects with attributes: a weak reference, what each is called, what it has by name.
+        self._holders: list[tuple[Callable[[], Any], str, dict[str, _KnownValue]]] = []
         count, seen = 0, set[int]()
         for found in walk(self._parts, self._travels):
             value = found.value
@@ -115,7 +102,7 @@ class CapturedState:
             seen.add(id(value))
             known = {name: _KnownValue(each) for name, each in _names_in(value, found.name)}
             with contextlib.suppress(TypeError):  # it has slots, and no place for weak references
-                self._holders.append(_Holder(weakref.ref(value), found.name, known))
+                self._holders.append((weakref.ref(value), found.name, known))
                 count += len(known)
             if count >= _MOST_NAMES:
                 break
@@ -125,17 +112,17 @@ class CapturedState:
     def changes(self, all_of_them: bool = False) -> list[Change]:
         """Return what has changed and was not told before; `all_of_them`: that, too."""
         found: dict[str, Change] = {}
-        for holder in self._holders:
-            owner = holder.reference()
+        for reference, called, known_by_name in self._holders:
+            owner = reference()
             if owner is None:  # what held it has another one, which is told
                 continue
             with contextlib.suppress(Exception):  # changed by another thread meanwhile, say
-                for name, value in _names_in(owner, holder.name):
-                    known = holder.known.get(name)
+                for name, value in _names_in(owner, called):
+                    known = known_by_name.get(name)
                     if known is None:
                         if issubclass(type(owner), (types.FunctionType, type)):
                             continue
-                        known = holder.known[name] = _KnownValue(_MISSING)
+                        known = known_by_name[name] = _KnownValue(_MISSING)
                     if not known.is_same(value) and self._is_due(known, owner, name, all_of_them):
                         found[name] = Change(name, known.become(value))
         for argument, known in self._functions.items():

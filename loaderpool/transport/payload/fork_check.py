@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -40,11 +40,10 @@ class ForkObstacle(NamedTuple):
     def describe(self) -> str:
         """Return a clause, such as: importing 'train' started 2 threads."""
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        if not self.runtimes:
-            return f"{self.cause} started {threads}"
-        return f"{self.cause} started the runtime of {' and '.join(self.runtimes)}" + (
-            f" ({threads})" if self.threads else ""
-        )
+        runtimes = f"the runtime of {' and '.join(self.runtimes)}"
+        if self.runtimes:
+            threads = f"{runtimes} ({threads})" if self.threads else runtimes
+        return f"{self.cause} started {threads}"
 
 
 class ForkCheck:
@@ -116,31 +115,19 @@ def _signs() -> set[int | str]:
     signs: set[int | str] = {
         thread for thread in machine.thread_ids() if machine.thread_name(thread) not in _READY_FOR_FORK
     }
-    if _has_tensorflow_context():
-        signs.add("TensorFlow")
-    if _has_jax_backend():
-        signs.add("JAX")
-    if _has_cuda():
-        signs.add("CUDA")
+    for runtime, runs in _RUNTIMES.items():
+        with contextlib.suppress(Exception):  # it was not imported, or not to its end
+            if runs(sys.modules):
+                signs.add(runtime)
     return signs
 
 
-def _has_tensorflow_context() -> bool:
-    module: Any = sys.modules.get("tensorflow.python.eager.context")
-    return getattr(getattr(module, "_context", None), "_initialized", False) is True
-
-
-def _has_jax_backend() -> bool:
-    module: Any = sys.modules.get("jax._src.xla_bridge")
-    return bool(getattr(module, "_backends", None))  # filled by the first operation, which starts threads, too
-
-
-def _has_cuda() -> bool:
-    module: Any = sys.modules.get("torch.cuda")
-    try:
-        return module is not None and module.is_initialized() is True
-    except Exception:  # half imported
-        return False
+# Whether a framework's runtime was started, by its name.
+_RUNTIMES: dict[str, Callable[[Any], object]] = {
+    "TensorFlow": lambda modules: modules["tensorflow.python.eager.context"]._context._initialized is True,
+    "JAX": lambda modules: modules["jax._src.xla_bridge"]._backends,  # filled by the first operation
+    "CUDA": lambda modules: modules["torch.cuda"].is_initialized() is True,
+}
 
 
 class OpenHandleError(Exception):

@@ -44,20 +44,20 @@ def describe_load_error(error: BaseException, place: str = "the supervisor") -> 
             "in setup=, which runs once in each worker; for the rows of an HDF5 file give loaderpool.HDF5(path, keys) "
             "as the source."
         )
+    here = f"os.getcwd() is {_working_directory()!r} and sys.path is {sys.path!r}."
     if isinstance(error, ModuleNotFoundError) and process.node():
         return (
             f"Node {process.node()} does not have the module {error.name!r}, which the function or the source needs. "
             f"Have it go along, RayPool(actor_options={{'runtime_env': {{'py_modules': "
             f"[{(error.name or '').partition('.')[0]}]}}}}), install it on each node, or define "
-            f"the function in the script itself. There os.getcwd() is {_working_directory()!r} and sys.path is "
-            f"{sys.path!r}."
+            f"the function in the script itself. There {here}"
         )
     if isinstance(error, ModuleNotFoundError):
         return (
             f"The workers cannot import the module {error.name!r}, which the function or the source needs. They have "
             f"the trainer's sys.path and working directory, so it was probably made at run time, or sys.path or the "
             f"directory has changed since its import. Put the module in a directory on sys.path, or define the "
-            f"function in the script itself. Here os.getcwd() is {_working_directory()!r} and sys.path is {sys.path!r}."
+            f"function in the script itself. Here {here}"
         )
     if isinstance(error, AttributeError):
         return (
@@ -82,12 +82,7 @@ def _working_directory() -> str:
 
 
 class ReceivedDescriptors:
-    """Descriptors of data files, which the trainer sends before LOAD of what needs them.
-
-    Ownership: of the descriptors, until the loader is dropped.
-
-    Attributes:
-        by_loader: those that are there.
+    """Descriptors of data files, which the trainer sends before LOAD of what needs them. It owns them until `drop`.
 
     Args:
         source: the socket to the trainer; None where all is there from the start.

@@ -27,6 +27,7 @@ from loaderpool.sources.recognise import Sized
 from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.payload.diagnose import describe_offender
 from loaderpool.transport.payload.pickler import LruCacheWrapper, PayloadPickler, is_global
 from loaderpool.transport.pickling import out_of_band
 
@@ -49,17 +50,7 @@ _SMALL_BYTES = 256
 
 
 class ItemError(Exception):
-    """An item cannot be pickled; it never leaves `ship`.
-
-    Attributes:
-        place: such as "source → item 17 of the list".
-        item: the item.
-        reason: what pickling it raised.
-    """
-
-    def __init__(self, place: str, item: Any, reason: Exception) -> None:
-        super().__init__(place)
-        self.place, self.item, self.reason = place, item, reason
+    """An item cannot be pickled, as its text says; it never leaves `ship`."""
 
 
 class ItemPacking:
@@ -115,11 +106,13 @@ class ItemPacking:
         except _NotPackableError:
             return None
         except _ItemFailedError as failed:
-            item, reason = items[failed.index], self._why_unpicklable(items[failed.index])
+            item, why = items[failed.index], self._why_unpicklable
+            reason = why(item)
             if reason is None:  # only in this way
                 return None
             kind = "array" if isinstance(items, np.ndarray) else type(items).__name__
-            raise ItemError(f"{place} → item {failed.index} of the {kind}", item, reason) from failed
+            found = {f"{place} → item {failed.index} of the {kind}": item}
+            raise ItemError(describe_offender(found, reason, why)) from reason
         self.packed += len(packed)
         return packed
 
@@ -216,10 +209,8 @@ class _ItemPickler(PayloadPickler):
                 if not len(ends) % _LOOK_EVERY and file.tell() > capacity.resident_bytes():
                     # More than all that this process has: they hold things together that the first look did not show.
                     raise _NotPackableError
-        except (_NotPackableError, MemoryError):
-            raise
         except Exception as error:
-            if is_of_a_handler(error):
+            if isinstance(error, (_NotPackableError, MemoryError)) or is_of_a_handler(error):
                 raise
             raise _ItemFailedError(len(ends) - 1) from error
         return PackedItems(

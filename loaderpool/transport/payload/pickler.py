@@ -19,11 +19,10 @@ from cloudpickle import cloudpickle as internals
 
 from loaderpool.transport.pickling import reduce_view
 
-KINDS = frozenset({"ArrayImpl", "TypedStorage", "UntypedStorage"})
-"""Names of the types that are reduced here."""
+_TENSOR_KINDS = frozenset({"ArrayImpl", "TypedStorage", "UntypedStorage"})  # that `_reduce_tensor` is asked for
 
 
-def reduce_tensor(value: Any) -> Any:
+def _reduce_tensor(value: Any) -> Any:
     """Return how a value of a type that is so named is pickled; NotImplemented: in its own way.
 
     Raises:
@@ -31,34 +30,32 @@ def reduce_tensor(value: Any) -> Any:
     """
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and type(value) is torch.storage.TypedStorage:
-        return typed_storage, (value._untyped_storage, value.dtype)
+        return _typed_storage, (value._untyped_storage, value.dtype)
     if torch is not None and type(value) is torch.UntypedStorage:
         if value.device.type != "cpu":
             raise TypeError(f"a torch tensor on {value.device}, where workers have no device but the CPU; use .cpu()")
-        return untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(value).numpy(),)
+        return _untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(value).numpy(),)
     if jax is not None and isinstance(value, jax.Array) and value.is_fully_addressable and not value.weak_type:
         array = np.asarray(value)
         # Of dtypes that are not its own NumPy pickles the bytes with the rest.
-        return jax_array, (array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}"), array.dtype)
+        return _jax_array, (array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}"), array.dtype)
     return NotImplemented
 
 
-def typed_storage(storage: Any, dtype: Any) -> Any:
-    """Return a storage as tensors are rebuilt of it."""
+def _typed_storage(storage: Any, dtype: Any) -> Any:
     import torch
 
     make: Any = torch.storage.TypedStorage
     return make(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def untyped_storage(memory: npt.NDArray[np.uint8]) -> Any:
-    """Return a storage over this very memory, which it keeps."""
+def _untyped_storage(memory: npt.NDArray[np.uint8]) -> Any:
     import torch
 
     return torch.from_numpy(memory).untyped_storage()
 
 
-def jax_array(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Any:
+def _jax_array(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Any:
     """Return a JAX array on its default device; JAX begins its threads here, if they do not run yet."""
     import jax
 
@@ -100,7 +97,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
-        if kind.__name__ in KINDS:
+        if kind.__name__ in _TENSOR_KINDS:
             reduced = self._reduce_tensor(obj)
             if reduced is not NotImplemented:
                 return reduced
@@ -109,7 +106,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return super().reducer_override(obj)
 
     def _reduce_tensor(self, tensor: Any) -> Any:
-        return reduce_tensor(tensor)
+        return _reduce_tensor(tensor)
 
     def _reduce_cached_function(self, cached: Any) -> Any:
         return _by_value_of_cached(cached) if self.is_by_value(cached) else NotImplemented

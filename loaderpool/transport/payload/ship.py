@@ -70,21 +70,16 @@ def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -
             return Shipment(*_pickled(payload, make_pickler), without=frameworks)
         except FrameworkNeededError as needed:
             frameworks -= {needed.framework}
-        except MemoryError:
-            raise
         except Exception as error:
-            if is_of_a_handler(error):
+            if isinstance(error, MemoryError) or is_of_a_handler(error):
                 raise
             break  # a global that can be imported but not pickled, a lock say: all by reference then
     try:
         return Shipment(*_pickled(payload, PayloadPickler))
-    except MemoryError:
-        raise
     except ItemError as error:
-        found = describe_offender({error.place: error.item}, error.reason, _why_unpicklable)
-        raise UnpicklableError(found) from error.reason
+        raise UnpicklableError(str(error)) from error.__cause__
     except Exception as error:
-        if is_of_a_handler(error):
+        if isinstance(error, MemoryError) or is_of_a_handler(error):
             raise
         raise UnpicklableError(_describe(payload, error)) from error
 
@@ -124,9 +119,9 @@ def _why_unpicklable(part: object) -> Exception | None:
     """What pickling this part alone raises; None where it works. Nothing is kept of it and no array is copied."""
     try:
         PayloadPickler(_NullFile(), buffer_callback=out_of_band(lambda _: None, 0)).dump(part)
-    except MemoryError:
-        raise
     except Exception as error:
+        if isinstance(error, MemoryError):
+            raise
         return error
     return None
 
@@ -134,8 +129,7 @@ def _why_unpicklable(part: object) -> Exception | None:
 class _NullFile:
     """A file for picklers that keeps nothing."""
 
-    def write(self, data: bytes) -> int:
-        return len(data)
+    write = len
 
 
 # ---- where its arrays go: into files in which they stand already or are adopted, or by a copy into the arena ----
