@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
@@ -21,8 +20,7 @@ MAX_EPOCH = 2**62
 UnitKind = Literal["sample", "batch", "element"]
 
 
-@dataclasses.dataclass(frozen=True)
-class ErrorPolicy:
+class ErrorPolicy(NamedTuple):
     """What happens when the user's function raises."""
 
     action: Literal["raise", "skip", "replace"]  # raise; leave the row out; let the next good row stand in
@@ -58,8 +56,7 @@ class Auto(NamedTuple):
         return min(most, max(fewest, cpus))
 
 
-@dataclasses.dataclass(frozen=True)
-class LoaderConfig:
+class LoaderConfig(NamedTuple):
     """Settings of one loader, as `Loader` takes them, checked and in one form."""
 
     batch_size: int | None  # rows of a full batch (the most, by length); None: what `fn` returns is one element

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.settings.checks import known_names_only, read_bytes_count
@@ -30,14 +30,13 @@ NO_COUNTS = [0] * len(Count)
 FULL = (Count.OVER_BOUND, Count.NO_ROOM)  # some item was not kept for lack of room
 
 
-@dataclasses.dataclass(frozen=True)
-class CachePlan:
+class CachePlan(NamedTuple):
     """What every process of a loader must know of its cache; travels beside the payload."""
 
     where: str  # "memory", or a directory
     max_bytes: int | None
     items: int  # of the source
-    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)  # on disk: what entries are of
+    fields: Mapping[str, str] = {}  # on disk: what entries are of
     counters_at: int = 0  # where in the arena the counters are
 
     @property

@@ -11,7 +11,6 @@ disk each entry has a checksum as well: what a failing disk or a loss of power h
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import io
@@ -352,7 +351,7 @@ class SharedCache:
         with lock:
             extent = arena.put(bytes(_COUNTER_BYTES))
         self._lent = arena, extent, lock
-        self.plan = dataclasses.replace(self.plan, counters_at=extent.offset)
+        self.plan = self.plan._replace(counters_at=extent.offset)
         self._counters = counters_in(arena, self.plan)
 
     def counts_of(self, worker: int) -> memoryview:

@@ -293,7 +293,7 @@ def _lanes_of(source: ReplicatedSource, config: LoaderConfig, pool: Pool | None)
     workers = pool._sure_workers if pool is not None else max(1, first_workers(config.workers))
     lanes = source.lanes(workers, is_chosen, config.shard.num_shards)
     if pool is None and not is_chosen:
-        config = dataclasses.replace(config, workers=min(workers, lanes))
+        config = config._replace(workers=min(workers, lanes))
     return config, _open_plan(config, lanes)
 
 

@@ -186,7 +186,7 @@ def loader_settings(arguments: Mapping[str, Any], config: LoaderConfig, plan: Ba
         "workers": workers if isinstance(workers, (int, str, tuple)) else _name(type(workers)),
         "element_spec": arguments["element_spec"],
         "cache": None if cache is None else "in memory" if cache.in_memory else "on disk",
-        **{field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "workers"},
+        **{name: value for name, value in config._asdict().items() if name != "workers"},
     }
     texts = {name: f"{value}" for name, value in told.items() if value is not None}
     return {name: text if len(text) <= 200 else f"{text[:200]} …" for name, text in texts.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import inspect
 import os
@@ -55,8 +54,7 @@ def rebuild(cls: type[_Exception], original: Original) -> _Exception:
     return error
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """An exception of the user's code (or of ours about it) as the trainer gets it."""
 
     type_name: str  # qualified name of its class
@@ -65,13 +63,13 @@ class Failure:
     worker: int | None  # None: in the caller's process
     traceback_text: str = ""  # formatted, with the user's frames only where there are any
     pickled: bytes | None = None  # the `Original`, as far as it can be pickled and read back
-    index: int | None = None  # source index; None where a whole batch failed
+    index: int | None = None  # type: ignore[assignment]  # source index; None where a whole batch failed
     indices: tuple[int, ...] = ()  # the batch's source indices, where the whole batch failed (at most 1000)
     position: int | None = None  # global position in the epoch, the key of its random stream
     is_setup: bool = False  # the `setup` hook raised, not the function
     is_timeout: bool = False  # the sample ran past `Limits.timeout_s`; the traceback is the worker's stacks
     load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
-    node: str = dataclasses.field(default_factory=process.node)  # the address of where it was; empty: this machine
+    node: str = ""  # the address of where it was; empty: this machine
     unseen: tuple[str, str] | None = None  # of a FileNotFoundError on a node the path, and the directory of its process
 
 
@@ -93,12 +91,11 @@ class Verdict(enum.Enum):
     STORM = "storm"  # more workers, or hosts, died in a short time than `restarts` allows
 
 
-@dataclasses.dataclass(frozen=True)
-class LostReport:
+class LostReport(NamedTuple):
     """Work that was given up because workers died over it."""
 
     verdict: Verdict
-    index: int | None  # source index of the sample that was running, where the board knew
+    index: int | None  # type: ignore[assignment]  # source index of the sample that was running, where the board knew
     epoch: int
     exit_code: int | None  # of the last worker: negative is minus a signal's number
     pid: int | None
@@ -136,6 +133,7 @@ def describe_failure(
         position=position,
         worker=worker,
         load_advice=load_advice,
+        node=process.node(),
         unseen=_unseen(error) if process.node() and isinstance(error, FileNotFoundError) else None,
     )
 
@@ -163,7 +161,7 @@ def describe_timeout(
     if in_generator:
         text += "; what comes behind cannot be had without it, so on_error does not apply"
     shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
-    return Failure("TimeoutError", text, epoch, worker, shown, index=index, is_timeout=True)
+    return Failure("TimeoutError", text, epoch, worker, shown, index=index, is_timeout=True, node=process.node())
 
 
 def _users_frames(stack: str) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.plan.base import Start
+from loaderpool.system import process
 from loaderpool.transport.reports import Failure, RowFailure, describe_timeout, how_it_ended
 
 
@@ -40,7 +41,7 @@ class Exclusions:
             )
         else:
             text = f"the sample ended its worker, also when it ran alone: {how_it_ended(exit_code)}"
-            failure = Failure("loaderpool.WorkerLostError", text, epoch, self._worker, index=index)
+            failure = Failure("loaderpool.WorkerLostError", text, epoch, self._worker, index=index, node=process.node())
         self._failures[epoch, index] = failure
 
     def find(self, epoch: int, indices: list[int]) -> Failure | None:
@@ -50,7 +51,7 @@ class Exclusions:
         failure = self._failures.get((epoch, indices[0]))
         if failure is None or len(indices) == 1:
             return failure
-        return dataclasses.replace(failure, index=None, indices=tuple(indices[:1000]))
+        return failure._replace(index=None, indices=tuple(indices[:1000]))
 
 
 class Abandoned(Exception):

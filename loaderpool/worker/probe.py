@@ -10,7 +10,6 @@ resume.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -287,7 +286,7 @@ class Prober:
         is_of_none = isinstance(error, (TypeError, AttributeError, SpecMismatchError)) and "None" in failed.failure.text
         if not (self._calls.lacked_out and is_of_none):
             return failed
-        return WorkFailed(dataclasses.replace(failed.failure, text=failed.failure.text + _WITHOUT_OUT), error)
+        return WorkFailed(failed.failure._replace(text=failed.failure.text + _WITHOUT_OUT), error)
 
 
 def _has_tuple_of(structure: Structure, count: int) -> bool:

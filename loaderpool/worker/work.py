@@ -285,7 +285,7 @@ class Work:
             if is_of_a_handler(error):
                 raise
             failure = describe_failure(error, epoch=0, worker=self._progress.worker)
-            raise WorkFailed(dataclasses.replace(failure, is_setup=True), error) from None
+            raise WorkFailed(failure._replace(is_setup=True), error) from None
 
     def set_form(self, form: BatchForm, is_given: bool) -> None:
         """Take the batches' form, as the trainer decided it."""

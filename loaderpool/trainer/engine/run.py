@@ -6,7 +6,6 @@ not taken. Late answers find the old run by its number, and only give their slot
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pickle
 from typing import TYPE_CHECKING
@@ -204,11 +203,11 @@ class Run:
         """Return what is told of hosts that died, with the batches over which they did and what these are made of."""
         batch = first % self._per_epoch
         if not self._plan.begins_at:  # of the rest of an epoch batches are counted from there
-            report = dataclasses.replace(report, batches=range(batch, batch + count))
+            report = report._replace(batches=range(batch, batch + count))
         if self.feed is not None or self._plan.lanes:  # of these there is no index
             return report
         positions = self._plan.positions_of(report.epoch, batch, count)[:1000]
-        return dataclasses.replace(report, indices=tuple(self._plan.indices(report.epoch, positions)))
+        return report._replace(indices=tuple(self._plan.indices(report.epoch, positions)))
 
     def _redo_batches_before(self, arrived: Arrived, ticket: int, report: Failure | LostReport) -> bool:
         """Whether a chunk failed behind its first batch: those before are made again, and the error waits for its turn.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import linecache
 import os
 import re
@@ -408,7 +407,7 @@ def _index_told(index: int | None) -> int | None:
 
 
 def _with_source_lines(failure: Failure) -> Failure:
-    return dataclasses.replace(failure, traceback_text=with_source_lines(failure.traceback_text))
+    return failure._replace(traceback_text=with_source_lines(failure.traceback_text))
 
 
 def _place(failure: Failure) -> str:

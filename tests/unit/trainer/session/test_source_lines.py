@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import linecache
 import traceback
 from collections.abc import Iterator
@@ -99,7 +98,7 @@ def test_all_errors_of_workers_have_them(cell: dict[str, Any], monkeypatch: pyte
     assert "    return load(item)\n" in str(sample) and "    return load(item)\n" in sample.remote_traceback
     source = remote_errors.source_error(failure, 3)
     assert "    return load(item)\n" in str(source) and "    return load(item)\n" in source.remote_traceback
-    setup = remote_errors.sample_error(dataclasses.replace(failure, is_setup=True))
+    setup = remote_errors.sample_error(failure._replace(is_setup=True))
     assert "    return load(item)\n" in str(setup)
     stacks = f'  File "{CELL}", line 6 in outer'
     lost = remote_errors.lost_error(LostReport(Verdict.ALONE, 3, 0, -11, 17, 5, stacks))
