@@ -22,7 +22,7 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # something particular here belongs there instead.
 PLAIN = {
     "auto", "bound", "call", "content", "kind", "moment", "proposal", "report",
-    "shares", "time", "times", "try", "tuned", "holder", "surroundings", "advice",
+    "shares", "time", "times", "try", "tuned", "surroundings", "advice",
     "ahead", "allowed", "arguments", "array", "arrived", "base", "block",
     "budget", "c", "callback", "capacity", "change", "changes", "channels", "check", "checks", "choice",
     "clock", "close", "collate", "column", "columns", "connection", "context", "converter", "core", "count",
