@@ -28,7 +28,7 @@ PLAIN = {
     "clock", "close", "collate", "column", "columns", "connection", "context", "converter", "core", "count",
     "counters", "death", "combine", "descriptor", "dict", "error", "failure", "feature",
     "file", "files", "filled", "fit", "flow", "fork", "format", "found", "function", "globals", "group", "guard",
-    "handle", "head", "held", "imports", "info", "instructions", "iterator", "launch",
+    "handle", "held", "imports", "info", "instructions", "iterator", "launch",
     "length", "lengths", "limit", "limits", "line", "lines", "list", "load", "look", "loop", "machine",
     "main", "maker", "malloc", "map", "measurement", "open", "opened", "original",
     "owner", "pace", "permutation", "pickle", "pipe",
