@@ -5,6 +5,7 @@ A message says what happened, to whom, the likely cause, and the setting to chan
 
 from __future__ import annotations
 
+import itertools
 import os
 import reprlib
 from typing import TYPE_CHECKING
@@ -106,8 +107,15 @@ def brief(value: Any, most: int = _MOST_SHOWN) -> str:
     look.maxlevel, look.maxstring, look.maxlong, look.maxother = 4, 2 * most, 2 * most, 2 * most
     look.maxlist = look.maxtuple = look.maxdict = look.maxset = look.maxfrozenset = 30
     try:
+        # All of these would be written, or sorted, before they are cut.
+        if isinstance(value, (bytes, bytearray)):
+            value = value[:most]
+        elif type(value) is dict:
+            value = dict(itertools.islice(value.items(), look.maxdict + 1))
+        elif type(value) in (set, frozenset):
+            value = type(value)(itertools.islice(value, look.maxset + 1))
         text = look.repr(value)
-    except ValueError:  # an int of more digits than Python writes
+    except Exception:  # an int of more digits than Python writes; a class of the user's by a name that reprlib knows
         text = f"<{type(value).__name__}>"
     return shortened(" ".join(text.split()) if "\n" in text else text, most)
 

@@ -357,6 +357,10 @@ def shard_in(strategy: Any) -> Shard:
         return tf.data.Dataset.range(0)
 
     strategy.distribute_datasets_from_function(look)
+    if len(found) > 1:
+        raise ArgumentError(
+            f"{type(strategy).__name__} has {len(found)} input pipelines in a process, and a loader is one"
+        )
     return found[0]
 
 

@@ -138,8 +138,12 @@ class Store:
             machine.return_pages(self._file, end - written, written)
             return Count.NO_ROOM if written < nbytes else Count.OVER_BOUND
         # SYNC: stored last; pairs with Store.get.
-        os.lseek(self._file, self._table_at + _PLACE.size * item, os.SEEK_SET)
-        os.write(self._file, _PLACE.pack(end - nbytes))
+        at, place = self._table_at + _PLACE.size * item, _PLACE.pack(end - nbytes)
+        if self._view is not None:
+            self._view[at : at + _PLACE.size] = place
+        else:
+            os.lseek(self._file, at, os.SEEK_SET)
+            os.write(self._file, place)
         return None
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ class RaggedArray:
         return len(self.row_splits) - 1
 
     def __getitem__(self, row: int) -> npt.NDArray[Any]:
-        row = range(len(self))[row]  # IndexError where there is none
+        row = range(len(self))[operator.index(row)]  # IndexError where there is none
         return self.values[self.row_splits[row] : self.row_splits[row + 1]]
 
     def __repr__(self) -> str:

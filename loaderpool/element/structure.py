@@ -259,7 +259,7 @@ def _with_article(value: Any) -> str:
         return "a list (a list is one array, never structure)"
     name = type(value).__name__
     base = "dict" if isinstance(value, dict) else "tuple" if isinstance(value, tuple) else name
-    return f"a {base}{f' ({name})' * (name != base)}"
+    return f"{'an' if base[:1].lower() in 'aeiou' else 'a'} {base}{f' ({name})' * (name != base)}"
 
 
 def listed(keys: Sequence[Hashable]) -> str:

@@ -369,6 +369,8 @@ def _checked_path(shown: str) -> str:
         mode = os.stat(path).st_mode
     except OSError as error:
         raise _unreadable(path, error) from None
+    except ValueError as error:  # a NUL character in it
+        raise ArgumentError(f"paths: {brief(shown)}: {error}") from None
     if not stat.S_ISREG(mode):  # a pipe blocks until it is written to, and a device may have no end
         raise ArgumentError(f"paths: {path} is a pipe, socket or device: write what it gives to a plain file")
     return path

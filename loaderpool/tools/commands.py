@@ -20,7 +20,17 @@ from loaderpool.errors import brief
 from loaderpool.system.process import why_no_file
 
 STDOUT = "-"
-SECONDS = click.FloatRange(0, 86_400, min_open=True)
+
+
+class _Seconds(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if seconds != seconds:  # NaN is within all bounds
+            self.fail(f"{value!r} is not a valid float range.", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds(0, 86_400, min_open=True)
 
 
 def numbers(what: str, least: int, most: int) -> Callable[..., tuple[int, ...] | None]:

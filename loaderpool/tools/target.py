@@ -90,7 +90,7 @@ def _users_code(what: str, hint: str = "") -> Iterator[None]:
         frame = error.__traceback__
         while frame and ((file := frame.tb_frame.f_code.co_filename).startswith("<frozen") or is_library_file(file)):
             frame = frame.tb_next
-        text = "".join(traceback.format_exception(type(error), error, frame)).rstrip()
+        text = "".join(traceback.format_exception(type(error), error, frame or error.__traceback__)).rstrip()
         said = shortened(str(error).partition("\n")[0])
         raise click.ClickException(f"{what} raised {type(error).__name__}: {said}\n\n{text}") from error
 

@@ -260,6 +260,7 @@ def test_what_cannot_be_a_target_is_not_offered(
         (["--seconds", "0"], "not in the range 0<x<=86400"),
         (["--seconds", "inf"], "not in the range 0<x<=86400"),
         (["--seconds", "soon"], "not a valid float"),
+        (["--seconds", "nan"], "not a valid float"),
         (["--workers", "1,x"], "numbers of workers are 0 to 1024, such as 1,2,4"),
         (["--workers", "1,-2"], "numbers of workers are 0 to 1024"),
         (["--workers", "1,99999"], "numbers of workers are 0 to 1024"),

@@ -409,7 +409,8 @@ class PoolEngine:
             with self._shortage_ends_all():
                 self.layout.quotas.retired(words[1])
         elif kind == Notice.LOADED:
-            self.counts.load_s = max(self.counts.load_s, words[2] / 1e9)
+            if not self._is_loaded:  # else what a hook changed
+                self.counts.load_s = max(self.counts.load_s, words[2] / 1e9)
             self._loaded()
         elif kind == Notice.SPEC:
             self._probing.take(read_attachment(attachment))

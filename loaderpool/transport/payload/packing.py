@@ -47,6 +47,8 @@ _TRIED = 64
 _MOST_REPEATED = 4
 # Items no larger than this are packed whatever they repeat: as objects they would take as much.
 _SMALL_BYTES = 256
+# Items are tried no further than this: some of them may be large.
+_MOST_TRIED_BYTES = 16 << 20
 
 
 class ItemError(Exception):
@@ -117,21 +119,25 @@ class ItemPacking:
         return packed
 
     def nbytes(self, items: Sequence[Any]) -> int:
-        """Return how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
+        """Return about how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
         try:
-            return _ItemPickler(self.met).pack(items).nbytes
+            tried = _ItemPickler(self.met).pack(items, _MOST_TRIED_BYTES)
         except (_NotPackableError, _ItemFailedError):
             return 0
+        return tried.nbytes * len(items) // len(tried)
 
     def _is_worth_it(self, items: Sequence[Any]) -> bool:
         """Whether items are many bytes, of which they hold few together; found by trying some, alone and as one."""
         tried = [items[at] for at in range(0, len(items), len(items) // _TRIED)]
         try:
-            alone, together = (_ItemPickler(self.met).pack(each).nbytes for each in (tried, [tried]))
+            found = _ItemPickler(self.met).pack(tried, _MOST_TRIED_BYTES)
+            alone, tried = found.nbytes, tried[: len(found)]
+            first, together = (_ItemPickler(self.met).pack([each]).nbytes for each in (tried[0], tried))
         except _ItemFailedError:
             return True  # packing names the first that fails
         is_much = alone * len(items) // len(tried) >= _LEAST_BYTES
-        return is_much and alone <= max(_MOST_REPEATED * together, _SMALL_BYTES * len(tried))
+        # In the first, all is new.
+        return is_much and alone - first <= max(_MOST_REPEATED * (together - first), _SMALL_BYTES * len(tried))
 
 
 class _ItemsStandIn:
@@ -190,8 +196,8 @@ class _ItemPickler(PayloadPickler):
         self._numbers: dict[tuple[int, int], int] = {}  # of buffers, by address and length
         self._wanted: list[int] = []  # numbers of the buffers that items hold
 
-    def pack(self, items: Sequence[Any]) -> PackedItems:
-        """Pickle all items. Once.
+    def pack(self, items: Sequence[Any], most_bytes: int | None = None) -> PackedItems:
+        """Pickle the items, once; at least two of them, and then no more than come to `most_bytes`.
 
         Raises:
             _NotPackableError: an item holds what means another thing when it travels alone.
@@ -206,6 +212,8 @@ class _ItemPickler(PayloadPickler):
                 self.clear_memo()
                 ends.append(file.tell())
                 wanted_ends.append(len(wanted))
+                if most_bytes is not None and file.tell() > most_bytes and len(ends) > 2:
+                    break
                 if not len(ends) % _LOOK_EVERY and file.tell() > capacity.resident_bytes():
                     # More than all that this process has: they hold things together that the first look did not show.
                     raise _NotPackableError

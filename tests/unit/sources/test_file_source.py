@@ -385,6 +385,7 @@ def test_a_file_that_was_cut_while_it_is_open_is_an_error_of_the_record(tmp_path
         ("no/such.data", lp.SourceError, "no/such.data cannot be read: No such file"),
         ("some/*.data", lp.ArgumentError, r"not expanded here; pass sorted\(glob.glob\('some/\*.data'\)\)"),
         (".", lp.ArgumentError, r"is a folder: pass its files, such as sorted\(glob.glob\('./\*'\)\)"),
+        ("a\0b", lp.ArgumentError, r"paths: 'a\\x00b': embedded null byte"),
     ],
 )
 def test_wrong_paths_are_named(name: str, paths: Any, error: type[Exception], message: str) -> None:

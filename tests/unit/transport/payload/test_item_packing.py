@@ -333,3 +333,19 @@ def test_an_item_nested_too_deep_is_named() -> None:
     items[99] = deep
     with pytest.raises(UnpicklableError, match=r"item 99 of the list.*nested too deeply"):
         ship({"source": items})
+
+
+class Heavy:
+    """Some MB, which each item holds; counts how often it is pickled."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        Heavy.pickled += 1
+        return bytes, (b"x" * (5 << 20),)
+
+
+def test_items_that_share_what_is_large_are_tried_no_further_than_they_tell() -> None:
+    heavy = Heavy()
+    ship({"source": as_source([(heavy, number) for number in range(N)])})
+    assert 0 < Heavy.pickled < 10
