@@ -309,4 +309,4 @@ def test_the_data_of_columns_leave_the_pickle_as_buffers() -> None:
 
 def test_the_repr_says_what_is_read() -> None:
     assert repr(as_source(Items())) == "<source of 3 items: Items>"
-    assert repr(as_source({"x": LABELS})) == "<4 rows of Structure({'x': *})>"
+    assert repr(as_source({"x": LABELS})) == "<4 rows of {'x': *}>"
