@@ -20,6 +20,8 @@ from loaderpool.system.process import is_library_file
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
 
+_NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # a package that is installed may be
+
 
 def load_target(target: str) -> Loader:
     """The Loader that TARGET names, or that the function it names returns; else an error of click's says what is."""
@@ -88,9 +90,9 @@ def _users_code(what: str, hint: str = "") -> Iterator[None]:
         raise click.ClickException(f"{what} ended the program (SystemExit: {error.code}){hint}") from error
     except Exception as error:
         frame = error.__traceback__
-        while frame and ((file := frame.tb_frame.f_code.co_filename).startswith("<frozen") or is_library_file(file)):
+        while frame and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_USERS:
             frame = frame.tb_next
-        text = "".join(traceback.format_exception(type(error), error, frame or error.__traceback__)).rstrip()
+        text = "".join(traceback.format_exception(type(error), error, frame)).rstrip()
         said = shortened(str(error).partition("\n")[0])
         raise click.ClickException(f"{what} raised {type(error).__name__}: {said}\n\n{text}") from error
 

@@ -21,7 +21,7 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # Words that mean in a name what they mean to everybody, so that the glossary need not say it. A word that means
 # something particular here belongs there instead.
 PLAIN = {
-    "auto", "bound", "call", "content", "kind", "moment", "proposal", "report",
+    "seconds", "auto", "bound", "call", "content", "kind", "moment", "proposal", "report",
     "shares", "time", "times", "try", "tuned", "surroundings", "advice",
     "ahead", "allowed", "arguments", "array", "arrived", "base", "block",
     "budget", "c", "callback", "capacity", "change", "changes", "channels", "check", "checks", "choice",
