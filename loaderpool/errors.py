@@ -101,19 +101,30 @@ class ClosedError(LoaderpoolError, RuntimeError):
     """The loader or pool was closed, or belongs to another process."""
 
 
+class _Look(reprlib.Repr):
+    """Cuts what `Repr` would write, or sort, as a whole first: bytes, dicts and sets, also within others."""
+
+    def repr_bytes(self, value: bytes | bytearray, level: int) -> str:
+        return repr(value[: self.maxstring])
+
+    repr_bytearray = repr_bytes
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(itertools.islice(value.items(), self.maxdict + 1)), level)
+
+    def repr_set(self, value: set[Any], level: int) -> str:
+        return super().repr_set(set(itertools.islice(value, self.maxset + 1)), level)
+
+    def repr_frozenset(self, value: frozenset[Any], level: int) -> str:
+        return super().repr_frozenset(frozenset(itertools.islice(value, self.maxfrozenset + 1)), level)
+
+
 def brief(value: Any, most: int = _MOST_SHOWN) -> str:
     """Return a value as messages show it: its repr in one line, cut to `most` characters; little of it is looked at."""
-    look = reprlib.Repr()
+    look = _Look()
     look.maxlevel, look.maxstring, look.maxlong, look.maxother = 4, 2 * most, 2 * most, 2 * most
     look.maxlist = look.maxtuple = look.maxdict = look.maxset = look.maxfrozenset = 30
     try:
-        # All of these would be written, or sorted, before they are cut.
-        if isinstance(value, (bytes, bytearray)):
-            value = value[:most]
-        elif type(value) is dict:
-            value = dict(itertools.islice(value.items(), look.maxdict + 1))
-        elif type(value) in (set, frozenset):
-            value = type(value)(itertools.islice(value, look.maxset + 1))
         text = look.repr(value)
     except Exception:  # an int of more digits than Python writes; a class of the user's by a name that reprlib knows
         text = f"<{type(value).__name__}>"

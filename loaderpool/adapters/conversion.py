@@ -50,7 +50,7 @@ class TensorConversion(ABC):
             columns = map(self.take_apart, self._converts, delivery.joined())
             return zip(itertools.repeat(delivery.rows), zip(*columns, strict=True)), self._finish
         converts, finish = self._converts, self._finish
-        # By number, not by a strict zip: that is 3 us, not 11, behind a wait that left no cache warm.
+        # By number, not by a strict zip: that is 3 us, not 11, after a wait that left no cache warm.
         return delivery.batches(), lambda parts: finish([convert(parts[at]) for at, convert in enumerate(converts)])
 
     def _prepare(self, form: BatchForm) -> None:

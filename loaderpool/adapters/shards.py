@@ -52,7 +52,7 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
         if given != wanted:
             raise ArgumentError(
                 f"keras.distribution gives this process data shard {wanted.index} of {wanted.num_shards}, and the "
-                f'loader has shard=Shard({given.num_shards}, {given.index}): make the loader with shard="auto", behind '
+                f'loader has shard=Shard({given.num_shards}, {given.index}): make the loader with shard="auto", after '
                 "set_distribution(...). If its source is this process's own part of the data, and all have the same "
                 "number of batches, set distribution.auto_shard_dataset = False"
             )

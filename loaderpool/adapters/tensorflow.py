@@ -89,9 +89,9 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
 def _options(wire: TensorFormat) -> Any:
     """Options hold for the user's own stages too, so there are as few as can be: no threading, no autotune.
 
-    By auto-sharding every host would make all batches and throw most away. The prefetch that tf.data puts behind a
+    By auto-sharding every host would make all batches and throw most away. The prefetch that tf.data puts after a
     pipeline without one lets a user's last `map` overlap with training (without it 1.7 times the time, tried); but
-    behind the unbatch of chunks it adds a third to the cost of a batch (tried).
+    after the unbatch of chunks it adds a third to the cost of a batch (tried).
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -160,7 +160,7 @@ class _Elements:
                 tracker.settle_ends()  # the last batch was handed over; the consumer may not have asked for more
 
     def _is_followed(self, done: int) -> bool | None:
-        """Whether a pass follows the one behind `done` others; None: unknown, as `fit` iterates once for each epoch."""
+        """Whether a pass follows the one after `done` others; None: unknown, as `fit` iterates once for each epoch."""
         if self._epochs is None or done + 1 < self._epochs:
             return True
         return None if self._epochs == 1 or self._was_ended else False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +28,30 @@ def test_a_value_is_shown_by_its_repr(value: Any, shown: str) -> None:
 
 
 LARGE = [b"x" * (1 << 20), bytearray(1 << 20), dict.fromkeys(range(1 << 20)), {*range(1 << 20)}, [0] * (1 << 20)]
+
+
+class Counted(int):
+    """Counts how often two are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) < int(other)
+
+
+NAMED = type("bytes", (bytes,), {"__repr__": lambda self: pytest.fail("it was written whole")})
+MANY = [Counted(number) for number in range(10_000, 0, -1)]
+
+
+@pytest.mark.parametrize(
+    "value", [NAMED(1 << 20), dict.fromkeys(MANY), {*MANY}, frozenset(MANY)], ids=lambda value: type(value).__name__
+)
+@pytest.mark.parametrize("within", [lambda value: value, lambda value: [(value,)], lambda value: {"key": value}])
+def test_what_is_large_is_cut_before_it_is_written_or_sorted(value: Any, within: Callable[[Any], Any]) -> None:
+    Counted.compared = 0
+    brief(within(value))
+    assert Counted.compared < 1000
 
 
 @pytest.mark.parametrize("value", LARGE, ids=lambda value: type(value).__name__)

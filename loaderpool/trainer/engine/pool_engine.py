@@ -409,9 +409,7 @@ class PoolEngine:
             with self._shortage_ends_all():
                 self.layout.quotas.retired(words[1])
         elif kind == Notice.LOADED:
-            if not self._is_loaded:  # else what a hook changed
-                self.counts.load_s = max(self.counts.load_s, words[2] / 1e9)
-            self._loaded()
+            self._loaded(words[2] / 1e9)
         elif kind == Notice.SPEC:
             self._probing.take(read_attachment(attachment))
         elif kind in (Notice.SPEC_FAILED, Notice.LOST) and words[1] and self._probing.gives_up_second():
@@ -481,11 +479,12 @@ class PoolEngine:
         else:
             self.session.send(Control.UNLOAD, self.number)
 
-    def _loaded(self) -> None:
+    def _loaded(self, took_s: float) -> None:
         """The supervisor has read the payload; and after it each update in turn, which is then its own."""
         if self._is_loaded:
             self._updates.was_read()
         else:
+            self.counts.load_s = max(self.counts.load_s, took_s)
             self._probing.on_loaded()
         self._is_loaded = self._was_loaded = True
         if self._loading is not None:

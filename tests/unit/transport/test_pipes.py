@@ -16,7 +16,7 @@ pytestmark = pytest.mark.no_leaks
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_a_file_is_closed_when_it_was_sent_or_nobody_will_take_it(is_read: bool) -> None:
+def test_a_file_is_closed_when_it_was_sent_or_cannot_be(is_read: bool) -> None:
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     files = [machine.create_memory_file("batch")]
     with mine, theirs:
