@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -163,10 +164,15 @@ class Loader(LoaderViews, LoaderReports):
         raise AttributeError(f"a Loader has no attribute {name!r}{attribute_hint(name)}")
 
     def __iter__(self) -> LoaderIterator:
+        self._core.check_usable()
+        return self._iterator_type(self._core)
+
+    @functools.cached_property
+    def _iterator_type(self) -> type[LoaderIterator]:
+        """Imported once, as an import is some 20 us between two epochs; and not before workers start."""
         from loaderpool.trainer.loader_iterator import LoaderIterator
 
-        self._core.check_usable()
-        return LoaderIterator(self._core)
+        return LoaderIterator
 
     @classmethod
     def from_sequence(

@@ -77,8 +77,9 @@ class LoaderIterator(Iterator[Any]):
     def _begin(self) -> None:
         """Note the pass, and what ends it. Runs in: a block of `InterruptsHeld`."""
         gate_handlers()  # of signals that each batch does not look at
-        with contextlib.suppress(OSError):  # no descriptors are left: then it is imported when it is needed
-            import loaderpool.trainer.epochs.observer  # noqa: F401  # at the first hand-over, which is awaited now
+        if "observer" not in vars(self._core):  # the loader's first hand-over, which is awaited now, has use for it
+            with contextlib.suppress(OSError):  # no descriptors are left: then it is imported when it is needed
+                import loaderpool.trainer.epochs.observer  # noqa: F401
 
         tracker, one_pass = self._core.tracker, self._reader.one_pass
         if tracker.latest is not self.iteration:
