@@ -214,7 +214,7 @@ def prepare(plan: CachePlan) -> None:
     if differs:
         parts = [f"{name} (then {found.get(name, 'none')}, now {plan.fields.get(name, 'none')})" for name in differs]
         raise CacheError(
-            f"{named} was filled by another function or from another source: "
+            f"{named} is of another function or source: "
             f"{'; '.join(parts[:4])}{f'; and {len(parts) - 4} more' * (len(parts) > 4)}. "
             "What it keeps would be wrong now: delete the directory, or give another one"
         )

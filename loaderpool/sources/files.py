@@ -60,7 +60,7 @@ class FileSource:
     - Patterns are not expanded: pass `sorted(glob.glob(...))`.
     - Each file is indexed once, when the source is made: 4 or 8 bytes a record, which all workers share.
     - Each process keeps the 64 files open that it used last.
-    - A file that has changed is refused; a compressed one is an `ArgumentError`.
+    - A file that has changed is refused.
     - Saved states know the source by its class, the sizes of its files and `makes`.
 
     Args:

@@ -20,7 +20,7 @@ _NEWLINE, _RETURN = b"\n\r"
 
 
 class TextLines(FileSource):
-    r"""Lines of text files as str, empty ones too: a `FileSource`. A line ends with "\n" or "\r\n".
+    r"""Lines of uncompressed text files as str, empty ones too: a `FileSource`. A line ends with "\n" or "\r\n".
 
     Args:
         paths: as in `FileSource`.
@@ -69,7 +69,7 @@ class TextLines(FileSource):
 
 
 class JsonLines(FileSource):
-    r"""Values of JSON lines files in UTF-8, one on each line: a `FileSource`. Empty lines are no items.
+    r"""Values of uncompressed JSON lines files in UTF-8, one on each line: a `FileSource`. Empty lines are no items.
 
     Args:
         paths: as in `FileSource`.

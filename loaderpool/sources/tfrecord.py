@@ -34,7 +34,7 @@ _SHORT_BYTES = 1 << 13
 
 
 class TFRecords(FileSource):
-    """Records of TFRecord files as bytes, without TensorFlow: a `FileSource`. Needs the extra `files`.
+    """Records of uncompressed TFRecord files as bytes, without TensorFlow: a `FileSource`. Needs the extra `files`.
 
     Args:
         paths: as in `FileSource`.

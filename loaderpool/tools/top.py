@@ -136,7 +136,8 @@ def top(pid: int | None, once: bool, as_json: bool) -> None:
 def _draw(training: Mapping[str, Any]) -> Group:
     """Return the screen. Nothing is told by color alone; colors stand out on a light and on a dark ground."""
     parts: list[Text | Table] = [Text.assemble((training["process"] or "?", "bold"), f"  (pid {training['pid']})")]
-    loaders, with_workers = training["loaders"], []
+    loaders = training["loaders"]
+    pools: dict[str, Sequence[Mapping[str, Any]]] = {}
     for number, loader in enumerate(loaders, 1):
         explanation = loader["explanation"] or {"headline": "the first steps are taken", "wait_share": 0.0}
         share, place = explanation["wait_share"], f"[{number} of {len(loaders)}] " if len(loaders) > 1 else ""
@@ -145,10 +146,8 @@ def _draw(training: Mapping[str, Any]) -> Group:
         for label, text in _rows(loader, explanation):
             table.add_row(Text(label, style="dim"), Text(printable(text)))
         parts += [Text(), Text(place + printable(explanation["headline"]), style=f"bold {color}"), table]
-        if loader["workers"] and loader["workers"] not in with_workers:
-            with_workers.append(loader["workers"])
-    for workers in with_workers:
-        parts += [Text(), _workers(workers)]
+        pools.setdefault(str(loader["arena"] or number), loader["workers"])  # loaders may share a pool
+    parts += [part for workers in pools.values() if workers for part in (Text(), _workers(workers))]
     advice = f"Lines of code that they are at: py-spy dump --subprocesses --pid {training['pid']}"
     return Group(*parts, Text(), Text(advice, style="dim"))
 
@@ -201,7 +200,7 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
         memory = readable_bytes(own) if own else "-"
         table.add_row(f"{each['number']}", f"{each['pid'] or '-'}", *shares, memory, _state(each))
     if len(workers) > len(shown):
-        table.add_row("…", *[""] * 4, f"and {len(workers) - len(shown)} more")
+        table.add_row("…", *[""] * (len(columns) - 1), f"and {len(workers) - len(shown)} more")
     return table
 
 

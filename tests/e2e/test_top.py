@@ -23,7 +23,7 @@ import pytest
 from tests.support.processes import POLL_S
 from tests.support.running_trainings import DEADLINE_S, ROOT, RunningTraining, running_trainings
 
-pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
+Console = pytest.importorskip("rich.console", reason="pip install 'loaderpool[cli]'").Console
 
 COMMAND = [sys.executable, "-m", "loaderpool.tools.cli", "top"]
 NOBODY = 65534
@@ -159,6 +159,16 @@ def test_two_loaders_stand_one_below_the_other(start: Callable[[str], RunningTra
     shown = top(training.pid, "--once").stdout
     assert shown.index("[1 of 2]") < shown.index("[2 of 2]")
     assert all(f"{pid}" in shown for pid in pids)
+
+    from loaderpool.tools.top import _draw
+
+    first, second = found["loaders"]  # on one pool each has its own shares of the same workers
+    workers = [{**each, "busy_share": 0.125} for each in first["workers"]]
+    shared = {**found, "loaders": [first, {**second, "arena": first["arena"], "workers": workers}]}
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(_draw(shared))
+    assert [captured.get().split().count(f"{each['pid']}") for each in workers] == [1] * len(workers)
 
 
 def test_batches_that_are_made_in_the_trainings_own_process_have_no_workers(

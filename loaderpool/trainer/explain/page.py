@@ -29,7 +29,7 @@ from loaderpool.trainer.explain.observed import FIRST_STEPS
 
 NAME = "page"
 RING_NAME = "deliveries"  # of the memory files with loaders' deliveries, which `loaderpool trace` reads
-FORMAT = 2  # of the JSON; raised when a key changes its meaning or goes away
+FORMAT = 2  # of the JSON; raised when a key changes its meaning or goes away; a new one is read by `.get`
 _SLOT_BYTES = 1 << 18  # enough for a thousand workers
 PAGE_BYTES = 2 * _SLOT_BYTES
 _MOST_CHARACTERS = 4096  # of a command line
