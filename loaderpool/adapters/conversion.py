@@ -107,7 +107,7 @@ def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
 
 
 class BatchView:
-    """Gives a loader's batches as a conversion makes them; each iterator is one pass, with `state_dict` as the loader's.
+    """Gives a loader's batches as a conversion makes them; each iterator is a pass, with `state_dict` as the loader's.
 
     Args:
         core: of the loader, which this keeps alive.
