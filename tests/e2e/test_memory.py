@@ -346,10 +346,11 @@ def arena_bytes(pool: lp.Pool) -> int:
 
 def mapped_bytes(pool: lp.Pool) -> int:
     """What this process's mapping of the pool's arena has in memory, shared pages as a whole."""
-    inode = os.fstat(pool.session.arena.descriptor).st_ino
+    file = os.fstat(pool.session.arena.descriptor)  # files of other devices may have this inode, too
+    mark = f" {os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x} {file.st_ino} "
     text = Path("/proc/self/smaps").read_text()
     parts = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", text)
-    rss = [re.search(r"Rss:\s+(\d+) kB", part) for part in parts if f" {inode} " in part]
+    rss = [re.search(r"Rss:\s+(\d+) kB", part) for part in parts if mark in part]
     return sum(int(found[1]) << 10 for found in rss if found)
 
 
