@@ -102,21 +102,16 @@ class ClosedError(LoaderpoolError, RuntimeError):
 
 
 class _Look(reprlib.Repr):
-    """Cuts what `Repr` would write, or sort, as a whole first: bytes, dicts and sets, also within others."""
+    """Cuts what would be written, or sorted, before it is cut, also within others."""
 
-    def repr_bytes(self, value: bytes | bytearray, level: int) -> str:
-        return repr(value[: self.maxstring])
-
-    repr_bytearray = repr_bytes
-
-    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
-        return super().repr_dict(dict(itertools.islice(value.items(), self.maxdict + 1)), level)
-
-    def repr_set(self, value: set[Any], level: int) -> str:
-        return super().repr_set(set(itertools.islice(value, self.maxset + 1)), level)
-
-    def repr_frozenset(self, value: frozenset[Any], level: int) -> str:
-        return super().repr_frozenset(frozenset(itertools.islice(value, self.maxfrozenset + 1)), level)
+    def repr1(self, value: Any, level: int) -> str:
+        if isinstance(value, (bytes, bytearray)):
+            value = value[: self.maxstring // 2]
+        elif type(value) is dict:
+            value = dict(itertools.islice(value.items(), self.maxdict + 1))
+        elif type(value) in (set, frozenset):
+            value = type(value)(itertools.islice(value, self.maxset + 1))
+        return super().repr1(value, level)
 
 
 def brief(value: Any, most: int = _MOST_SHOWN) -> str:

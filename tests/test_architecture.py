@@ -44,13 +44,13 @@ OUTER_ROOMS = (
     "tools", "sources", "cache", "adapters", "transport", "system", "element", "settings", "config.py", "errors.py",
     "__init__.py",
 )  # fmt: skip
-# Lines and files, with a little room. Who takes much out lowers them; who needs more looks first for what can go.
+# Lines and files, which only fall: who takes something out lowers them, and who needs more takes out something else.
 BUDGETS = {
-    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (12_500, 73),
-    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "supervisor", "worker", "memory", "plan")): (25_850, 140),
-    (f"{PACKAGE}/ray",): (2_600, 12),
-    ("scripts",): (4_500, 27),
-    ("tests",): (52_600, 280),
+    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (12_460, 73),
+    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "supervisor", "worker", "memory", "plan")): (25_770, 140),
+    (f"{PACKAGE}/ray",): (2_580, 12),
+    ("scripts",): (4_480, 27),
+    ("tests",): (52_440, 279),
 }
 MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 
@@ -234,10 +234,7 @@ def test_no_part_grows_beyond_its_budget(parts: tuple[str, ...]) -> None:
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
     lines = sum(map(lines_of, files))
     most_lines, most_files = BUDGETS[parts]
-    assert lines <= most_lines and len(files) <= most_files, (
-        f"{lines} lines in {len(files)} files, and BUDGETS allows {most_lines} in {most_files}: take something out, or "
-        "raise the number and say why in the commit"
-    )
+    assert lines <= most_lines and len(files) <= most_files, f"{lines} lines in {len(files)} files"
 
 
 @pytest.mark.corner

@@ -63,10 +63,7 @@ class EagerConversion(TensorConversion):
 
     def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
         if not array[0].nbytes % _ALIGNMENT_BYTES:  # all are at an address that can be looked at
-            array = _aligned(array)
-            if convert is _look and array.size:  # not to ask each where it begins is a sixth of its cost
-                return [_from_dlpack(part.__dlpack__()) for part in array]
-            return list(map(convert, array))
+            return list(map(convert, _aligned(array)))
         count = len(array)
         if count % _AT_ONCE:
             whole = aligned_empty(-(-count // _AT_ONCE) * _AT_ONCE * array[0].nbytes).view(array.dtype)

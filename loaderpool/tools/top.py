@@ -137,7 +137,6 @@ def _draw(training: Mapping[str, Any]) -> Group:
     """Return the screen. Nothing is told by color alone; colors stand out on a light and on a dark ground."""
     parts: list[Text | Table] = [Text.assemble((training["process"] or "?", "bold"), f"  (pid {training['pid']})")]
     loaders = training["loaders"]
-    pools: dict[str, Sequence[Mapping[str, Any]]] = {}
     for number, loader in enumerate(loaders, 1):
         explanation = loader["explanation"] or {"headline": "the first steps are taken", "wait_share": 0.0}
         share, place = explanation["wait_share"], f"[{number} of {len(loaders)}] " if len(loaders) > 1 else ""
@@ -146,7 +145,7 @@ def _draw(training: Mapping[str, Any]) -> Group:
         for label, text in _rows(loader, explanation):
             table.add_row(Text(label, style="dim"), Text(printable(text)))
         parts += [Text(), Text(place + printable(explanation["headline"]), style=f"bold {color}"), table]
-        pools.setdefault(str(loader["arena"] or number), loader["workers"])  # loaders may share a pool
+    pools = {str(each["arena"]): each["workers"] for each in loaders}  # which loaders may share
     parts += [part for workers in pools.values() if workers for part in (Text(), _workers(workers))]
     advice = f"Lines of code that they are at: py-spy dump --subprocesses --pid {training['pid']}"
     return Group(*parts, Text(), Text(advice, style="dim"))

@@ -8,10 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import MAX_EPOCH, LoaderConfig
-from loaderpool.errors import (
-    ArgumentError,
-    SourceError,
-)
+from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.settings.checks import attribute_hint, known_names_only, whole_number
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process

@@ -165,8 +165,7 @@ def test_two_loaders_stand_one_below_the_other(start: Callable[[str], RunningTra
     first, second = found["loaders"]  # on one pool each has its own shares of the same workers
     workers = [{**each, "busy_share": 0.125} for each in first["workers"]]
     shared = {**found, "loaders": [first, {**second, "arena": first["arena"], "workers": workers}]}
-    console = Console(width=120)
-    with console.capture() as captured:
+    with (console := Console(width=120)).capture() as captured:
         console.print(_draw(shared))
     assert [captured.get().split().count(f"{each['pid']}") for each in workers] == [1] * len(workers)
 

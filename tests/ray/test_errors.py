@@ -100,15 +100,11 @@ def test_a_lost_host_is_told_in_our_words_alone(cluster: RayCluster, capfd: pyte
     """Ray would add a paragraph for each process, and twenty lines of a log for each node."""
     out = ""
 
-    def read_some() -> None:
-        list(loader)
-        time.sleep(0.3)  # without it two CPUs would be busy with this for half a minute
-
     def wait_for(text: str, times: int) -> None:
         nonlocal out
         until_s = time.monotonic() + 60
         while out.count(text) < times and time.monotonic() < until_s:
-            read_some()
+            list(loader)
             out += "".join(capfd.readouterr())
         assert out.count(text) == times, out
 
@@ -122,7 +118,7 @@ def test_a_lost_host_is_told_in_our_words_alone(cluster: RayCluster, capfd: pyte
         wait_for("loaderpool: a host was lost, on ", 2)
         until_s = time.monotonic() + 20  # Ray calls a node dead after 15 s
         while time.monotonic() < until_s:
-            read_some()
+            list(loader)
         out += "".join(capfd.readouterr())
     assert " is made" in out, "what the function prints comes from the nodes as ever"
     told = [line for line in out.splitlines() if "is made" not in line]
