@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.harness import Result, run_row
 from bench.report import goals_table, machine_line, peers_table, shortfalls, write_docs
-from bench.rows import PEERS, ROWS, Row
+from bench.rows import ALL_PEERS, ROWS, Row
 from bench.works import render_images
 
 QUIET_CPUS = 0.25  # a desktop at rest stays below this; one other process that computes does not
@@ -27,9 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     rows = _choose_rows(options, parser)
-    peers = set(options.peers or (PEERS if options.peers is not None else ()))
-    if unknown := sorted(peers - set(PEERS)):
-        parser.error(f"no peer named {', '.join(unknown)}; there are {', '.join(PEERS)}")
+    peers = set(options.peers or (ALL_PEERS if options.peers is not None else ()))
+    if unknown := sorted(peers - set(ALL_PEERS)):
+        parser.error(f"no peer named {', '.join(unknown)}; there are {', '.join(ALL_PEERS)}")
     rounds = 1 if options.quick or options.check else options.rounds
     shorter = 2.0 if options.quick or options.check else 1.0
     started = time.monotonic()
@@ -94,7 +94,7 @@ def _choose_rows(options: argparse.Namespace, parser: argparse.ArgumentParser) -
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these: cpu, tiny32/tf, fit (--list names all)")
-    parser.add_argument("--peers", nargs="*", metavar="PEER", help=f"other loaders, all or of {', '.join(PEERS)}")
+    parser.add_argument("--peers", nargs="*", metavar="PEER", help=f"other loaders, all or of {', '.join(ALL_PEERS)}")
     parser.add_argument("--quick", action="store_true", help="some rows, one short round: does it work, not how fast")
     parser.add_argument("--check", action="store_true", help="a minute: status 1 below half of a goal")
     parser.add_argument("--rounds", type=int, metavar="COUNT", help="rounds of each row")

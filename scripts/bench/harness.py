@@ -167,8 +167,8 @@ def run_row(
     for number in range(rounds or row.rounds):
         # Limits use what loaderpool tells of itself, so it comes first where there is one round.
         for name in names if number % 2 == 0 else list(reversed(names)):
-            is_settled = number > 0 and name in row.peers and name != next(iter(result.peers()), name)
-            if name not in result.failures and not is_settled:
+            is_worse = number > 0 and name in row.peers and name != next(iter(result.peers()), name)
+            if name not in result.failures and (row.is_shown_whole or not is_worse):
                 _run(result, name, number, shorter, emit)
     return result
 
