@@ -148,7 +148,7 @@ def _waiting(name: str, workers: int, batch_size: int, threads: int = 1) -> Work
 def _tiny(batch_size: int) -> Work:
     return Work(
         f"tiny{batch_size}", f"16 floats a sample, batch {batch_size}", samples.tiny, (samples.TINY_WIDTH,),
-        np.float32, batch_size, min(TINY_ITEMS // batch_size, 2 * 10**6), is_tiny=True,
+        np.float32, batch_size, min(TINY_ITEMS // batch_size, 6 * 10**6), is_tiny=True,
     )  # fmt: skip
 
 
