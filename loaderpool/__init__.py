@@ -1,7 +1,7 @@
-"""loaderpool ends the wait for data in TensorFlow and Keras training.
+"""Run your Python preprocessing function in parallel worker processes and feed the batches to Keras, TensorFlow,
+PyTorch or JAX.
 
-Any Python preprocessing function runs in a pool of worker processes; batches reach `tf.data` through shared memory
-without a copy, in an order that no number of workers changes.
+Workers return batches through shared memory. Batches are bit-identical for any number of workers.
 """
 
 from __future__ import annotations

@@ -80,25 +80,23 @@ class LoaderConfig(NamedTuple):
         """Check and normalise the settings among the arguments of `Loader`, all of which are in `arguments` by name."""
         batch_size = arguments["batch_size"]
         if batch_size is not None:
-            hint = "None means: one element per call"
+            hint = "None: do not batch"
             batch_size = whole_number("batch_size", batch_size, at_least=1, at_most=2**31, hint=hint)
         given = check_group("buckets", arguments["buckets"], Buckets)
         buckets = None
         if given is not None:
             sizes = given.batch_sizes
             if sizes is None and batch_size is None:
-                raise ArgumentError(
-                    "buckets needs a batch_size, or Buckets(batch_sizes=...): rows of a batch of each bucket"
-                )
+                raise ArgumentError("buckets needs a batch_size, or Buckets(batch_sizes=...) with one for each bucket")
             buckets = BucketSettings(given.boundaries, sizes or (batch_size or 0,) * (len(given.boundaries) + 1))
             batch_size = max(buckets.batch_sizes)
         shuffle = _shuffle(arguments["shuffle"])
         pad, ragged = check_padding(arguments["pad"]), _flag("ragged", arguments["ragged"])
         if pad is not False and ragged:
-            raise ArgumentError("pad and ragged exclude each other: choose padded batches or ragged ones")
+            raise ArgumentError("pad and ragged cannot be combined: choose one of them")
         if batch_size is None and (pad is not False or ragged):
             which = "ragged" if ragged else "pad"
-            raise ArgumentError(f"{which} needs a batch_size: with batch_size=None nothing is stacked")
+            raise ArgumentError(f"{which} needs a batch_size: with batch_size=None, samples are not batched")
         hint = "calls of fn that a worker makes at the same time"
         threads = whole_number("threads", arguments["threads"], at_least=1, at_most=MAX_THREADS, hint=hint)
         seed_globals = arguments["seed_globals"]
@@ -106,9 +104,10 @@ class LoaderConfig(NamedTuple):
             raise ArgumentError(f'seed_globals must be True, False or "auto", got {brief(seed_globals)}')
         if threads > 1 and seed_globals is True:
             raise ArgumentError(
-                f"seed_globals=True and threads={threads} exclude each other: all threads of a process share one "
-                "random and one numpy.random, so no sample can have a state of its own. Have the function name rng, "
-                "and draw from that; or set threads=1"
+                f"seed_globals=True and threads={threads} cannot be combined, because all threads of a process share "
+                "the global generators of random and numpy.random. Choose one:\n"
+                "    rng: add this parameter to the function, draw from it, and remove seed_globals=True\n"
+                "    threads=1: run one call at a time in each worker"
             )
         return LoaderConfig(
             batch_size=batch_size,
@@ -154,8 +153,8 @@ def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
     if isinstance(value, (str, tuple)):
         also = "" if of_pool else ", or a loaderpool.Pool"
         raise ArgumentError(f'workers must be a number, "auto", or a pair (fewest, most){also}, got {brief(value)}')
-    here = "workers=0, in this process, is a setting of a Loader" if of_pool else "0 runs in this process"
-    hint = f'{here}, "auto" finds the number' + ("" if of_pool else ", a loaderpool.Pool is shared")
+    here = "workers=0 is a setting of a Loader" if of_pool else "0: run in the main process"
+    hint = f'{here}; "auto": find the number' + ("" if of_pool else "; a loaderpool.Pool: share it")
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
 
 
@@ -169,24 +168,24 @@ def _shuffle(value: Any) -> bool | int:
     """True, False, or how many items of a stream are shuffled among each other."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         return _flag("shuffle", value, ", or for a stream a number of items")
-    return whole_number("shuffle", value, at_least=1, at_most=2**31, hint="items of a stream that are held")
+    return whole_number("shuffle", value, at_least=1, at_most=2**31, hint="the shuffle window of a stream, in items")
 
 
 def _error_policy(value: Any) -> ErrorPolicy:
     action, budget = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(action, str) or action not in ("raise", "skip", "replace"):
         raise ArgumentError(
-            'on_error must be "raise", "skip" or "replace", or a pair of one of the last two and a budget '
-            f"(a number or a rate per pass), got {brief(value)}"
+            'on_error must be "raise", "skip", "replace", or a pair with the errors allowed per epoch, such as '
+            f'("skip", 10) or ("skip", 0.01), got {brief(value)}'
         )
     if budget is None:
         return ErrorPolicy(action)  # type: ignore[arg-type]
     if action == "raise":
-        raise ArgumentError('on_error="raise" takes no budget')
+        raise ArgumentError('on_error="raise" takes no number or fraction of errors')
     is_count = isinstance(budget, numbers.Integral)
     is_number = isinstance(budget, numbers.Real) and not isinstance(budget, bool)
     if not is_number or not 0 <= budget <= (math.inf if is_count else 1):  # not NaN either
         raise ArgumentError(
-            f"on_error's budget must be a number (int) >= 0 or a rate (float) in 0 .. 1, got {brief(budget)}"
+            f"on_error[1] must be a number of errors (int) >= 0 or a fraction (float) from 0 to 1, got {brief(budget)}"
         )
     return ErrorPolicy(action, int(budget) if is_count else float(budget))  # type: ignore[arg-type]

@@ -24,22 +24,22 @@ _MOST_SHOWN = 200
 
 
 class LoaderpoolError(Exception):
-    """The base of all these errors."""
+    """Base class of all loaderpool errors."""
 
 
 class ArgumentError(LoaderpoolError, ValueError, TypeError):
-    """An argument has a wrong value or type."""
+    """Raised when an argument has a wrong value or type; the message names the argument."""
 
 
 class SourceError(LoaderpoolError, TypeError, RuntimeError):
-    """The source cannot be read, or its stream raised; also of that exception's type, where that can be.
+    """Raised when the source cannot be read or its stream raises; also of the original exception's type if possible.
 
     Attributes:
-        position: of the first item in the stream that no batch has.
-        epoch: in which the stream was read.
-        remote_traceback: as text.
-        original_type: qualified name of the exception's class.
-        signal_name: such as "SIGKILL", where that ended the reading process.
+        position: Position in the stream of the first item that is in no batch, or `None`.
+        epoch: Epoch in which the stream was read.
+        remote_traceback: Traceback of the stream process, as a string.
+        original_type: Qualified name of the original exception's class.
+        signal_name: Signal that killed the stream process, such as `"SIGKILL"`, or empty.
     """
 
     position: int | None = None
@@ -50,23 +50,23 @@ class SourceError(LoaderpoolError, TypeError, RuntimeError):
 
 
 class UnpicklableError(LoaderpoolError, TypeError):
-    """Function or source cannot travel to the workers; names the variable."""
+    """Raised when the function or the source cannot be pickled; the message names the variable."""
 
 
 class SetupError(LoaderpoolError, RuntimeError):
-    """A worker could not load function and source, or `setup` failed."""
+    """Raised when a worker cannot load the function and the source, or when `setup` raises."""
 
 
 class SampleError(LoaderpoolError, RuntimeError):
-    """The user's function raised; also of that exception's type, where that can be.
+    """Raised when your function raises; also of the original exception's type if possible.
 
     Attributes:
-        index: of the item in the source; None: a whole batch failed.
-        epoch: in which it failed.
-        worker: its number; None: this process.
-        node: address, in a `RayPool`.
-        remote_traceback: as text.
-        original_type: qualified name of the exception's class.
+        index: Source index of the sample; `None` if a whole batch failed.
+        epoch: Epoch of the sample.
+        worker: Number of the worker; `None` for the main process.
+        node: Address of the node of a `RayPool`, or empty.
+        remote_traceback: Traceback in the worker, as a string.
+        original_type: Qualified name of the original exception's class.
     """
 
     index: int | None = None
@@ -78,27 +78,27 @@ class SampleError(LoaderpoolError, RuntimeError):
 
 
 class SampleTimeoutError(SampleError, TimeoutError):
-    """A sample ran longer than `Limits.timeout_s`; `remote_traceback` is its stack."""
+    """Raised when a sample runs longer than `Limits.timeout_s`; `remote_traceback` shows where it was."""
 
 
 class SpecMismatchError(LoaderpoolError, ValueError):
-    """A sample's structure, shape or dtype is not that of the element spec."""
+    """Raised when the structure, shape or dtype of a sample does not match the element spec."""
 
 
 class StateError(LoaderpoolError, ValueError):
-    """A position cannot be saved, or a saved one does not fit this loader."""
+    """Raised when a position cannot be saved, or when a saved position does not fit this loader."""
 
 
 class CacheError(LoaderpoolError, ValueError):
-    """A cache is of another function, or damaged; or the function is random."""
+    """Raised when a cache is damaged or belongs to another function, or when the cached function is random."""
 
 
 class MemoryLimitError(LoaderpoolError, MemoryError):
-    """`Limits.memory`, or what is free, is too small; names the least that works."""
+    """Raised when `Limits.memory` or the free memory is too small; the message names the smallest limit that works."""
 
 
 class ClosedError(LoaderpoolError, RuntimeError):
-    """The loader or pool was closed, or belongs to another process."""
+    """Raised when a loader or pool is used after it was closed, or in a process that does not own it."""
 
 
 class _Look(reprlib.Repr):
@@ -158,52 +158,52 @@ def readable_bytes(nbytes: float) -> str:
     return f"{nbytes:,.0f} {unit}" if unit == "bytes" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
 
 
-def closed_error(what: str = "this Loader, or its pool,") -> ClosedError:
+def closed_error(what: str = "this Loader or its pool") -> ClosedError:
     """What is raised where something that was closed is used."""
-    return ClosedError(f"{what} is closed; make a new one")
+    return ClosedError(f"{what} is closed: create a new one")
 
 
 def foreign_error(owner_pid: int) -> ClosedError:
     """What is raised where a fork of the process that owns a loader uses it."""
     return ClosedError(
-        f"this loader belongs to process {owner_pid}; process {os.getpid()} is a fork of it and must make a loader of "
-        "its own"
+        f"This loader belongs to process {owner_pid}. Process {os.getpid()} is a fork of it and must create its own "
+        "loader."
     )
 
 
 class PoolBrokenError(LoaderpoolError, RuntimeError):
-    """Something else ended the pool."""
+    """Raised when the pool failed unexpectedly."""
 
 
 class ClusterError(PoolBrokenError):
-    """There is no such cluster, or it is gone. `state_dict()` has what was taken."""
+    """Raised when a Ray cluster is missing or lost; `state_dict()` then returns the position to resume from."""
 
 
 class WorkerLostError(PoolBrokenError):
-    """Workers, or hosts of a `RayPool`, died and their work could not be redone.
+    """Raised when workers, or nodes of a `RayPool`, crash and their work cannot be repeated.
 
     Attributes:
-        index: of the sample that ran, where known.
-        epoch: of that sample.
-        signal_name: such as "SIGKILL"; empty: the worker exited by itself.
-        node: address of the last host.
-        hosts: address of each host that died, and why.
-        batch: that hosts died over.
-        indices: its rows, at most 1000.
+        index: Source index of the sample that was running, or `None` if unknown.
+        epoch: Epoch of that sample.
+        signal_name: Signal that killed the worker, such as `"SIGKILL"`; empty if the worker exited by itself.
+        node: Address of the node that was lost last, or empty.
+        nodes: Address of each lost node, and the cause.
+        batch: Number of the batch that was lost with the nodes, or `None`.
+        indices: Source indices of its rows, at most 1000.
     """
 
     index: int | None = None
     epoch: int | None = None
     signal_name: str = ""
     node: str = ""
-    hosts: tuple[tuple[str, str], ...] = ()
+    nodes: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     indices: tuple[int, ...] = ()
 
 
 class LoaderpoolWarning(RuntimeWarning):
-    """Training goes on, but slower or with something old."""
+    """Base class of all loaderpool warnings: training continues, but it is slower or uses outdated values."""
 
 
 class LargeDataWarning(LoaderpoolWarning):
-    """Each worker copies a large list or dict; the message has the line to write."""
+    """Issued when each worker copies a large list or dict; the message contains the line to write."""

@@ -111,17 +111,17 @@ class BatchView:
 
     Args:
         core: of the loader, which this keeps alive.
-        make_conversion: called for each pass.
-        ahead: batches that are converted before they are asked for, where they go `is_far`, to another device.
+        convert: makes the conversion of a pass.
+        prefetch: batches that are converted before they are asked for, where they go `is_far`, to another device.
     """
 
-    def __init__(self, core: LoaderCore, make_conversion: Callable[[], Conversion], ahead: Any, is_far: bool) -> None:
+    def __init__(self, core: LoaderCore, convert: Callable[[], Conversion], prefetch: Any, is_far: bool) -> None:
         core.check_usable()
-        ahead = whole_number("ahead", ahead, at_least=0, hint="batches that are on their way to the device")
-        self._core, self._make_conversion, self._ahead = core, make_conversion, ahead if is_far else 0
+        prefetch = whole_number("prefetch", prefetch, at_least=0, hint="batches that are on their way to the device")
+        self._core, self._convert, self._ahead = core, convert, prefetch if is_far else 0
 
     def __iter__(self) -> Iterator[Any]:
-        core, convert = self._core, self._make_conversion()
+        core, convert = self._core, self._convert()
         core.check_usable()
         return AheadIterator(core, convert, self._ahead) if self._ahead else LoaderIterator(core, convert)
 

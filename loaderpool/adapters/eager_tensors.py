@@ -30,7 +30,7 @@ _from_dlpack = tf.experimental.dlpack.from_dlpack
 _unpack = tf.raw_ops.Unpack
 
 
-def tensors(core: LoaderCore, device: Any, ahead: Any) -> BatchView:
+def tensors(core: LoaderCore, device: Any, prefetch: Any) -> BatchView:
     check_device(device)
 
     def move(tensors: Sequence[Any]) -> Sequence[Any]:
@@ -38,7 +38,7 @@ def tensors(core: LoaderCore, device: Any, ahead: Any) -> BatchView:
             return [tf.identity(tensor) for tensor in tensors]
 
     is_far = device is not None
-    return BatchView(core, lambda: EagerConversion("tensors", move if is_far else None), ahead, is_far)
+    return BatchView(core, lambda: EagerConversion("tensors", move if is_far else None), prefetch, is_far)
 
 
 class EagerConversion(TensorConversion):

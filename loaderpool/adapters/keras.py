@@ -25,23 +25,24 @@ _TRAINING = "training.json"
 
 
 class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves the model, its optimizer and the loader's position, and takes them up when `fit` is called again.
+    """Save the model, its optimizer and the loader's position, and resume when `fit` is called again.
 
-        backup = BackupCallback(loader, path)
-        model.fit(loader.as_dataset(), epochs=10, callbacks=[backup, ...])
+    Create it before `as_dataset()`, and list it before callbacks that set `model.stop_training`. In a resumed epoch,
+    loss and metrics are those of the remaining steps; `fit` prints their number. If saving is interrupted, the previous
+    backup is kept. Pass the callback to `fit`::
 
-    Make it before the dataset, and put it before callbacks that set `model.stop_training`: that ends the epoch in which
-    a training goes on. Loss and metrics of that epoch are those of its rest alone; a printed line says so. The path
-    holds one backup at a time, and a crash while saving leaves the one before it.
+        backup = BackupCallback(loader, "backup")
+        model.fit(loader.for_keras(), epochs=10, callbacks=[backup])
 
     Args:
-        loader: whose batches `fit` takes.
-        path: a directory of its own; made if need be.
-        save_freq: "epoch", or a number of batches; the ends of epochs are saved as well.
-        delete_checkpoint: whether the directory is removed when `fit` is through.
+        loader: Loader that `fit` trains on.
+        path: Directory for this backup alone; created if missing.
+        save_freq: `"epoch"`, or a number of batches; the end of an epoch is always saved. Default: `"epoch"`.
+        delete_checkpoint: Set to `False` to keep the directory when `fit` finishes. Default: `True`.
 
     Raises:
-        StateError: in `fit`: the backup is of another loader, or Keras does not know how many steps an epoch has.
+        StateError: If the position cannot be saved; in `fit`, if the backup belongs to another loader, or if the number
+            of steps per epoch is unknown.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # ---- called by fit ----
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take up the backup, if there is one."""
+        """Restore the backup, if there is one."""
         if self.params.get("steps") is None:
             raise StateError(
                 "BackupCallback must know how many steps an epoch has: make it before loader.as_dataset(), and give "
@@ -92,7 +93,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._before = training["step"]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count from here."""
+        """Note where the epoch begins."""
         self._epoch = epoch
         self._epoch_began = self._saved = self._steps()
         if self._before and self.params.get("verbose"):
@@ -104,7 +105,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._loader._core.tracker.looks_ahead = epoch + 1 < self.params["epochs"]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save, if it is time; end the epoch, if an earlier process has done the other part of it."""
+        """Save after every `save_freq` batches, and end a resumed epoch after its remaining steps."""
         if self._save_freq == "epoch" and not self._before:
             return  # before the optimizer is asked for its steps, which waits for the device
         steps = self._steps()
@@ -116,14 +117,14 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, and let the next one begin."""
+        """Save the end of the epoch."""
         if self._before:
             self.model.stop_training = False
         self._before = 0
         self._save(epoch + 1, 0)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """The training is through."""
+        """Delete the backup, unless `delete_checkpoint=False`."""
         self._loader._core.tracker.looks_ahead = True
         if self._deletes:
             shutil.rmtree(self._path, ignore_errors=True)
@@ -172,17 +173,17 @@ def _sync(*paths: Path) -> None:
 
 
 class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Adds `data_wait` and `samples_per_s` to the logs of each epoch, and says why training waits for data.
+    """Add `data_wait` and `samples_per_s` to the logs of each epoch, and report why training waits for data.
+
+    `data_wait` is the share of the epoch spent waiting for data, 0.0 to 1.0. A line on stderr reports each new
+    bottleneck, and `loader.explain()` is printed at the end. Errors in the callback are printed and do not stop
+    training. List it before `CSVLogger`, `TensorBoard` and others that write logs::
 
         model.fit(loader.for_keras(), epochs=10, callbacks=[ReportCallback(loader)])
 
-    `data_wait` is the share of the epoch's steps, 0.0 to 1.0, in which data was waited for. Put it before CSVLogger,
-    TensorBoard and others that write logs. A line on stderr says when the verdict changes, and `loader.explain()` is
-    printed at the end. An error in it is printed, and ends no training.
-
     Args:
-        loader: that `fit` takes its batches from.
-        verbose: 0: nothing is printed.
+        loader: Loader that `fit` trains on.
+        verbose: 0 prints nothing. Default: 1.
     """
 
     def __init__(self, loader: Loader, verbose: int = 1) -> None:
@@ -198,13 +199,13 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._epochs = 0  # how many there were
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Measure from here."""
+        """Start measuring the epoch."""
         with self._ending_no_training():
             self._begun = self._loader._core.observer.now()
             self._epochs += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add what was measured to the logs; say why, if that is news."""
+        """Add the measurements to the logs, and report a new bottleneck."""
         if self._begun is None:
             return
         with self._ending_no_training():
@@ -223,7 +224,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 )
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Print the whole explanation."""
+        """Print `loader.explain()`."""
         with self._ending_no_training():
             self._say(str(self._loader.explain()))
 

@@ -5,7 +5,7 @@
     tf.distribute.Strategy, in its scope   InputContext.num_input_pipelines            input_pipeline_id
 
 A loader asks once, when it is made: from then on its workers make batches, and each sample is to be made by one process
-only (docs/decisions/0023-a-shard-is-fixed-when-a-loader-is-made.md).
+only (docs/internals/decisions/0023-a-shard-is-fixed-when-a-loader-is-made.md).
 """
 
 from __future__ import annotations

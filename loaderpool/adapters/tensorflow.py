@@ -368,21 +368,21 @@ def shard_in(strategy: Any) -> Shard:
 
 
 class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """The place of a loader, saved and restored by `tf.train.Checkpoint` beside the model.
+    """Position of a loader, saved and restored by `tf.train.Checkpoint` with the model.
+
+    After a restore, the next batch is the one after the last that the loop took, whatever `tf.data` prefetched. Create
+    the dataset after the restore::
 
         state = LoaderState(loader)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, loader=state)
-        ...
         for x, y in state.iterate(loader.as_dataset()):
-
-    After a restore the next batch is the one after the last that the loop was given, however far tf.data had fetched
-    ahead. Make the dataset after it.
+            ...
 
     Args:
-        loader: whose batches the loop takes.
+        loader: Loader that the loop trains on.
 
     Raises:
-        StateError: its place cannot be saved; also when restoring what another loader has saved.
+        StateError: If the position cannot be saved, or if a restored position belongs to another loader.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -395,14 +395,14 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._under_way: Callable[[], Generator[Any, None, None] | None] = lambda: None  # a weak reference
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches, counted as they are taken. One iteration at a time: another one, or a restore, ends it.
+        """Return an iterator that counts the batches that you take. A new one, or a restore, ends the previous one.
 
         Args:
-            batches: the loader, `loader.as_dataset()`, or a dataset made of that with one element for each batch in the
-                same order: mapped, prefetched or distributed, but not shuffled, filtered, repeated or batched again.
+            batches: The loader, `loader.as_dataset()`, or a dataset made from it with one element per batch, in order.
+                You can map, prefetch or distribute it, but not shuffle, filter, repeat or batch it.
 
         Raises:
-            StateError: it is not one iteration over this loader.
+            StateError: If it does not iterate over this loader exactly once.
         """
         self._end_iteration()
         iteration = self._counted(batches)
@@ -410,7 +410,7 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         return iteration
 
     def serialize(self) -> bytes:
-        """The place as `Loader.state_dict` says it. Called by TensorFlow, when a checkpoint is saved."""
+        """Return the position as bytes. TensorFlow calls this to save a checkpoint."""
         core = self._loader._core
         if self._under_way() is None and core.tracker.is_iterated_beside(self._log):
             raise StateError(
@@ -421,7 +421,7 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         return json.dumps(core.state_at(position or core.tracker.next_log().position(0))).encode()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Have the loader's next pass go on there. Called by TensorFlow, when a checkpoint is restored."""
+        """Set the loader's position. TensorFlow calls this to restore a checkpoint."""
         try:
             state = json.loads(string_value)
         except ValueError as error:

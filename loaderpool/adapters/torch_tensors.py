@@ -21,7 +21,7 @@ from loaderpool.trainer.loader_core import LoaderCore
 _SAME_BITS = {"float8": np.uint8, "bfloat": np.int16}  # by a name's beginning: NumPy hands these to no other library
 
 
-def as_torch(core: LoaderCore, device: Any, ahead: Any) -> TorchBatches:
+def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
     try:
         place = None if device is None else torch.device(device)
         torch.empty(0, device=place)
@@ -36,7 +36,7 @@ def as_torch(core: LoaderCore, device: Any, ahead: Any) -> TorchBatches:
         # `to` has read a slot when it returns: only from page-locked memory would a copy go on reading.
         return [each.to(place, non_blocking=True) if torch.is_tensor(each) else each for each in tensors]
 
-    return TorchBatches(core, lambda: TorchConversion("as_torch", move if is_far else None, True), ahead, is_far)
+    return TorchBatches(core, lambda: TorchConversion("as_torch", move if is_far else None, True), prefetch, is_far)
 
 
 class TorchBatches(BatchView, torch.utils.data.IterableDataset):  # type: ignore[misc]

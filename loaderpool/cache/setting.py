@@ -47,12 +47,11 @@ class CachePlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Cache:
-    """Where a loader keeps what `fn` gave for each item.
+    """Storage for the result of `fn` for each item.
 
     Args:
-        where: "memory": until the loader is closed. Else a directory on a local disk, kept for later trainings.
-        max_bytes: its largest size, a number or such as "8GiB". None: half of the free memory; on disk, until a
-            twentieth of the disk is left.
+        where: `"memory"`, until the loader is closed; or a directory on a local disk, which is kept for later runs.
+        max_bytes: Largest size in bytes, or as `"8GiB"`. Default: half of the free memory; of a disk, all but 5 %.
     """
 
     where: str
@@ -70,7 +69,7 @@ class Cache:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it ends with its loader."""
+        """`True` if the cache is in memory, and so ends with its loader."""
         return self.where == MEMORY  # a directory's path is absolute
 
 

@@ -83,7 +83,7 @@ class Store:
         self._identity = machine.file_identity(self._log)
         fields, self._items, self._table_at, self._entries_at = _read_head(self._file)
         if fields != plan.fields or machine.file_identity(self._file) != self._identity:
-            raise ValueError("the file is another one by now")
+            raise ValueError("the file has been replaced")
         self._reader, self._buffer = io.FileIO(self._file, closefd=False), bytearray()
         self._view: memoryview | None = None
         if memory_file and plan.max_bytes is not None:
@@ -156,14 +156,14 @@ class Store:
             return self._view[at : at + nbytes]
         if nbytes > len(self._buffer):
             if at + nbytes > os.fstat(self._file).st_size:
-                raise ValueError("the file ends early")
+                raise ValueError("the file is truncated")
             # Used again: the allocator gives large buffers back to the kernel each time, and that takes longer than
             # the reading.
             self._buffer = bytearray(nbytes)
         part = memoryview(self._buffer)[:nbytes]
         self._reader.seek(at)
         if self._reader.readinto(part) != nbytes:
-            raise ValueError("the file ends early")
+            raise ValueError("the file is truncated")
         return part
 
     def _checksum(self, pickled: bytes | memoryview) -> int:
@@ -195,8 +195,8 @@ def prepare(plan: CachePlan) -> None:
         strangers = sorted(name for name in names if not name.startswith(FILE_NAME))
         if strangers:
             raise CacheError(
-                f"{named} has files that are no cache's ({', '.join(strangers[:3])}); give a directory of its own, "
-                "which is made where there is none"
+                f"{named} has other files ({', '.join(strangers[:3])}). Pass a separate directory; it is created if "
+                "it does not exist."
             )
         if FILE_NAME not in names:
             _make(plan)
@@ -204,19 +204,19 @@ def prepare(plan: CachePlan) -> None:
             found = _read_head(file.fileno())[0]
     except OSError as error:
         raise CacheError(
-            f"{named} cannot be used ({error}): is it writable, on a local disk, and is there room?"
+            f"{named} cannot be used ({error}). Check that it is writable, on a local disk, and that the disk has room."
         ) from error
     except CacheError:
         raise
     except ValueError as error:
-        raise CacheError(f"{named} {error}: delete it, and it is filled again") from None
+        raise CacheError(f"{named} {error}. Delete the directory; the cache is then rebuilt.") from None
     differs = [name for name in {**plan.fields, **found} if found.get(name) != plan.fields.get(name)]
     if differs:
         parts = [f"{name} (then {found.get(name, 'none')}, now {plan.fields.get(name, 'none')})" for name in differs]
         raise CacheError(
-            f"{named} is of another function or source: "
+            f"{named} was filled with another function or source: "
             f"{'; '.join(parts[:4])}{f'; and {len(parts) - 4} more' * (len(parts) > 4)}. "
-            "What it keeps would be wrong now: delete the directory, or give another one"
+            "Its entries would be wrong. Delete the directory, or pass another one."
         )
 
 
@@ -253,7 +253,7 @@ def _read_head(file: int) -> tuple[dict[str, str], int, int, int]:
     try:
         head = json.loads(line)
         if head["form"] != _FORM:
-            raise ValueError(f"is of another version of loaderpool (form {head['form']}, here {_FORM})")
+            raise ValueError(f"was written by another version of loaderpool (format {head['form']}, expected {_FORM})")
         fields, items = dict(head["fields"]), head["items"]
         entries_at = len(line) + _PLACE.size * items
     except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
@@ -273,10 +273,10 @@ def _open(directory: str, memory_file: str = "", flags: int = 0) -> int:
         if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & others):
             os.close(file)
             raise CacheError(
-                f"cache: {brief(path)} must belong to the user who reads it (uid {os.geteuid()}), and no other user "
-                "may write to it, as reading it runs what its writer wants; it belongs to uid "
-                f"{status.st_uid} with mode {stat.filemode(status.st_mode)}. Delete it, or say chmod -R go-w "
-                f"{directory} if all in it is yours"
+                f"cache: {brief(path)} must belong to you (uid {os.geteuid()}), and only you may write to it, because "
+                f"reading a cache can run code. It belongs to uid {status.st_uid} with mode "
+                f"{stat.filemode(status.st_mode)}. Delete it; or, if all its files are yours, run: "
+                f"chmod -R go-w {directory}"
             )
     return file
 
@@ -335,7 +335,7 @@ class SharedCache:
             prepare(plan)
             return SharedCache(plan)
         if not machine.can_fork_workers():
-            raise CacheError('cache="memory" needs Linux; give a directory')
+            raise CacheError('cache="memory" needs Linux: pass a directory')
         with InterruptsHeld():
             try:
                 descriptor = machine.create_memory_file("cache")
@@ -345,7 +345,7 @@ class SharedCache:
                 finally:
                     os.close(descriptor)
             except OSError as error:
-                raise CacheError(f"cache: no memory could be shared with the workers: {error}") from error
+                raise CacheError(f"cache: shared memory could not be created: {error}") from error
 
     def count_in(self, arena: Arena, lock: threading.RLock) -> None:
         """Count in an extent of the arena from now on, as workers do, until `close`. Runs in: the trainer, and hosts.
@@ -376,7 +376,7 @@ class SharedCache:
         """This process's own way to the entries, opened now if it was not."""
         if self._store is None or self._store_pid != os.getpid():
             if machine.file_identity(self.descriptor) != self._identity:
-                raise OSError("the function has closed the descriptor, and its number may be another file's")
+                raise OSError("the function has closed the file descriptor of the cache")
             self._store = Store(self.plan, f"/proc/self/fd/{self.descriptor}" if self.descriptor >= 0 else "")
             self._store_pid = os.getpid()
         return self._store
@@ -434,8 +434,8 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if _find_class(part.__module__, part.__qualname__) is not part:
             raise pickle.PicklingError(
-                f"the class {part.__module__}.{part.__qualname__} has no name by which another process finds it; "
-                "define it at the top of the script or of a module"
+                f"the class {part.__module__}.{part.__qualname__} cannot be found by name in another process: "
+                "define it at the top level of the script or of a module"
             )
         return _find_class, (part.__module__, part.__qualname__)
 

@@ -29,14 +29,12 @@ OBJECT = np.dtype(object)
 _IN_NONE = "has no counterpart in TensorFlow, JAX or PyTorch"
 # Of no sparse matrix a batch is made; this makes an array of one.
 _DENSE = {"scipy": "value.toarray()", "jax": "value.todense()", "tensorflow": "tf.sparse.to_dense(value)"}
-_SPARSE_ADVICE = (
-    "it is sparse, a batch's arrays are dense: return {}, or its indices, values and shape as a tuple of arrays"
-)
+_SPARSE_ADVICE = "return {}, or its indices, values and shape as a tuple of arrays (batches are dense)"
 _INSTEAD: tuple[tuple[Any, str], ...] = (
     (Mapping, "return dict(value)"),
-    ((GeneratorType, AsyncGeneratorType), "the function has a yield in it: return the value instead"),
-    (CoroutineType, "the function is async: make it a plain function"),
-    (AbstractSet, "a set has no order: return sorted(value)"),
+    ((GeneratorType, AsyncGeneratorType), "return the values in a list, without yield"),
+    (CoroutineType, "define the function without async"),
+    (AbstractSet, "return sorted(value), because a set has no order"),
     ((datetime.date, datetime.timedelta), "return a number, such as value.timestamp() or value.total_seconds()"),
     (os.PathLike, "return str(value)"),
 )
@@ -75,29 +73,29 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
             return np.array(value, np.int64 if value < 2**63 else np.uint64)
         except OverflowError:
             what = f"an int of {value.bit_length()} bits"
-            raise SpecMismatchError(f"{what} fits neither int64 nor uint64; return a float or text") from None
+            raise SpecMismatchError(f"{what} fits neither int64 nor uint64: return a float or a string") from None
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-            raise SpecMismatchError("a masked array would lose its mask; return .filled(x) or two arrays")
+            raise SpecMismatchError("a masked array would lose its mask: return .filled(x), or two arrays")
         return np.asarray(value)
     if isinstance(value, list):
         return _stack(value)
     kind = "None" if value is None else f"an object of type {type(value).__name__}"
     if value is None or isinstance(value, (tuple, dict)):
-        raise SpecMismatchError(f"got {kind} where one array is expected")
+        raise SpecMismatchError(f"expected one array, got {kind}")
     has_array = any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
     # NumPy would make an array of the mapping's keys, and one of objects of a sparse matrix of JAX.
     if dense_of(type(value)) or (isinstance(value, Mapping) and not has_array):
-        raise SpecMismatchError(f"{kind} is no array; {_advice(value)}")
+        raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except Exception as error:
         of_torch = _of_torch(value)
         if of_torch is not None:
             return of_torch
-        raise SpecMismatchError(f"{kind} does not become an array ({type(error).__name__}: {error})") from error
+        raise SpecMismatchError(f"{kind} cannot be converted to an array ({type(error).__name__}: {error})") from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
-        raise SpecMismatchError(f"{kind} is no array; {_advice(value)}")
+        raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
     if array.dtype.kind in TEXT_KINDS and not has_array:  # a deque of text, say, and perhaps of numbers
         return _stack(list(value))
     return array
@@ -119,8 +117,8 @@ def _of_torch(tensor: Any) -> npt.NDArray[Any] | None:
         bits: npt.NDArray[Any] = tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy()
         return bits.view(dtype)
     except ImportError:
-        advice = "return x.float(), or install ml_dtypes, which has the dtype"
-        raise SpecMismatchError(f"a torch tensor of {name} does not become an array; {advice}") from None
+        advice = "return x.float(), or install ml_dtypes"
+        raise SpecMismatchError(f"a torch tensor of {name} cannot be converted to an array: {advice}") from None
     except Exception:  # torch's first error says what is the matter
         return None
 
@@ -131,8 +129,8 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
     dtypes = {str(each.dtype).rpartition(".")[2] for each in values[:_MOST_PARTS] if hasattr(each, "dtype")}
     if len(dtypes) > 1 and len(values) <= _MOST_PARTS:
         raise SpecMismatchError(
-            f"a list is one array, and this one of {len(values)} has parts of the dtypes "
-            f"{' and '.join(sorted(dtypes))}; return a tuple where they are arrays of their own, or make them alike"
+            f"a list becomes one array, but its {len(values)} parts have the dtypes {' and '.join(sorted(dtypes))}: "
+            "return a tuple of arrays, or parts of one dtype"
         )
     first: Any = values
     while isinstance(first, (list, tuple)) and first:
@@ -142,8 +140,8 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
         return np.array(values, dtype=object) if array.dtype.kind in TEXT_KINDS else array
     except Exception as error:
         raise SpecMismatchError(
-            f"a list is one array, and this one of {len(values)} does not stack ({error}); make its items alike (pad "
-            "them), or return a tuple or dict where they are arrays of their own"
+            f"a list becomes one array, but its {len(values)} parts do not stack ({error}): return parts of one shape "
+            "(pad them), or a tuple or dict of arrays"
         ) from error
 
 
@@ -158,14 +156,14 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if dense:
         advice = _SPARSE_ADVICE.format(dense)
     elif any(issubclass(t, (list, tuple, np.ndarray)) for t in types):
-        advice = "it does not stack: make its items alike (pad them), or return a tuple or dict of arrays"
+        advice = "return parts of one shape, which stack (pad them), or a tuple or dict of arrays"
     elif any(issubclass(t, (str, bytes)) for t in types):
-        advice = "text is all str or all bytes: decode the bytes, make text of numbers, and '' of what is missing"
+        advice = "return only str or only bytes, with '' for missing values"
     elif types == {int}:
-        advice = "its ints fit neither int64 nor uint64; use floats or text"
+        advice = "return floats or strings, because its integers fit neither int64 nor uint64"
     else:
-        advice = "objects cannot be batched: give it a dtype by .astype, or return a dict of arrays"
-    raise SpecMismatchError(f"an array of objects ({names}); {advice}")
+        advice = "convert it with .astype, or return a dict of arrays"
+    raise SpecMismatchError(f"an array of objects ({names}) cannot be batched: {advice}")
 
 
 def _advice(value: Any) -> str:
@@ -179,7 +177,7 @@ def _advice(value: Any) -> str:
     for method in ("toarray", "todense", "to_tensor", "numpy"):  # as in SciPy, JAX and TensorFlow
         if callable(getattr(value, method, None)):
             return f"return value.{method}()"
-    return "return arrays, numbers, str or bytes, or a tuple or dict of them"
+    return "return arrays, numbers or strings, or a tuple or dict of them"
 
 
 def dense_of(cls: type) -> str:
@@ -202,16 +200,16 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return one dtype for equal ones: native byte order, no metadata; ArgumentError where no batch can have it."""
     module, reason = dtype.type.__module__, ""
     if dtype.kind in "mM":
-        reason = f"{_IN_NONE}; return .astype('{dtype.name.partition('[')[0]}[s]').astype('int64'), say"
+        reason = f"{_IN_NONE}: return for example .astype('{dtype.name.partition('[')[0]}[s]').astype('int64')"
     elif dtype.names is not None:
-        reason = "is structured; return a dict of its fields, {name: a[name] for name in a.dtype.names}"
+        reason = "is structured: return a dict of its fields, {name: a[name] for name in a.dtype.names}"
     elif dtype.type is np.void:
-        reason = "is raw bytes; return .view('uint8')"
+        reason = "is raw bytes: return .view('uint8')"
     elif dtype.kind in "fc" and dtype.char in "gG":  # others' types may have the same letters
-        reason = f"{_IN_NONE}; return .astype('{'complex128' if dtype.char == 'G' else 'float64'}')"
+        reason = f"{_IN_NONE}: return .astype('{'complex128' if dtype.char == 'G' else 'float64'}')"
     # Types registered with NumPy by others look like raw bytes (kind V); these are the ones that TensorFlow knows.
     elif module != "numpy" and not module.startswith("ml_dtypes"):
-        reason = f"of {module} is unknown to TensorFlow; return .astype('float64'), say"
+        reason = f"of {module} is unknown to TensorFlow: return for example .astype('float64')"
     if reason:
         raise ArgumentError(f"dtype {shortened(str(dtype))} {reason}")
     return np.dtype(dtype.newbyteorder("=").str) if module == "numpy" else dtype
@@ -220,14 +218,14 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def read_dtype(dtype: Any) -> tuple[np.dtype[Any], Text | None]:
     """Return a given dtype (as NumPy reads it, a `tf.DType`, or "string") as batches have it, and which text it is."""
     if dtype is None:
-        raise ArgumentError("dtype must be said, got None")
+        raise ArgumentError("dtype must be a NumPy dtype, got None")
     if getattr(dtype, "name", dtype) == "string":  # tf.string, or as Keras writes it
         return OBJECT, "bytes"
     try:
         found = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
     except Exception as error:  # TensorFlow raises KeyError for tf.variant
         raise ArgumentError(
-            f"dtype {brief(dtype)} is none that NumPy has ({type(error).__name__}: {shortened(str(error))})"
+            f"dtype must be a NumPy dtype, got {brief(dtype)} ({type(error).__name__}: {shortened(str(error))})"
         ) from None
     text = TEXT_KINDS.get(found.kind)
     return (OBJECT, text) if text is not None or found == OBJECT else (_native(found), None)

@@ -16,45 +16,46 @@ from loaderpool.element.structure import Structure, named, sketch
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 from loaderpool.plan.generator_positions import item_name
 
+_PAD = "\n    pad=True: pad to the longest sample of each batch"
+_UNBATCHED = "\n    batch_size=None: do not batch"
 # Where an expected shape comes from, which decides what the user can do about another one.
 Origin = Literal["first", "seen", "unpadded", "given", "length", "rows", "ragged", "whole"]
 _ADVICE: dict[Origin, str] = {
     # The first sample.
-    "first": "samples of varied shape: pad=True pads to a batch's largest{ragged} (beside it element_spec= may say "
-    "with None which axes vary, here {axes} of a sample), batch_size=None hands each element on as it is",
+    "first": "Samples differ in {axes}, but all samples of a batch must have the same shape. Choose one:"
+    f"{_PAD}{{ragged}}{_UNBATCHED}",
     # The first few samples, for a component that is padded; for one that `pad` says False for.
-    "seen": "the first samples, which tell which axes vary, are alike in {axes} of a sample: say that it varies, by "
+    "seen": "The first samples, which show what varies, have one length in {axes}. To allow other lengths, pass "
     "element_spec={cure}",
-    "unpadded": "pad= has False for this component, so its samples must be alike in {axes} of a sample: give it a pad "
-    "value",
+    "unpadded": "pad is False for this component, so its samples must have one length in {axes}. Give it a pad value.",
     # The user's element_spec, as it is; as a length to pad to.
-    "given": "element_spec= has a fixed length there (here {axes} of a sample): give None for it, and pad=True to pad "
-    "to a batch's largest{ragged}",
-    "length": "a batch is padded to that length ({axes} of a sample), as element_spec= has a number there: give a "
-    "larger one, or give None to pad to a batch's largest",
+    "given": f"element_spec has a fixed length for {{axes}} of a sample. Set it to None, and also:{_PAD}{{ragged}}",
+    "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set a larger length, or "
+    "None to pad to the longest sample of each batch.",
     # The other rows of the batch, or of a ragged component.
-    "rows": "rows of one batch differ, which element_spec= alone does not allow: pad=True pads to a batch's "
-    "largest{ragged}, batch_size=None hands each element on as it is",
-    "ragged": "of a ragged component only the first axis of a sample may vary: bring the others to one size in the "
-    "function (here {axes}), or use pad=True instead of ragged=True, which pads all axes",
+    "rows": "With element_spec alone, the samples of one batch must have the same shape. Choose one:"
+    f"{_PAD}{{ragged}}{_UNBATCHED}",
+    "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Choose one:\n"
+    "    fn: return samples of one length in {axes}\n"
+    "    pad=True instead of ragged=True: pad all axes",
     # A whole batch or element, which one call makes, and nothing is stacked with it.
-    "whole": "element_spec= says with None which axes vary (here {axes}){as_cure}",
+    "whole": "Set {axes} to None in element_spec{as_cure}",
 }
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class ArraySpec:
-    """Shape and dtype of one component.
+    """Shape and dtype of one component of a batch.
 
     Args:
-        shape: lengths of the axes, None where they vary.
-        dtype: of NumPy; `str` and `bytes` mean text.
-        text: "str" or "bytes", for dtype object.
-        ragged: one axis, None in `shape`, varies from row to row.
+        shape: Length of each axis, with the batch axis first; `None` for an axis that varies.
+        dtype: NumPy dtype; `str` and `bytes` stand for strings.
+        text: `"str"` or `"bytes"`, for dtype `object`. Default: `None`.
+        ragged: Set to `True` if the second axis, `None` in `shape`, varies from row to row. Default: `False`.
     """
 
     shape: tuple[int | None, ...]
-    dtype: np.dtype[Any]  # native byte order; object for text
+    dtype: np.dtype[Any]  # NumPy dtype in native byte order; object for strings.
     text: Text | None
     ragged: bool
 
@@ -68,13 +69,13 @@ class ArraySpec:
         elif text not in ("str", "bytes"):
             raise ArgumentError(f'text must be "str", "bytes" or None, got {brief(text)}')
         elif numpy_dtype != OBJECT:
-            raise ArgumentError(f"text={brief(text)} goes with dtype object, not {numpy_dtype}")
+            raise ArgumentError(f"text={brief(text)} needs dtype object, got {numpy_dtype}")
         if numpy_dtype == OBJECT and text is None:
             raise ArgumentError('dtype object needs text="str" or text="bytes": no other objects can be batched')
         if not isinstance(ragged, bool):
             raise ArgumentError(f"ragged must be True or False, got {brief(ragged)}")
         if ragged and None not in sizes[1:]:
-            raise ArgumentError(f"a ragged component has the shape (batch, None, ...), not {sizes}")
+            raise ArgumentError(f"shape must be (batch, None, ...) with ragged=True, got {sizes}")
         for name, value in (("shape", sizes), ("dtype", numpy_dtype), ("text", text), ("ragged", ragged)):
             object.__setattr__(self, name, value)
 
@@ -106,11 +107,11 @@ class ElementSpec:
 
 
 class RaggedArray:
-    """A batch of rows of varied length: row i is `values[row_splits[i]:row_splits[i + 1]]`, as in `tf.RaggedTensor`.
+    """Batch of rows of different length: row `i` is `values[row_splits[i]:row_splits[i + 1]]`, as in `tf.RaggedTensor`.
 
     Attributes:
-        values: dtype[sum of lengths, ...].
-        row_splits: int64[rows + 1].
+        values: All rows, one after the other: `dtype[sum of lengths, ...]`.
+        row_splits: Start of each row, then the end of the last one: `int64[rows + 1]`.
     """
 
     __slots__ = ("row_splits", "values")
@@ -121,12 +122,12 @@ class RaggedArray:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The values' dtype."""
+        """Dtype of the values."""
         return self.values.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and row splits."""
+        """Size of `values` and `row_splits` in bytes."""
         return self.values.nbytes + self.row_splits.nbytes
 
     def __len__(self) -> int:
@@ -142,7 +143,7 @@ class RaggedArray:
 
 def _read_shape(shape: Any) -> tuple[int | None, ...]:
     if shape is None or getattr(shape, "rank", 0) is None:
-        raise ArgumentError("shape has an unknown number of axes; write None for each that varies, as in (None, None)")
+        raise ArgumentError("shape has an unknown number of axes: use None for each that varies, as in (None, None)")
     try:
         sizes = tuple(size if size is None or isinstance(size, bool) else operator.index(size) for size in shape)
         if not any(isinstance(size, bool) or (size is not None and size < 0) for size in sizes):
@@ -150,8 +151,7 @@ def _read_shape(shape: Any) -> tuple[int | None, ...]:
     except TypeError:
         pass
     raise ArgumentError(
-        f"shape must be a tuple such as (None, 3), of whole numbers: lengths >= 0 and None where an axis varies, got "
-        f"{brief(shape)}"
+        f"shape must be a tuple of integers >= 0, with None for axes that vary, such as (None, 3), got {brief(shape)}"
     )
 
 
@@ -172,7 +172,7 @@ def read_spec(given: Any) -> ElementSpec:
 def _read_array_spec(given: Any, name: str) -> ArraySpec:
     if isinstance(given, ArraySpec):
         return given
-    hint = " (a list is never structure: write a tuple)" if isinstance(given, list) else ""
+    hint = " (use a tuple)" if isinstance(given, list) else ""
     is_spec = hasattr(given, "shape") and hasattr(given, "dtype") and not hasattr(given, "__array__")
     if not is_spec or isinstance(given, type) or type(given).__name__ == "SparseTensorSpec":
         raise ArgumentError(
@@ -185,11 +185,11 @@ def _read_array_spec(given: Any, name: str) -> ArraySpec:
         raise ArgumentError(f"{name}: {error}") from None
     if ragged_rank > 1 or (spec.ragged and spec.shape[1:2] != (None,)):
         raise ArgumentError(
-            f"{name}: one ragged axis can be made, the one behind the batch axis, with ragged_rank=1 and shape "
-            f"(batch, None, ...); got {brief(given)}"
+            f"{name}: only the axis after the batch axis can be ragged, with ragged_rank=1 and shape "
+            f"(batch, None, ...), got {brief(given)}"
         )
     if spec.ragged and getattr(getattr(given, "row_splits_dtype", None), "name", "int64") != "int64":
-        raise ArgumentError(f"{name}: row splits are int64, got row_splits_dtype={brief(given.row_splits_dtype)}")
+        raise ArgumentError(f"{name}: row_splits_dtype must be int64, got {brief(given.row_splits_dtype)}")
     return spec
 
 
@@ -249,8 +249,8 @@ def _text_of(array: npt.NDArray[Any], leaf: Any, path: str, given: Text | None) 
     text = TEXT_KINDS.get(getattr(getattr(leaf, "dtype", None), "kind", "")) or given
     if text is None:
         raise SpecMismatchError(
-            f"{named(path)}: the first sample's object array is empty, so whether it is str or bytes is unknown; "
-            "say it with element_spec=, or return an array of dtype 'U1' or 'S1'"
+            f"{named(path)}: the object array of the first sample is empty, so its type, str or bytes, is unknown. "
+            "Return an array of dtype 'U1' or 'S1', or pass element_spec."
         )
     return text
 
@@ -270,25 +270,24 @@ def mismatch(
     batch axis where `actual_shape` has one; `cure` is Python of an `element_spec` that would allow what came.
     """
     is_text = actual_dtype == OBJECT
-    # "text" on both sides: what came may be str or bytes or some of each, and either is taken.
-    wanted = f"text[{', '.join(map(str, expected.shape))}]" if expected.text is not None else str(expected)
-    actual = f"{'text' if is_text else actual_dtype.name}[{', '.join(map(str, actual_shape))}]"
+    # "string" on both sides: what came may be str or bytes or some of each, and either is taken.
+    wanted = f"string[{', '.join(map(str, expected.shape))}]" if expected.text is not None else str(expected)
+    actual = f"{'string' if is_text else actual_dtype.name}[{', '.join(map(str, actual_shape))}]"
     advice = []
     if is_text != (expected.text is not None):
-        advice.append("text and numbers do not mix: return the same kind for every item")
+        advice.append("Strings and numbers cannot be mixed: return the same kind for every item.")
     elif not is_text and actual_dtype != expected.dtype:
         name, target = actual_dtype.name, expected.dtype.name
         if can_write(actual_dtype, expected.dtype):
-            advice.append(f"return .astype({target!r}), or give element_spec= with {target} to have it cast")
+            advice.append(f"Return x.astype({target!r}), or pass element_spec with {target} to cast it.")
         else:
             advice.append(
-                f"a cast from {name} to {target} may lose what matters and is not made unasked: "
-                f"return .astype({target!r}), or give element_spec= with {name}"
+                f"loaderpool does not cast {name} to {target} implicitly. Return x.astype({target!r}), or pass "
+                f"element_spec with {name}."
             )
     if len(actual_shape) != len(expected.shape):
-        correct = ", or correct element_spec=" * (origin in ("given", "length"))
-        must = "the number of axes must not vary: reshape in the function"
-        advice.append(f"{must}, so that all have {len(expected.shape)}{correct}")
+        correct = ", or correct element_spec" * (origin in ("given", "length"))
+        advice.append(f"The number of axes must always be {len(expected.shape)}: reshape in the function{correct}.")
     else:
         pairs = zip(expected.shape, actual_shape, strict=True)
         varied = [axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got]
@@ -297,12 +296,11 @@ def mismatch(
         if varied:
             text = _ADVICE["seen" if origin == "ragged" and varied == [0] else origin]
             axes = f"{'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
-            ragged = ", ragged=True keeps each row's own length" * (varied == [0])
-            advice.append(
-                text.format(axes=axes, ragged=ragged, cure=cure, as_cure=cure and f", as element_spec={cure}")
-            )
+            ragged = "\n    ragged=True: keep the length of each sample" * (varied == [0])
+            as_cure = f", as in element_spec={cure}" if cure else "."
+            advice.append(text.format(axes=axes, ragged=ragged, cure=cure, as_cure=as_cure))
     source = "" if index is None else f" of {item_name(index)}"
-    reasons = f": {'; '.join(advice)}" if advice else ""
+    reasons = f". {' '.join(advice)}" if advice else ""
     return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{reasons}")
 
 
@@ -323,10 +321,10 @@ def check_padding(pad: Any, name: str = "pad") -> Any:
     is_default = isinstance(pad, bool) or (pad is None and name != "pad")
     is_value = isinstance(pad, (numbers.Number, str, bytes)) or hasattr(pad, "dtype")
     if not is_default and (not is_value or np.ndim(pad)):
-        hint = " (a list is never structure: write a tuple)" if isinstance(pad, list) else ""
+        hint = " (use a tuple)" if isinstance(pad, list) else ""
         raise ArgumentError(
-            f"{name} must be False, True (zeros), a pad value, or the sample's structure of these, got "
-            f"{brief(pad)}{hint}"
+            f"{name} must be False, True (zeros), a pad value, or a tuple or dict of these in the structure of a "
+            f"sample, got {brief(pad)}{hint}"
         )
     return pad
 
@@ -349,8 +347,8 @@ def padding_of(pad: Any, structure: Structure, name: str = "pad") -> list[Any]:
     for key in keys:
         if key not in given:
             raise SpecMismatchError(
-                f"{name} has nothing for component [{brief(key)}]: give a pad value, None for the default (0, or an "
-                "empty text), or False where it is not to be padded"
+                f"{name} has no value for component [{brief(key)}]: give a pad value, None for the default (0, or an "
+                "empty string), or False for no padding"
             )
     for key in given:
         if key not in keys:
@@ -377,8 +375,8 @@ def fill_value(pad: Any, component: ArraySpec, path: str) -> Any:
                 return cast
         except (TypeError, ValueError, OverflowError):
             pass
-    what = f"{component.text} text" if component.text is not None else f"dtype {component.dtype}"
+    what = f"type {component.text}" if component.text is not None else f"dtype {component.dtype}"
     raise SpecMismatchError(
-        f"{named(path)}: the pad value {brief(pad)} does not fit its {what}; give each component its own, as the "
-        "sample is built: pad={'x': 0, 'y': -1}"
+        f"{named(path)}: the pad value {brief(pad)} does not fit its {what}. Give each component its own value, such "
+        "as pad={'x': 0, 'y': -1}."
     )

@@ -67,15 +67,15 @@ class Structure:
         where = f" at {path}" if path else ""
         kind, keys, parts = _opened(value)
         if value is None:
-            advice = "leave it out, or use a value such as 0 or NaN for 'nothing'"
+            advice = ": leave it out, or use a value such as 0 or NaN instead"
             if not path and origin.endswith("returned"):
-                advice = "is a return missing?"
-            raise SpecMismatchError(f"{origin} None{where}: an element is made of arrays; {advice}")
+                advice = ". Did you forget a return statement?"
+            raise SpecMismatchError(f"{origin} None{where}{advice}")
         if kind == "leaf":
             return _LEAF
         if not keys:
             name = "dict" if kind == "dict" else "tuple"
-            raise SpecMismatchError(f"{origin} an empty {name}{where}: an element needs at least one array")
+            raise SpecMismatchError(f"{origin} an empty {name}{where}: at least one array is needed")
         paths = [path + _step(kind, key) for key in keys]
         children = tuple(Structure.of(part, origin=origin, path=at) for part, at in zip(parts, paths, strict=True))
         return Structure(kind, keys, children, type(value) if kind == "namedtuple" else None)
@@ -130,7 +130,7 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
             except SpecMismatchError as error:
                 raise SpecMismatchError(
                     f"{error}. The whole element should be {shortened(str(structure))} and is "
-                    f"{shortened(sketch(value))}; every item must give the same structure"
+                    f"{shortened(sketch(value))}; all items must have the same structure"
                 ) from None
         return leaves
 
@@ -181,7 +181,7 @@ def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> 
         parts = [value[key] for key in structure.keys]
     elif kind == "leaf" or kind != structure.kind or keys != structure.keys:
         where = named("".join(_step(*step) for step in steps))
-        raise SpecMismatchError(f"{where} is built differently: {_difference(structure, value)}")
+        raise SpecMismatchError(f"{where} has another structure: {_difference(structure, value)}")
     leaves: list[Any] = []
     for key, child, part in zip(structure.keys, structure.children, parts, strict=True):
         leaves += _leaves(child, part, *steps, (kind, key))
@@ -196,7 +196,7 @@ def _difference(structure: Structure, value: Any) -> str:
         if kind == "dict":
             missing = [key for key in structure.keys if key not in keys]
             extra = [key for key in keys if key not in structure.keys]
-            parts = [f"without {listed(missing)}"] * bool(missing) + [f"with {listed(extra)} besides"] * bool(extra)
+            parts = [f"without {listed(missing)}"] * bool(missing) + [f"with extra {listed(extra)}"] * bool(extra)
             got = f"one {' and '.join(parts)}"
     elif structure.kind == "namedtuple":
         expected = f"a {structure.namedtuple.__name__}({', '.join(map(str, structure.keys))})"
@@ -256,7 +256,7 @@ def _with_article(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, list):
-        return "a list (a list is one array, never structure)"
+        return "a list (which becomes one array)"
     name = type(value).__name__
     base = "dict" if isinstance(value, dict) else "tuple" if isinstance(value, tuple) else name
     return f"{'an' if base[:1].lower() in 'aeiou' else 'a'} {base}{f' ({name})' * (name != base)}"

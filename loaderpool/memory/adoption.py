@@ -2,7 +2,7 @@
 
 Piece by piece it is copied into the file, and the piece of the file takes the place of the array's own pages in one
 step. So the array keeps its address and its contents, what the trainer writes later stays the trainer's, and at no time
-is more than a piece in memory twice (docs/explanation/memory.md, "Adoption").
+is more than a piece in memory twice (docs/internals/memory.md, "Adoption").
 """
 
 from __future__ import annotations
@@ -155,14 +155,14 @@ def why_copied(buffer: memoryview) -> str | None:
         return f"it is smaller than {LEAST_BYTES >> 20} MiB"
     owner = _owner(buffer)
     if isinstance(owner, ctypes.Array):
-        return "it is shared memory that was written to after another loader was made"
+        return "it is shared memory that was changed after another loader was created"
     if type(owner) is not np.ndarray or not owner.flags.owndata:
-        return f"its memory is not NumPy's own but of a {type(owner).__name__}"
+        return f"its memory is owned by a {type(owner).__name__}, not by NumPy"
     if _handler_name(owner) != "default_allocator":
-        return "its memory is of another allocator than NumPy's own"
+        return "its memory comes from another allocator than NumPy's default"
     other = _other_thread()
     if other is not None:
-        return f"another thread runs ({other}), which might write to it"
+        return f"another thread ({other}) is running and might write to it"
     return machine.why_not_replaceable(address_of(owner), owner.nbytes, adoption.NAME)
 
 

@@ -85,7 +85,7 @@ _USUAL_WORKERS = 64
 # The limit to which an error number of making it large, or of mapping it, points.
 _LIMITS = {
     errno.ENOMEM: "the limit on virtual memory (ulimit -v, RLIMIT_AS)",
-    errno.EFBIG: "the limit on the size of a file (ulimit -f, RLIMIT_FSIZE), which holds for shared memory, too",
+    errno.EFBIG: "the limit on the size of a file (ulimit -f, RLIMIT_FSIZE), which includes shared memory,",
 }
 # What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
 HEADROOM_BYTES = 64 << 20
@@ -143,8 +143,8 @@ class Arena:
                 if limit is None:  # such as too many open files
                     raise
                 raise MemoryLimitError(
-                    f"no room for the arena ({error.strerror}): {limit}, must leave at least "
-                    f"{_SMALLEST_ARENA_BYTES >> 30} GiB of address space; it is not that much memory"
+                    f"Could not reserve shared memory ({error.strerror}): {limit} must allow at least "
+                    f"{_SMALLEST_ARENA_BYTES >> 30} GiB of address space, which is reserved but not used."
                 ) from error
 
     def close_descriptor(self) -> None:
@@ -169,8 +169,8 @@ class Arena:
             extent = self.extents.take(nbytes)
         except MemoryError as error:
             raise MemoryLimitError(
-                f"{purpose} needs {nbytes:,} bytes of shared memory, of which this pool has {self.nbytes:,} and has "
-                f"given {self.extents.taken_bytes:,} away; set a smaller Limits.memory or batch_size"
+                f"{purpose} needs {nbytes:,} bytes of shared memory, but {self.extents.taken_bytes:,} of the pool's "
+                f"{self.nbytes:,} bytes are in use; set a smaller Limits.memory or batch_size"
             ) from error
         try:
             machine.reserve(self.descriptor, extent.offset, extent.nbytes)
@@ -202,7 +202,7 @@ class Arena:
         """Return a new `uint8[nbytes]` array built directly on the mapping.
 
         NumPy collapses `.base` of views down to the first array that is not built on another array: this one. So it
-        lives exactly as long as any view made from it (docs/explanation/memory.md, "Anchors").
+        lives exactly as long as any view made from it (docs/internals/memory.md, "Anchors").
         """
         # A dtype, not its type, and no argument by name: that is 5 us, not 16, behind a wait that left no cache warm.
         anchor: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self.map, offset)

@@ -1,7 +1,7 @@
 """The board: a cell of counters for each worker and an "abandoned" mark for each run, at the arena's start.
 
 Every number has one writer (a worker its cell, the trainer the marks) and is written whole, so no lock is needed. A
-cell's *finished* field is the truth about a ticket after a death (PROTO-4 in docs/explanation/protocol.md): it is
+cell's *finished* field is the truth about a ticket after a death (PROTO-4 in docs/internals/protocol.md): it is
 stored after the rows are in the slot and before the completion is sent.
 """
 

@@ -7,7 +7,7 @@ copies what is lent into memory of its own, at the same addresses, as its first 
     trainer   nothing returns ── fork ── waits for the child's byte ── what has died meanwhile returns
     child                          └─ copies, piece by piece, in place ─▶ its byte
 
-Where nothing is lent, a fork takes as long as ever (docs/explanation/memory.md, "Forks of the trainer").
+Where nothing is lent, a fork takes as long as ever (docs/internals/memory.md, "Forks of the trainer").
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _in_child() -> None:
                     machine.make_private(address_of(array), array.nbytes)
                 lender.disown()
     except OSError as error:  # what is raised here would not end the child, which may never look at them
-        sys.stderr.write(f"loaderpool: no memory for the batches that process {os.getpid()} inherits: {error}\n")
+        sys.stderr.write(f"loaderpool: no memory for the batches inherited by process {os.getpid()}: {error}\n")
     finally:
         if ends is not None:
             with contextlib.suppress(OSError):

@@ -24,7 +24,7 @@ def share_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     """
     source = np.asarray(array)
     if source.dtype.hasobject:
-        raise ArgumentError(f"array holds Python objects (dtype {source.dtype}), which no processes can share")
+        raise ArgumentError(f"array holds Python objects (dtype {source.dtype}), which processes cannot share")
     is_fortran = source.flags.f_contiguous and not source.flags.c_contiguous
     shared: npt.NDArray[Any] = np.ndarray(
         source.shape, source.dtype, buffer=shared_block(source.nbytes), order="F" if is_fortran else "C"
@@ -45,8 +45,8 @@ def shared_block(least_bytes: int) -> Any:
     free = capacity.available_memory_bytes()
     if nbytes > free:
         raise MemoryLimitError(
-            f"sharing this needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
-            f"{free:,} bytes free; use a numpy.memmap of a file, or share a part of it"
+            f"share() needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
+            f"{free:,} bytes free. Use a numpy.memmap of a file, or share a part of the data"
         )
     with InterruptsHeld():
         file = DataFile(0, nbytes)

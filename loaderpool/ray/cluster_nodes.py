@@ -26,7 +26,7 @@ class ClusterSettings(NamedTuple):
 
     address: str
     hosts: int  # 0: a host on each node
-    workers_per_host: int  # 0: as many as the node has CPUs free
+    workers_per_node: int  # 0: as many as the node has CPUs free
     actor_options: dict[str, Any]  # beside those that are ours
     host_timeout_s: float
     max_restarts: tuple[int, float] | None
@@ -65,8 +65,8 @@ def find_cluster(address: str) -> str:
                 told = f"{address} (noted in {_CURRENT_CLUSTER})"
             except OSError:
                 raise ConnectionError(
-                    'RayPool(address="auto") finds no Ray cluster on this machine: start one (ray start --head), or '
-                    "name its address (host:port)"
+                    'RayPool(address="auto") found no Ray cluster on this machine. Start one with `ray start --head`, '
+                    'or pass address="host:port".'
                 ) from None
     name, _, port = address.rpartition(":")
     try:
@@ -92,9 +92,9 @@ def _greet(host: str, port: int) -> None:
             while len(answer) < _FRAME_BYTES and (more := connection.recv(_FRAME_BYTES - len(answer))):
                 answer += more
         except TimeoutError:
-            raise TimeoutError(f"what listens there has said nothing for {_GREETING_S:g} s") from None
+            raise TimeoutError(f"the server there did not respond within {_GREETING_S:g} s") from None
     if len(answer) < _FRAME_BYTES or answer[_FRAME_TYPE] != _SETTINGS:
-        raise ConnectionError("what listens there does not speak as Ray does")
+        raise ConnectionError("the server there does not use the protocol of Ray")
 
 
 class ClusterNodes:
@@ -112,7 +112,7 @@ class ClusterNodes:
         self._ray = ray
         options = settings.actor_options
         asked = {"memory": options.get("memory"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
-        self.needs = {"CPU": settings.workers_per_host or 1, **{name: much for name, much in asked.items() if much}}
+        self.needs = {"CPU": settings.workers_per_node or 1, **{name: much for name, much in asked.items() if much}}
         self._doors: dict[str, tuple[str, int]] = {}  # where their raylets listen
 
     def usable(self) -> dict[str, str]:
@@ -121,7 +121,7 @@ class ClusterNodes:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._doors = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
         if me not in self._doors or not self.answers(me):
-            print("loaderpool: the raylet of the dispatcher's machine has ended", file=sys.stderr, flush=True)
+            print("loaderpool: the Ray process (raylet) of this machine has ended", file=sys.stderr, flush=True)
             os._exit(1)  # to the cluster we are dead: what we ask for is not done, and we are not told
         return {
             node["NodeID"]: node["NodeManagerAddress"]
@@ -135,7 +135,7 @@ class ClusterNodes:
         shown = {name: f"{free.get(name, 0):g} of {there.get(name, 0):g}" for name in {**self.needs, "CPU": 0}}
         offers = ", ".join(f"{text} {name}" for name, text in shown.items())
         needs = ", ".join(f"{much:g} {name}" for name, much in self.needs.items())
-        return f"each needs {needs}, and in the cluster are free {offers}"
+        return f"each node needs {needs}; free in the cluster: {offers}"
 
     def free_cpus(self) -> dict[str, float]:
         """CPUs that are free, by node; the books are a second late."""

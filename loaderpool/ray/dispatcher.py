@@ -128,7 +128,7 @@ class Dispatcher:
             if record.sent_ns and min(record.sent_ns.values()) < silent_since:
                 self._lose(record, f"no answer for {self._timeout_ns / 1e9:g} s", is_silent=True)
             elif 0 < record.gap_since_ns < silent_since:
-                self._lose(record, f"some of its answers have not come within {self._timeout_ns / 1e9:g} s")
+                self._lose(record, f"some answers did not arrive within {self._timeout_ns / 1e9:g} s")
         self._call_hosts(at_once=True)
 
     # ---- from the trainer, and from the state ----
@@ -329,7 +329,7 @@ class Dispatcher:
     def _lose(self, record: HostRecord, why: str, is_silent: bool = False) -> None:
         """Have others make what a host had that is dead, or as good as dead."""
         where = self._losses.note(record.place.address, why, record.tickets)
-        print(f"loaderpool: a host was lost, on {where}: {why}", file=sys.stderr, flush=True)
+        print(f"loaderpool: lost the remote workers on node {where}: {why}", file=sys.stderr, flush=True)
         self._gone(record, is_explained=False, is_silent=is_silent)
 
     def _gone(self, record: HostRecord, is_explained: bool, is_silent: bool = False) -> None:
@@ -359,7 +359,7 @@ class Dispatcher:
 
     def _end(self, why: str) -> None:
         """Nothing will come any more: tell the trainer why."""
-        self._break(ClusterError, why if self._is_first else f"the cluster is lost: {why}")
+        self._break(ClusterError, why if self._is_first else f"the Ray cluster was lost: {why}")
 
     def _break(self, error: type[Exception], text: str) -> None:
         self._trainer.tell(encode(Notice.BROKEN, 0), (error.__name__, text))
@@ -451,7 +451,7 @@ class HostLosses:
 
     def note(self, address: str, why: str, tickets: Iterable[int]) -> str:
         """A host was lost; returns where, for people."""
-        where = address or "a node that was still to be chosen"
+        where = address or "(not chosen yet)"
         self._latest.append(_Loss(where, why, frozenset(tickets)))
         return where
 

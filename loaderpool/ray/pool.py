@@ -27,44 +27,43 @@ _OURS = ("num_cpus", "max_restarts", "max_task_retries", "max_concurrency", "sch
 
 
 class RayPool(Pool):
-    """A pool on a Ray cluster, with an actor (a host) on each node: `Loader(..., workers=RayPool())`.
+    """Pool of workers on the nodes of a Ray cluster: `Loader(..., workers=RayPool())`.
 
     Args:
-        address: "host:port" of a cluster that this machine is in; "auto": the one here, or RAY_ADDRESS.
-        hosts: nodes used at once; "auto": all with free CPUs.
-        workers_per_host: workers on each; "auto": one for each free CPU.
-        actor_options: of the hosts, as Ray's `.options()` takes them: `{"resources": {"loader": 1}}`.
-        restarts: as in `Limits`, of hosts.
+        address: `"host:port"` of a cluster that this machine is in. Default: `"auto"`, the one here or `RAY_ADDRESS`.
+        nodes: Number of nodes to use. Default: `"auto"`, all nodes with free CPUs.
+        workers_per_node: Number of workers on each node. Default: `"auto"`, one for each free CPU.
+        actor_options: Options of the Ray actors, as in `.options()`: `{"resources": {"loader": 1}}`.
+        restarts: As in `Limits`, for nodes. Default: `(20, 600)`.
 
     Raises:
-        ClusterError: Ray is not installed.
+        ClusterError: If Ray is not installed.
     """
 
     @known_names_only
     def __init__(
         self,
         address: str = "auto",
-        hosts: int | Literal["auto"] = "auto",
-        workers_per_host: int | Literal["auto"] = "auto",
+        nodes: int | Literal["auto"] = "auto",
+        workers_per_node: int | Literal["auto"] = "auto",
         actor_options: Mapping[str, Any] | None = None,
         restarts: int | tuple[int, float] | None = _HOSTS_LOST,
     ) -> None:
         if isinstance(address, str) and address.startswith("ray://"):
             raise ArgumentError(
-                'address must be "auto" or "host:port" of a cluster of which this machine is a node, got '
-                f"{brief(address)}: through Ray Client every batch would be copied by Python. Start a node on this "
-                "machine instead: ray start --address=HEAD:6379 (with --num-cpus=0, if no host is to run on it)"
+                f'address must be "auto" or "host:port", got {brief(address)}: Ray Client is not supported. Make this '
+                "machine a node of the cluster: ray start --address=HEAD:6379 (add --num-cpus=0 to run no workers here)"
             )
         if not isinstance(address, str) or (address != "auto" and not address.rpartition(":")[2].isdigit()):
             raise ArgumentError(f'address must be "auto" or "host:port", got {brief(address)}')
-        wanted = _count("hosts", hosts)
-        per_host = _count("workers_per_host", workers_per_host)
+        wanted = _count("nodes", nodes)
+        per_host = _count("workers_per_node", workers_per_node)
         if importlib.util.find_spec("ray") is None:
-            raise ClusterError("RayPool needs Ray, which is not installed: pip install 'loaderpool[ray]'")
+            raise ClusterError("RayPool needs Ray, which is not installed. Run: pip install 'loaderpool[ray]'")
         self._settings: dict[str, Any] = {
             "address": address,
             "hosts": wanted,
-            "workers_per_host": per_host,
+            "workers_per_node": per_host,
             "actor_options": _travelling(actor_options),
             "host_timeout_s": _HOST_TIMEOUT_S,
             "max_restarts": DEFAULT_RESTARTS,
@@ -76,21 +75,17 @@ class RayPool(Pool):
 
     @property
     def workers(self) -> int:
-        """How many workers its hosts have now."""
+        """Current number of workers on all nodes."""
         session = self._session
         return self._workers if session is None else session.workers_wanted
 
     @property
     def _sure_workers(self) -> int:
-        return int(self._settings["hosts"] * self._settings["workers_per_host"])
+        return int(self._settings["hosts"] * self._settings["workers_per_node"])
 
-    def resize(self, hosts: int | Literal["auto"]) -> None:
-        """Have this many hosts from now on; the batches stay the same.
-
-        Args:
-            hosts: as in `RayPool`.
-        """
-        self._settings["hosts"] = _count("hosts", hosts)
+    def resize(self, nodes: int | Literal["auto"]) -> None:
+        """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""
+        self._settings["hosts"] = _count("nodes", nodes)
         with InterruptsHeld(), self._turn():
             if self._session is not None:
                 self._session.send(Control.RESIZE, self._settings["hosts"])
@@ -101,7 +96,7 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, str):
         if value == "auto":
             return 0
-        raise ArgumentError(f'{name} must be a number or "auto", got {brief(value)}')
+        raise ArgumentError(f'{name} must be an integer or "auto", got {brief(value)}')
     return whole_number(name, value, at_least=1, at_most=MAX_WORKERS)
 
 
@@ -112,11 +107,11 @@ def _travelling(options: Any) -> dict[str, Any]:
         ArgumentError: they are no dict, or say what the pool says; a module is in no one folder or file.
     """
     if options is not None and not isinstance(options, Mapping):
-        raise ArgumentError(f"actor_options must be a dict, as Ray's .options() takes them, got {brief(options)}")
+        raise ArgumentError(f"actor_options must be a dict of options of Ray's .options(), got {brief(options)}")
     plain = dict(options or {})
     for name in _OURS:
         if name in plain:
-            raise ArgumentError(f"actor_options: {name} is the pool's to say (num_cpus is workers_per_host)")
+            raise ArgumentError(f"actor_options must not have {name}, which RayPool sets (num_cpus: workers_per_node)")
     env = plain.get("runtime_env")
     if isinstance(env, Mapping):
         plain["runtime_env"] = env = {name: _path_of(value) for name, value in env.items()}
@@ -134,8 +129,8 @@ def _path_of(value: Any) -> Any:
     places = list(getattr(value, "__path__", None) or filter(None, [getattr(value, "__file__", None)]))
     if len(places) != 1:
         raise ArgumentError(
-            f"py_modules has the module {value.__name__!r}, which is in {places or 'no file'}: name the path of its "
-            "one folder or .py file"
+            f"module {value.__name__!r} in py_modules is in {places or 'no file'}: pass the path of one folder or .py "
+            "file instead"
         )
     return places[0]
 

@@ -53,7 +53,7 @@ _AT_ONCE = 4
 _CALLS = 16
 # Heartbeats within the time after which a host is given up.
 _BEATS = 3
-_NOT_AS_ASKED = "no host can be started as is asked: {}"
+_NOT_AS_ASKED = "Ray cannot start remote workers with these options: {}"
 
 
 class _Placed(NamedTuple):
@@ -144,7 +144,7 @@ class RayHosts:
         try:
             job()
         except Exception as error:
-            print(f"loaderpool: the cluster did not do what it was asked for: {error}", file=sys.stderr, flush=True)
+            print(f"loaderpool: a request to Ray failed and is repeated: {error}", file=sys.stderr, flush=True)
             self._later(job)
 
     def _later(self, job: Callable[[], None], after_s: float = _AGAIN_S) -> None:
@@ -161,9 +161,7 @@ class RayHosts:
 
         def watch() -> None:
             if not done.wait(patience_s):
-                text = (
-                    f"what listens at {address} does not answer as a Ray cluster does, of which this machine is a node"
-                )
+                text = f"the server at {address} is not a Ray cluster, or this machine is not a node of it"
                 self._tell(News(0, "over", text))
 
         threading.Thread(target=watch, name="loaderpool-connect", daemon=True).start()
@@ -198,7 +196,7 @@ class RayHosts:
         nodes = self._nodes.usable()
         for host, placed in list(self._placed.items()):
             if placed.node and placed.node not in nodes and host not in self._ended:
-                self._give_up(host, "its node has left the cluster")
+                self._give_up(host, "the node has left the cluster")
         wanted = self._wanted or len(nodes) or int(not self._pids)  # one that is asked for may bring a node
         if wanted and wanted != self._told_hosts:
             self._told_hosts = wanted
@@ -210,8 +208,8 @@ class RayHosts:
         elif clock.monotonic_s() > self._drought_s + self._settings.no_host_s:
             self._drought_s = math.inf  # once
             text = (
-                f"there has been no host for {self._settings.no_host_s:g} s: {self._nodes.offers()}. Ask for less "
-                "(workers_per_host=, actor_options=), or end what has the rest: it is waited for"
+                f"No node has had room for remote workers for {self._settings.no_host_s:g} s, and the loader waits: "
+                f"{self._nodes.offers()}. Ask for less (workers_per_node=, actor_options=), or stop other programs."
             )
             self._tell(News(0, "warning", text))
 
@@ -230,11 +228,11 @@ class RayHosts:
             self._later(functools.partial(self._start, host))
             return
         options = {**settings.actor_options, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS}
-        workers = settings.workers_per_host or 1
+        workers = settings.workers_per_node or 1
         if where:
             # Else it would wait there for CPUs that another pool has taken just now.
             options["scheduling_strategy"] = self._affinity(where, soft=False, _fail_on_unavailable=True)
-            if not settings.workers_per_host:
+            if not settings.workers_per_node:
                 workers = max(1, int(cpus.get(where, 0.0)))
         else:  # more hosts than nodes: an autoscaler may bring one
             options["scheduling_strategy"] = "SPREAD"
@@ -265,12 +263,12 @@ class RayHosts:
         for name, ours in versions().items():
             if there.versions[name] == ours:
                 continue
-            text = f"node {there.address} has {name} {there.versions[name]}, the trainer has {ours}"
+            text = f"node {there.address} has {name} {there.versions[name]}, but the main process has {ours}"
             if name != "NumPy":
-                self._tell(News(0, "over", f"{text}: they must be the same"))
+                self._tell(News(0, "over", f"{text}. Install the same version on all nodes."))
             elif not self._has_warned:  # once, and not of each node
                 self._has_warned = True
-                said = f"{text}: what it computes, and draws at random, may differ in the last bits"
+                said = f"{text}. Results may differ in the last bits. Install the same version on all nodes."
                 self._tell(News(0, "warning", said))
         return News(host, "started", HostPlace(there.node, there.address, workers))
 
@@ -294,7 +292,7 @@ class RayHosts:
             while len(under_way) > most:
                 done, _ = ray.wait(list(under_way), timeout=timeout_s)
                 if not done:  # Ray may look for a piece in vain while the host lives and answers, and tell nothing
-                    raise TimeoutError(f"function and data have not come there within {timeout_s:g} s")
+                    raise TimeoutError(f"the function and its data did not arrive within {timeout_s:g} s")
                 piece = under_way.pop(done[0])
                 try:
                     ray.get(done[0])
@@ -361,7 +359,7 @@ class RayHosts:
         why = _why_lost(error)
         could_not_begin = getattr(error, "actor_init_failed", False) or type(error).__name__ == "RuntimeEnvSetupError"
         if could_not_begin and not self._pids:  # there was never one that could
-            self._tell(News(0, "over", f"no host can be started; of the first one: {why}"))
+            self._tell(News(0, "over", f"Ray could not start any remote workers: {why}"))
             return
         self._give_up(host, why)
 
@@ -374,11 +372,11 @@ def _kill(pid: int, start_time: int) -> None:
 
 def _why_lost(error: BaseException) -> str:
     """Return why a host is lost of which a call has ended so."""
-    name, text = type(error).__name__, str(error).strip() or "no reason is given"
+    name, text = type(error).__name__, str(error).strip() or "no reason given"
     if name == "OutOfMemoryError" or "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
         return (
-            "memory ran out on its node: have fewer workers on each host (workers_per_host=), lower batch_size, or "
-            'tell Ray what a host takes (actor_options={"memory": ...})'
+            "the node ran out of memory; set a smaller workers_per_node= or batch_size=, or reserve memory with "
+            'actor_options={"memory": ...}'
         )
     return f"{name}: {shortened(text.splitlines()[-1])}"
 

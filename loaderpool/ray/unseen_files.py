@@ -55,14 +55,14 @@ class UnseenFiles:
         unseen = [each.failure.unseen for each in failures if each.failure.unseen is not None]
         for path, directory in unseen:
             if path and os.path.exists(path):
-                return _describe(record.place.address, path, directory, "this machine does")
+                return _describe(record.place.address, path, directory, "this machine can")
         count, rows = split32(words[4])[0], split32(words[5])[1]
         made = count * rows - sum(rows if each.failure.index is None else 1 for each in failures)
         if made > 0:
             record.sees.add(record.runs[run])
         if made > 0 or len(unseen) < len(failures):
             if doubt is not None and doubt.host != record.number:
-                return _describe(doubt.node, doubt.path, doubt.directory, f"node {record.place.address} does")
+                return _describe(doubt.node, doubt.path, doubt.directory, f"node {record.place.address} can")
         elif doubt is None and record.runs[run] not in record.sees and self._has_another(record):
             self._doubts[ticket] = _Doubt(record.number, run, record.place.address, *unseen[0])
             return None
@@ -103,6 +103,6 @@ class UnseenFiles:
 
 def _describe(node: str, path: str, directory: str, who_sees: str) -> str:
     return (
-        f"node {node} does not see {path or 'the files of a whole batch'}, and {who_sees}: what `on_error` leaves out "
-        f"or replaces would depend on where a batch is made. {how_to_see(path, directory)}"
+        f"node {node} cannot open {path or 'the files of a whole batch'}, but {who_sees}. The samples that on_error= "
+        f"skips or replaces would depend on the node. {how_to_see(path, directory)}"
     )

@@ -34,11 +34,11 @@ _FOREIGN = {
     "num_workers": "did you mean workers?",
     "drop_last": "did you mean drop_remainder?",
     "worker_init_fn": "did you mean setup?",
-    "collate_fn": "batch_fn gets the list of a batch's items and gives the batch",
-    "prefetch_factor": "batches are made ahead as far as Limits.memory allows: leave it away",
-    "pin_memory": "as_torch(device=...) and as_dataset(device=...) copy ahead to a device: leave it away",
-    "sampler": "the order is shuffle's and seed's; for one of your own give the indices as the source",
-    "persistent_workers": "workers live from epoch to epoch anyway: leave it away",
+    "collate_fn": "use batch_fn, which takes the list of a batch's items and returns the batch",
+    "prefetch_factor": "remove it, because batches are prefetched as far as Limits.memory allows",
+    "pin_memory": "remove it, because as_torch(device=...) and as_dataset(device=...) prefetch to a device",
+    "sampler": "use shuffle and seed, or pass the indices in your own order as the source",
+    "persistent_workers": "remove it, because workers always persist from epoch to epoch",
 }
 # What others have as methods or classes.
 _ATTRIBUTES = {
@@ -48,9 +48,9 @@ _ATTRIBUTES = {
     "cache": 'write Loader(..., cache="memory")',
     "take": "write itertools.islice(loader, n), or loader.as_dataset().take(n)",
     "repeat": "each iteration is an epoch: write loader.as_dataset(epochs=n), or fit(loader.for_keras(), epochs=n)",
-    "prefetch": "batches are made ahead anyway: leave it away",
+    "prefetch": "remove it, because batches are prefetched anyway",
     "DataLoader": "write lp.Loader(dataset, batch_size=n, shuffle=True)",
-    "Dataset": "write lp.Loader(source, fn), where source has a length and items",
+    "Dataset": "write lp.Loader(source, fn), where source has __len__ and __getitem__",
     "BackupCallback": "it is in loaderpool.adapters.keras",
     "ReportCallback": "it is in loaderpool.adapters.keras",
     "LoaderState": "it is in loaderpool.adapters.tensorflow",
@@ -105,14 +105,14 @@ def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = 
     """A whole number within bounds, from anything that is one for Python."""
     suffix = f" ({hint})" if hint else ""
     if isinstance(value, bool):
-        raise ArgumentError(f"{name} must be a whole number, got {brief(value)}{suffix}")
+        raise ArgumentError(f"{name} must be an integer, got {brief(value)}{suffix}")
     try:
         number = operator.index(value)
     except TypeError:
         if isinstance(value, numbers.Real) and float(value).is_integer():
             suffix += f"; did you mean {int(float(value))}?"
         raise ArgumentError(
-            f"{name} must be a whole number, got {brief(value)} of type {type(value).__name__}{suffix}"
+            f"{name} must be an integer, got {brief(value)} of type {type(value).__name__}{suffix}"
         ) from None
     if number < at_least:
         raise ArgumentError(f"{name} must be at least {at_least}, got {brief(number)}{suffix}")
@@ -126,11 +126,11 @@ def read_bytes_count(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        return whole_number(name, value, at_least=1, hint='bytes; "512MiB" is read too')
+        return whole_number(name, value, at_least=1, hint='a number of bytes, or a string such as "512MiB"')
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?(?:b|bytes)?\s*", value, re.IGNORECASE)
     amount = 0 if match is None else float(match[1]) * _UNITS[(match[2] or "").lower()]
     if not 1 <= amount < math.inf:
-        raise ArgumentError(f'{name} must be bytes such as 536870912 or "512MiB", at least 1, got {brief(value)}')
+        raise ArgumentError(f'{name} must be a number of bytes >= 1 or a string such as "512MiB", got {brief(value)}')
     return int(amount)
 
 
@@ -143,7 +143,7 @@ def read_seconds(name: str, value: Any) -> float | None:
         raise ArgumentError(f"{name} must be a number of seconds or None, got {brief(value)}")
     if not _MIN_TIMEOUT_S <= number <= _MAX_TIMEOUT_S:  # not NaN either
         bounds = f"from {_MIN_TIMEOUT_S} to {_MAX_TIMEOUT_S}"
-        raise ArgumentError(f"{name} must be seconds {bounds}, or None for no limit, got {brief(value)}")
+        raise ArgumentError(f"{name} must be {bounds} seconds, or None for no limit, got {brief(value)}")
     return float(value)
 
 
@@ -158,16 +158,14 @@ def read_path(name: str, value: Any) -> Path:
     if len(os.fsencode(text)) > _LONGEST_PATH or any(
         len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts
     ):
-        raise ArgumentError(f"{name} is longer than a file's path may be, got {brief(text)}")
+        raise ArgumentError(f"{name} is too long for the path of a file, got {brief(text)}")
     return Path(text)
 
 
 def whole_numbers(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> tuple[int, ...]:
     """Whole numbers within bounds, out of anything that has an order and can be iterated."""
     if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
-        raise ArgumentError(
-            f"{name} must be a list of whole numbers, got {brief(value)} of type {type(value).__name__}"
-        )
+        raise ArgumentError(f"{name} must be a list of integers, got {brief(value)} of type {type(value).__name__}")
     return tuple(
         whole_number(f"{name}[{number}]", each, at_least=at_least, at_most=at_most) for number, each in enumerate(value)
     )

@@ -32,12 +32,22 @@ _Group = TypeVar("_Group")
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)  # `by` may be an array, which has no plain equality
 class Buckets:
-    """Batches are made of items of similar length, as by `tf.data.Dataset.bucket_by_sequence_length`.
+    """Batches of items of similar length, like `tf.data.Dataset.bucket_by_sequence_length`.
 
     Args:
-        by: a function that gives an item's length, called in the workers; or the lengths of all items.
-        boundaries: rising: bucket i has lengths from `boundaries[i-1]` to below `boundaries[i]`.
-        batch_sizes: rows of a batch of each bucket, one more than `boundaries`; None: the loader's `batch_size`.
+        by: Function `by(item)` that returns the length of an item, called in the workers; or a sequence of all lengths.
+        boundaries: Increasing lengths. Bucket `i` has the lengths from `boundaries[i-1]` to below `boundaries[i]`.
+        batch_sizes: Batch size of each bucket, one more than `boundaries`. Default: the loader's `batch_size`.
+
+    Example:
+        >>> import numpy as np
+        >>> import loaderpool as lp
+        >>> items = [np.ones(n) for n in (3, 9, 4, 8)]
+        >>> buckets = lp.Buckets(len, boundaries=[5])
+
+        >>> with lp.Loader(items, batch_size=2, buckets=buckets, pad=True, workers=2) as loader:
+        ...     print([batch.shape for batch in loader])
+        [(2, 4), (2, 9)]
     """
 
     by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike
@@ -53,16 +63,16 @@ class Buckets:
     ) -> None:
         if by is None:
             raise ArgumentError(
-                "Buckets.by must be a function that gives the length of an item, or the lengths of all items as a list "
-                "or array of whole numbers, got None"
+                "Buckets.by must be a function that returns the length of an item, or the lengths of all items as a "
+                "list or integer array, got None"
             )
         edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
         if not 1 <= len(edges) <= _MOST_BOUNDARIES:
-            raise ArgumentError(f"Buckets.boundaries must be 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}")
+            raise ArgumentError(f"Buckets.boundaries must have 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}")
         for number, (before, edge) in enumerate(itertools.pairwise(edges), start=1):
             if edge <= before:
                 at, below = f"boundaries[{number}]={edge}", f"boundaries[{number - 1}]={before}"
-                raise ArgumentError(f"Buckets.boundaries must rise, but {at} is not above {below}")
+                raise ArgumentError(f"Buckets.boundaries must increase, but {at} is not above {below}")
         sizes = None if batch_sizes is None else whole_numbers("Buckets.batch_sizes", batch_sizes, at_most=_MAX_ROWS)
         if sizes is not None and len(sizes) != len(edges) + 1:
             raise ArgumentError(
@@ -74,11 +84,11 @@ class Buckets:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Shard:
-    """One share of each epoch, as by `tf.data.Dataset.shard(num_shards, index)`.
+    """One process's share of each epoch, like `tf.data.Dataset.shard(num_shards, index)`.
 
     Args:
-        num_shards: how many loaders share each epoch, at least 1.
-        index: which share is this one's, from 0.
+        num_shards: Number of processes that share each epoch, at least 1.
+        index: Number of this process's share, from 0.
     """
 
     num_shards: int
@@ -89,24 +99,20 @@ class Shard:
         num_shards = whole_number("Shard.num_shards", num_shards, at_least=1)
         index = whole_number("Shard.index", index, at_least=0)
         if index >= num_shards:
-            raise ArgumentError(
-                f"Shard.index must be in 0 .. num_shards-1 = {num_shards - 1}, got {index} (shards count from 0)"
-            )
+            raise ArgumentError(f"Shard.index must be from 0 to {num_shards - 1} (num_shards - 1), got {index}")
         _set(self, num_shards=num_shards, index=index)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Limits:
-    """Limits of a loader's memory, of a sample's time, and of workers' deaths.
+    """Resource limits of a loader: memory for buffered batches, time per sample, and worker restarts.
 
     Args:
-        memory: bytes for buffered batches, a number or such as "512MiB"; None: a quarter of what is free, at most 2
-            GiB.
-        timeout_s: most seconds for a sample, which is an error then. None: any time.
-        restarts: deaths of workers that end no training: a number in a minute, or a pair of a number and seconds. None:
-            any number.
-        restarts_per_item: deaths over one batch, at least 1; then its samples run one by one, and one that ends its
-            worker is an error.
+        memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free memory, up to 2 GiB.
+        timeout_s: Longest time of one sample in seconds; a longer one is an error. Default: `None`, no limit.
+        restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any. Default: `(50, 60)`.
+        restarts_per_item: Crashes of one task before its samples are retried one at a time, at least 1. A sample that
+            crashes its worker twice when run alone is an error, or skipped if `on_error` allows it. Default: 3.
     """
 
     memory: int | None
@@ -147,11 +153,11 @@ def check_restarts(name: str, value: Any) -> tuple[int, float] | None:
     if value is None:
         return None
     count, seconds = value if isinstance(value, tuple) and len(value) == 2 else (value, DEFAULT_RESTARTS[1])
-    hint = "deaths of workers, or (deaths, seconds), or None for no limit"
+    hint = "a number of restarts, (restarts, seconds), or None for no limit"
     count = whole_number(name, count, at_least=0, at_most=_MOST_RESTARTS, hint=hint)
-    window_s = read_seconds(f"{name}' window", seconds)
+    window_s = read_seconds(f"{name}[1]", seconds)
     if window_s is None:
-        raise ArgumentError(f"{name}' window must be a number of seconds, got None ({hint})")
+        raise ArgumentError(f"{name}[1] must be a number of seconds, got None ({hint})")
     return count, window_s
 
 

@@ -18,7 +18,7 @@ from loaderpool.sources.tables import unequal
 
 
 class Mix:
-    """Items of several sources in a seeded order; what `mix` returns."""
+    """Items of several sources in a seeded order, as returned by `mix`."""
 
     __slots__ = ("_getters", "_order", "_seed", "_size", "_sizes", "_sources", "_weights")
 
@@ -36,7 +36,7 @@ class Mix:
         return self._getters[source](record)
 
     def origin(self, index: SupportsIndex) -> tuple[int, int]:
-        """Return where the item at `index` comes from: the number of the source, and the index in it."""
+        """Return the number of the source that has the item at `index`, and the item's index in that source."""
         source, count = self._order.origin(position_of(index, self._size))
         return source, count % self._sizes[source]
 
@@ -53,19 +53,26 @@ def mix(
     seed: int = 0,
     stop: Literal["first", "all"] | int = "first",
 ) -> Mix:
-    """Return one source of items from several, in a seeded order that is the same in every epoch.
+    """Combine several sources into one, in a seeded order that is the same in every epoch.
 
-    Each 256 items in a row have of each source what its weight says, and a source's items come in its own order.
-    `origin(index)` of the result says which source an item is from, and where in it.
+    Each block of 256 items has every source in proportion to its weight. The items of each source keep their order. In
+    the result, `origin(index)` returns the number of the source, and the index in that source.
 
     Args:
-        sources: a list or tuple of anything that `Loader` reads by index.
-        weights: how often each is drawn from, in any unit; 0 leaves a source out. None: by size.
-        seed: of the order, at least 0; give mixes of mixes different ones.
-        stop: "first": before a source would begin again. "all": once all have ended. Or a number of items.
+        sources: List or tuple of sources that can be read by index.
+        weights: Relative weight of each source; 0 leaves it out. Default: its length, so every item appears once.
+        seed: Seed of the order, at least 0; use different ones for nested mixes. Default: 0.
+        stop: `"first"`: end before a source would repeat. `"all"`: end after each source was read once. Or a number of
+            items. Default: `"first"`.
 
     Raises:
-        SourceError: a source cannot be read by index.
+        SourceError: If a source cannot be read by index.
+
+    Example:
+        >>> import loaderpool as lp
+        >>> mixed = lp.mix([range(3), range(100, 106)], seed=1)
+        >>> sorted(mixed)
+        [0, 1, 2, 100, 101, 102, 103, 104, 105]
     """
     if not isinstance(sources, (list, tuple)):
         raise ArgumentError(f"sources must be a list or tuple of sources, got a {type(sources).__name__}")
@@ -83,10 +90,10 @@ def _checked_weights(weights: Any, count: int) -> list[Fraction]:
         raise ArgumentError(f"weights must be one number for each source, or None, got {brief(weights)}")
     given = list(weights)
     if len(given) != count:
-        raise ArgumentError(f"weights must be one for each source: there are {count} sources and {len(given)} weights")
+        raise ArgumentError(f"weights must have one number for each source, got {len(given)} for {count} sources")
     exact = [_exact(weight, f"weights[{number}]") for number, weight in enumerate(given)]
     if not any(exact):
-        raise ArgumentError(f"weights are all 0, got {given}: at least one source must be drawn from")
+        raise ArgumentError(f"at least one of weights must be greater than 0, got {given}")
     return exact
 
 
@@ -116,11 +123,11 @@ def _size(stop: Any, shares: Shares, sizes: list[int]) -> int:
         if stop == "all":
             return shares.shortest(sizes)
         raise ArgumentError(f'stop must be "first", "all" or a number of items, got {brief(stop)}')
-    return whole_number("stop", stop, at_least=1, at_most=MAX_SIZE, hint='items, or "first" or "all"')
+    return whole_number("stop", stop, at_least=1, at_most=MAX_SIZE, hint='a number of items, "first" or "all"')
 
 
 class ZippedSources:
-    """Dicts, or without keys tuples, of the items of several sources; what `zip_sources` returns."""
+    """Tuples or dicts of the items of several sources, as returned by `zip_sources`."""
 
     __slots__ = ("_getters", "_keys", "_size", "_sources")
 
@@ -144,14 +151,14 @@ class ZippedSources:
 
 
 def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
-    """One source of tuples of the i-th items of all; of dicts, where one dict of sources is given.
+    """Combine sources item by item: item `i` is a tuple of their items `i`, or a dict if you pass a dict of sources.
 
     Args:
-        *sources: at least two, or one dict; each anything that `Loader` reads by index.
-        strict: whether unequal lengths are an error; False: the shortest sets the length.
+        *sources: At least two sources that can be read by index, or one dict of such sources.
+        strict: Set to `False` to end with the shortest source. Default: `True`, different lengths are an error.
 
     Raises:
-        SourceError: a source cannot be read by index.
+        SourceError: If a source cannot be read by index.
     """
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict must be True or False, got {brief(strict)}")
@@ -160,8 +167,8 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
     if len(sources) == 1:
         if not isinstance(sources[0], dict):
             raise ArgumentError(
-                f"sources must be at least two, or one dict, got one {type(sources[0]).__name__}: "
-                "pass them one by one, as in zip_sources(a, b)"
+                f"sources must be two or more, or one dict, got one {type(sources[0]).__name__}: "
+                "pass each source as an argument, as in zip_sources(a, b)"
             )
         keys, values = tuple(sources[0]), list(sources[0].values())
     if not values:
@@ -170,9 +177,7 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
     read = [_named_source(value, name) for value, name in zip(values, names, strict=True)]
     lengths = [len(source) for source in read]
     if strict and (has := unequal(names, lengths)):
-        raise ArgumentError(
-            f"sources are read side by side, and their lengths differ: {has}; strict=False ends with the shortest"
-        )
+        raise ArgumentError(f"sources must have the same length, but {has} (strict=False ends with the shortest)")
     return ZippedSources(keys, read, min(lengths))
 
 
@@ -184,7 +189,7 @@ def _named_source(source: Any, name: str) -> Source:
         raise type(error)(f"{name}: {error}") from None
     if isinstance(found, (StreamSource, ReplicatedSource)):
         raise SourceError(
-            f"{name}: source is a {found.kind}, which can only be iterated: give it __len__ and __getitem__, or pass "
-            "list(source) where it fits in memory"
+            f"{name}: source is a {found.kind}, which can only be iterated. Give it __len__ and __getitem__, or pass "
+            "list(source) if it fits in memory."
         )
     return found

@@ -30,7 +30,7 @@ _SHORT_OFFSETS = 1 << 32
 _MOST_OPEN = machine.descriptors_to_keep(64)
 """Files open at once in a process, of all its sources. Fewer: a shuffle over many files opens one for most items. More:
 they would near the 1024 descriptors that many systems allow a process, and each HDF5 file has caches of its own."""
-_ADVICE = "make the source again; where a file has to change while it is read, write a new file and rename it"
+_ADVICE = "Create the source again. To change a file while it is read, write a new file and rename it."
 
 # How compressed files begin, and what unpacks them. No text begins so. File names are not looked at.
 _COMPRESSED = {
@@ -43,37 +43,33 @@ _COMPRESSED = {
 
 
 class Record(NamedTuple):
-    """Where a record is."""
+    """Location of a record."""
 
-    path: str  # of its file, absolute
-    number: int  # of the record in its file, from 0
-    start: int  # its first byte; `number` again where `index` gave a number of records
-    length: int  # in bytes; 1 where `index` gave a number of records
+    path: str  # Absolute path of the file.
+    number: int  # Number of the record in the file, from 0.
+    start: int  # Position of its first byte; `number` again if `index` returned a number of records.
+    length: int  # Length in bytes; 1 if `index` returned a number of records.
 
 
 class FileSource:
-    """Records of files by index; the base of a format of your own (docs/how-to/own-sources.md).
+    """Base class of sources that read records of files by index. Subclass it for your own format.
 
-    All such sources share:
-
-    - A shuffle is over all records of all files, without a buffer.
-    - Patterns are not expanded: pass `sorted(glob.glob(...))`.
-    - Each file is indexed once, when the source is made: 4 or 8 bytes a record, which all workers share.
-    - Each process keeps the 64 files open that it used last.
-    - A file that has changed is refused.
-    - Saved states know the source by its class, the sizes of its files and `makes`.
+    Each file is indexed once, when the source is made; the index takes 4 or 8 bytes per record, shared by all workers.
+    A shuffle covers all records of all files. Each process keeps up to 64 files open. A file that has changed is
+    refused. See docs/guide/data/custom-sources.md.
 
     Args:
-        paths: one path or a list of them, read in this order.
-        makes: what besides the files decides what records are: plain values.
+        paths: One path or a list of paths, read in order. Patterns are not expanded: pass `sorted(glob.glob(...))`.
+        makes: Plain values besides the files that determine the records. A saved state is compared with them, the class
+            and the file sizes.
 
     Attributes:
-        kind: class attribute: what the files are, such as "HDF5".
-        unit: class attribute: what a record is called, such as "line".
-        paths: absolute.
+        kind: Class attribute: name of the format in messages, such as `"HDF5"`.
+        unit: Class attribute: name of a record in messages, such as `"line"`.
+        paths: Absolute paths.
 
     Raises:
-        SourceError: a file or record is damaged or cannot be opened (then also an `OSError`), or has changed.
+        SourceError: If a file or record is damaged, has changed, or cannot be opened (then also an `OSError`).
     """
 
     kind = "data"
@@ -88,36 +84,36 @@ class FileSource:
         self._stamps = tuple(map(Stamp.of, self.paths))
         self._index_files()
         if not len(self):
-            raise ArgumentError(f"paths: there is no {self.unit} in {self._described}")
+            raise ArgumentError(f"paths: found no {self.unit}s in {self._described}")
 
     # ---- what a subclass says ----
 
     def index(self, path: str) -> Any:
-        """How many records a file has; or the offsets of each record's first byte, and last the end of the last one.
+        """Return the number of records in a file, or the offset of each record's first byte and the end of the last.
 
         Offsets are a list, an array, or an iterator of arrays.
         """
         raise NotImplementedError(f"{type(self).__name__} must define index(path)")
 
     def open(self, path: str) -> Any:
-        """Open a file in this process, for `read`; by default for its bytes.
+        """Open a file in this process and return what `read` needs; by default, to read bytes.
 
-        What it returns must close itself when nothing refers to it, as files of Python do.
+        The result must close itself when nothing refers to it, as Python's files do.
         """
         return _OpenFile(path)
 
     def read(self, handle: Any, record: Record) -> Any:
-        """Return a record's item, no view into `handle`; several threads may call it at once.
+        """Return the item of a record, not a view of `handle`. Several threads may call this at once.
 
         Args:
-            handle: what `open` returned; by default with `handle.read(record)`, which gives the bytes.
-            record: where it is: `path`, its `number` in the file, `start` and `length` in bytes (where `index` gave a
-                number: `number` and 1; define `open`, too).
+            handle: Result of `open`; by default, `handle.read(record)` returns the bytes of the record.
+            record: Location of the record: `path`, its `number` in the file, `start` and `length` in bytes. If `index`
+                returns a number of records, use `path` and `number`, and define `open`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define read(handle, record)")
 
     def where(self, record: Record) -> str:
-        """Name a record in a message, such as "row 2 of /data/x.h5"."""
+        """Return the name of a record in messages, such as "row 2 of /data/x.h5"."""
         if self._starts is None:
             return f"{self.unit} {record.number} of {record.path}"
         return f"{self.unit} {record.number + 1} of {record.path} (at byte {record.start})"
@@ -170,7 +166,7 @@ class FileSource:
         dtype = np.uint32 if max(sizes) < _SHORT_OFFSETS else np.int64
         counts: list[int] = []
         pieces: list[npt.NDArray[Any]] = []
-        what = f"loaderpool: finding the records of {counted(len(sizes), 'file')}"
+        what = f"loaderpool: indexing {counted(len(sizes), 'file')}"
         with LongWork(what, sum(sizes), "bytes") as work:
             for path, stamp, end in zip(self.paths, self._stamps, itertools.accumulate(sizes), strict=True):
                 with self._named(path):
@@ -200,8 +196,8 @@ class FileSource:
             is_list = offsets.ndim == 1 and offsets.dtype.kind in "iu"
             if not is_list or not last <= offsets[0] or not offsets[-1] <= size or (offsets[1:] < offsets[:-1]).any():
                 raise SourceError(
-                    f"{type(self).__name__}.index must give a number of records, or ascending offsets up to the size "
-                    f"of the file ({size}), got {brief(piece)}"
+                    f"{type(self).__name__}.index must return a number of records, or ascending offsets up to the "
+                    f"file size ({size}), got {brief(piece)}"
                 )
             last = int(offsets[-1])
             yield offsets
@@ -244,8 +240,8 @@ class FileSource:
             if isinstance(error, OSError) and error.errno:
                 raise _unreadable(path, error) from error
             raise SourceError(
-                f"{path} cannot be read as {self.kind} ({type(error).__name__}: {error}): it is cut, damaged, or no "
-                f"{self.kind} file"
+                f"{path} cannot be read as {self.kind} ({type(error).__name__}: {error}). The file is truncated, "
+                "damaged, or has another format."
             ) from error
 
 
@@ -270,8 +266,8 @@ class Stamp(NamedTuple):
     def check(self, path: str) -> None:
         """Raise SourceError where a file is not as it was."""
         if (now := Stamp.of(path)) != self:
-            sizes = f"{self.size} bytes then, {now.size} now" if now.size != self.size else "of the same size"
-            raise SourceError(f"{path} was written to since it was indexed ({sizes}); {_ADVICE}")
+            sizes = f"was {self.size} bytes, now {now.size}" if now.size != self.size else "same size, another time"
+            raise SourceError(f"{path} has changed since it was indexed ({sizes}). {_ADVICE}")
 
 
 class _Handles(dict[int, Any]):
@@ -330,7 +326,7 @@ class _OpenFile:
         while len(data) < record.length:  # a signal, a network file system, or the file was cut
             more = read_at(self._descriptor, record.length - len(data), record.start + len(data))
             if not more:
-                raise SourceError(f"{record.path} ends before byte {record.start + record.length}; {_ADVICE}")
+                raise SourceError(f"{record.path} ends before byte {record.start + record.length}. {_ADVICE}")
             data += more
         return data
 
@@ -351,7 +347,7 @@ def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
                 f"paths must be a path or a list of paths, got {brief(path)} of type {type(path).__name__}"
             )
     if not given:
-        raise ArgumentError(f"paths is empty: give at least one {kind} file; is a glob pattern before it wrong?")
+        raise ArgumentError(f"paths is empty: pass at least one {kind} file. If it comes from glob, check the pattern.")
     return tuple(_checked_path(os.fsdecode(path)) for path in given)
 
 
@@ -359,11 +355,10 @@ def _checked_path(shown: str) -> str:
     path = os.path.abspath(shown)
     if os.path.isdir(path):
         pattern = brief(os.path.join(shown, "*"))
-        raise ArgumentError(f"paths: {path} is a folder: pass its files, such as sorted(glob.glob({pattern}))")
+        raise ArgumentError(f"paths: {path} is a directory: pass its files, such as sorted(glob.glob({pattern}))")
     if any(sign in path for sign in "*?[") and not os.path.exists(path):
         raise ArgumentError(
-            f"paths: there is no file {path}. If it is meant as a pattern: those are not expanded here; pass "
-            f"sorted(glob.glob({brief(shown)}))"
+            f"paths: the file {path} does not exist. Patterns are not expanded: pass sorted(glob.glob({brief(shown)}))"
         )
     try:
         mode = os.stat(path).st_mode
@@ -372,7 +367,7 @@ def _checked_path(shown: str) -> str:
     except ValueError as error:  # a NUL character in it
         raise ArgumentError(f"paths: {brief(shown)}: {error}") from None
     if not stat.S_ISREG(mode):  # a pipe blocks until it is written to, and a device may have no end
-        raise ArgumentError(f"paths: {path} is a pipe, socket or device: write what it gives to a plain file")
+        raise ArgumentError(f"paths: {path} is a pipe, socket or device: write its data to a regular file first")
     return path
 
 
@@ -398,6 +393,6 @@ def refuse_compressed(path: str, what: str) -> None:
     for beginning, (kind, command) in _COMPRESSED.items():
         if re.match(beginning, head):
             raise ArgumentError(
-                f"paths: {path} is compressed ({kind}), and {what} in it cannot be read without all before it: "
-                f"unpack it first ({command} < {shortened(path)} > NEW) and pass the result"
+                f"paths: {path} is compressed ({kind}), so {what} cannot be read without all data before it. "
+                f"Decompress the file and pass the result: {command} < {shortened(path)} > NEW"
             )

@@ -19,15 +19,15 @@ _MOST_CACHE_BYTES = 64 << 20
 
 
 class HDF5(FileSource):
-    """Rows of datasets in HDF5 files, as `h5py` gives them: a `FileSource`. Needs the extra `files`.
+    """Source of rows of datasets in HDF5 files, as `h5py` returns them. Needs the extra `files`.
 
     Args:
-        paths: as in `FileSource`.
-        keys: a dataset's name, such as "train/images"; or a tuple or dict of names, which items have the structure of.
+        paths: As in `FileSource`.
+        keys: Name of a dataset, such as `"train/images"`, or a tuple or dict of names; items have the same structure.
 
     Raises:
-        ArgumentError: a dataset is not there or has no rows, or numbers of rows differ.
-        SourceError: a file is cut, damaged or no HDF5 file. When a row is read: it is damaged.
+        ArgumentError: If a dataset is missing or has no rows, or if the numbers of rows differ.
+        SourceError: If a file is cut, damaged or not an HDF5 file; when a row is read, if it is damaged.
     """
 
     kind, unit = "HDF5", "row"
@@ -39,7 +39,7 @@ class HDF5(FileSource):
         super().__init__(paths, makes=self._names)
 
     def index(self, path: str) -> int:
-        """How many rows a file's datasets have; what its chunks need of the cache is noted."""
+        """Return the number of rows of the datasets in a file."""
         import h5py
 
         names = self._names
@@ -50,17 +50,15 @@ class HDF5(FileSource):
         # For two chunks: where rows are read in pieces by several workers, the end of one and the start of the next.
         self._cache_bytes = max(self._cache_bytes, min(2 * max(chunks, default=0), _MOST_CACHE_BYTES))
         if has := unequal((brief(name, 60) for name in names), rows):
-            raise ArgumentError(
-                f"keys: the datasets in {path} are read side by side, and their numbers of rows differ: {has}"
-            )
+            raise ArgumentError(f"keys: the datasets in {path} must have the same number of rows, but {has}")
         return rows[0]
 
     def open(self, path: str) -> _OpenFile:
-        """A file, as this process has it open."""
+        """Open a file in this process."""
         return _OpenFile(path, self._names, self._cache_bytes)
 
     def read(self, handle: _OpenFile, record: Record) -> Any:
-        """A row of each dataset."""
+        """Return one row of each dataset."""
         return self._structure.unflatten([dataset[record.number] for dataset in handle.datasets])
 
 
@@ -82,7 +80,7 @@ class _OpenFile:
         self._identity = file_identity(self._descriptor)
         status = os.stat(path)
         if self._identity != (status.st_dev, status.st_ino):
-            raise SourceError(f"{path} was open before this process was forked, and is another file now")
+            raise SourceError(f"{path} was open before this process was forked, and has been replaced since.")
 
     def __del__(self) -> None:
         if self._file is None:
@@ -99,7 +97,7 @@ _lost: list[Any] = []
 
 def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
     if isinstance(keys, list):
-        raise ArgumentError("keys is a list: give a tuple of names for items that are tuples, or a dict for dicts")
+        raise ArgumentError("keys must be a name, or a tuple or dict of names, got a list: pass a tuple")
     try:
         structure = Structure.of(keys, origin="keys has")
     except SpecMismatchError as error:
@@ -123,4 +121,4 @@ def _dataset(file: Any, name: str, path: str) -> Any:
         return file[name]  # which raises what is wrong with it
     kind = type(found).__name__.lower()
     what = "missing" if found is None else "a single value without rows" if kind == "dataset" else f"a {kind}"
-    raise ArgumentError(f"keys: {brief(name)} in {path} is {what}; its datasets are {listed(names) or 'none'}")
+    raise ArgumentError(f"keys: {brief(name)} in {path} is {what}; the file has the datasets {listed(names) or 'none'}")

@@ -1,7 +1,7 @@
 """Items as one block of bytes: each pickled by itself, and made again each time it is read.
 
 Python objects that workers share by fork are copied page by page as their reference counts change. Bytes have no
-reference counts: all workers read the same pages, epoch after epoch (docs/explanation/memory.md, "Items").
+reference counts: all workers read the same pages, epoch after epoch (docs/internals/memory.md, "Items").
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class PackedItems:
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self._size:
-            raise IndexError(f"item {index} of {self._size}")
+            raise IndexError(f"index {index} is out of range for {self._size} items")
         ends = self._ends
         pickled = self._bytes[ends[index] : ends[index + 1]]
         wanted_ends = self._wanted_ends

@@ -18,19 +18,19 @@ from loaderpool.sources.tables import repeated
 
 
 class ParquetRows(FileSource):
-    """Rows of Parquet files as dicts by column: a `FileSource`. Needs the extra `files`.
+    """Source of rows of Parquet files, as dicts by column. Needs the extra `files`.
 
-    Row groups are decompressed whole, so rows in random order are slow (docs/how-to/tables.md). Numbers are NumPy
-    scalars, lists of them arrays, and the rest is what pyarrow's `as_py()` gives.
+    Whole row groups are decompressed, so reading in random order is slow (docs/guide/data/tables.md). Numbers are NumPy
+    scalars, lists of numbers are arrays, and other values are converted by pyarrow's `as_py()`.
 
     Args:
-        paths: as in `FileSource`.
-        columns: names of the columns to read; None: all of the first file.
-        row_groups_kept: decompressed row groups that a process keeps, at least 1.
+        paths: As in `FileSource`.
+        columns: Names of the columns to read. Default: all columns of the first file.
+        row_groups_kept: Number of decompressed row groups that each process keeps, at least 1. Default: 2.
 
     Raises:
-        ArgumentError: a column is not there.
-        SourceError: a file is damaged, cut or no Parquet file.
+        ArgumentError: If a column is missing.
+        SourceError: If a file is cut, damaged or not a Parquet file.
     """
 
     kind, unit = "Parquet", "row"
@@ -43,7 +43,7 @@ class ParquetRows(FileSource):
         super().__init__(paths, makes=self._columns)
 
     def index(self, path: str) -> int:
-        """How many rows it has."""
+        """Return the number of rows in a file."""
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as file:
@@ -52,11 +52,11 @@ class ParquetRows(FileSource):
             self._columns = self._makes = in_file
         lacking = [name for name in self._columns if name not in in_file]
         if lacking:
-            raise ArgumentError(f"columns: there is no {listed(lacking)} in {path}; it has {listed(in_file)}")
+            raise ArgumentError(f"columns: {path} lacks {listed(lacking)}; it has {listed(in_file)}")
         return int(rows)
 
     def open(self, path: str) -> tuple[Stamp, list[int]]:
-        """Its stamp, and where its row groups end. The file itself is opened for each row group that is read."""
+        """Return the state of a file, and the end of each row group. Each row group is opened when it is read."""
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as file:
@@ -64,7 +64,7 @@ class ParquetRows(FileSource):
         return Stamp.of(path), list(itertools.accumulate(counts))
 
     def read(self, handle: tuple[Stamp, list[int]], record: Record) -> dict[str, Any]:
-        """A row, by column."""
+        """Return one row as a dict."""
         stamp, ends = handle
         number = bisect.bisect_right(ends, record.number)
         columns = self._group_of(record.path, stamp, number, self._columns)

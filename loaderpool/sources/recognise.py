@@ -89,7 +89,7 @@ def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
         source = obj
     size = length_of(source)
     if size == 0:
-        raise ArgumentError(f"source is empty: {_describe(obj)} of length 0; is a path or a filter before it wrong?")
+        raise ArgumentError(f"source is empty: {_describe(obj)} of length 0. Check the path or filter it comes from.")
     is_ready = type(source) in _READY or isinstance(source, (tuple, np.ndarray))
     return source if is_ready else Sized(source, size)
 
@@ -117,7 +117,7 @@ def _zipped(columns: Any) -> Columns:
     if has := unequal(structure.paths, lengths):
         hint = "; if each is one item, pass list(source)" * isinstance(columns, tuple)
         raise ArgumentError(
-            f"source is a {type(columns).__name__} of columns, read row by row, and their lengths differ: {has}{hint}"
+            f"source is a {type(columns).__name__} of columns, which must have the same length, but {has}{hint}"
         )
     return Columns(structure, leaves, lengths[0])
 
@@ -131,8 +131,8 @@ def _column(leaf: Any, path: str) -> Any:
         reason = f"is a {type(leaf).__name__}, not an array or list (zip_sources takes sources of any kind)"
     if reason:
         raise SourceError(
-            f"source{path} {reason}. A dict is read as columns, one row of each array or list being an item; to read a "
-            "dict's entries one by one, pass list(source.items())"
+            f"source{path} {reason}. A dict is read as columns: an item is one row of each array or list. To read its "
+            "entries one by one, pass list(source.items())."
         )
     return leaf
 
@@ -169,13 +169,13 @@ def position_of(index: SupportsIndex, size: int) -> int:
     if position < 0:
         position += size
     if not 0 <= position < size:
-        raise IndexError(f"index {operator.index(index)} is not in a source of {size} items")
+        raise IndexError(f"index {operator.index(index)} is out of range for a source of {size} items")
     return position
 
 
 # ---- what cannot be read by index, and what to pass instead ----
 
-_INSTEAD = "pass a sequence, arrays, or range(n) for just the index"
+_INSTEAD = "pass a sequence, arrays, or range(n) if fn needs only the index"
 _STREAM = "can only be iterated"
 
 
@@ -193,33 +193,40 @@ def _is_of(obj: Any, package: str, *names: str) -> bool:
 # attributes are asked for: nothing of the object is called, iterated or indexed.
 _KINDS: tuple[tuple[Callable[[Any], Any], str], ...] = (
     (lambda obj: obj is None, f"is None: {_INSTEAD}"),
-    (lambda obj: isinstance(obj, type), "is the class {name}, not an object of it: pass {name}(...)"),
+    (lambda obj: isinstance(obj, type), "is the class {name}, not an instance: pass {name}(...)"),
     (lambda obj: isinstance(obj, (str, bytes, bytearray, os.PathLike)),
      "is one {kind}, {value}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"),
     (lambda obj: isinstance(obj, numbers.Integral) and not isinstance(obj, bool),
      "is a number: did you mean range({value})?"),
     (lambda obj: isinstance(obj, numbers.Number), f"is {{value}}, a {{kind}}: {_INSTEAD}"),
     (lambda obj: dense_of(type(obj)),
-     "is sparse, a {kind}: pass {dense} in its place, or range(n) and a function that takes a row"),
+     "is a sparse {kind}: pass {dense}, or range(n) and a function that reads one row"),
     (lambda obj: _is_of(obj, "tensorflow", "DatasetV2"),
-     "is a tf.data.Dataset: pass what it was made from, or ds.as_numpy_iterator(), which is read once"),
+     "is a tf.data.Dataset: pass the data it was made from, or ds.as_numpy_iterator(), which can be read only once"),
     (lambda obj: _is_of(obj, "tensorflow", "Tensor") or (_is_of(obj, "tensorflow") and hasattr(obj, "numpy")),
-     "is a TensorFlow {kind}: pass its .numpy(), for workers run without TensorFlow"),
+     "is a TensorFlow {kind}: pass its .numpy(), because workers run without TensorFlow"),
     (lambda obj: _is_of(obj, "h5py", "Group"),
      "is an open HDF5 {kind}: pass loaderpool.HDF5(path, keys), which each worker opens itself"),
-    (lambda obj: _is_of(obj, "polars", "LazyFrame"), "is a polars LazyFrame, not run yet: pass its .collect()"),
+    (lambda obj: _is_of(obj, "polars", "LazyFrame"), "is a polars LazyFrame, not computed yet: pass its .collect()"),
     (lambda obj: isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"),
-     "is a {kind}, which has no index: pass sorted(source), or list(source) where it has an order"),
+     "is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its order is fixed"),
     (lambda obj: isinstance(obj, Mapping) and type(obj).__getitem__ is not dict.__getitem__,
-     "is a mapping ({kind}), read by key: pass dict(source) of columns, or list(source.items())"),
+     "is a mapping ({kind}), which is read by key: pass dict(source) to read columns, or list(source.items())"),
     (lambda obj: isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")), _STREAM),
+    (lambda obj: _is_of(obj, "datasets", "IterableDataset"),  # before torch's, which it may be as well
+     ("is a Hugging Face IterableDataset, which cannot be read by index. Choose one:\n"
+      "    lp.Loader.from_generator(rows, shards=range(stream.num_shards)): read the shards in the workers, where "
+      "rows(shard) returns iter(stream.shard(stream.num_shards, shard))\n"
+      "    lp.Loader(iter(stream)): read it for one epoch, in the main process")),
     (lambda obj: _is_of(obj, "torch", "IterableDataset"),
-     "is an IterableDataset of PyTorch: use Loader.from_generator(lambda: iter(dataset))"),
+     "is a PyTorch IterableDataset: use Loader.from_generator(lambda: iter(dataset))"),
     (lambda obj: _has(obj, "__len__", "__getitem__"), ""),
-    (inspect.isgeneratorfunction, "is a generator function: use Loader.from_generator({name}), or read {name}() once"),
+    (inspect.isgeneratorfunction,
+     "is a generator function: use Loader.from_generator({name}), or pass {name}() for one epoch"),
     (lambda obj: callable(obj) and not _has(obj, "__getitem__"),
      "is a function: pass the items as the source and the function as fn, as in Loader(items, {name})"),
-    (lambda obj: _has(obj, "__getitem__"), "is a {kind} without a length: give it a __len__, or index it in fn"),
+    (lambda obj: _has(obj, "__getitem__"),
+     "is a {kind} without a length: give it a __len__, or pass range(n) and index it in fn"),
     (lambda obj: True, f"is a {{kind}}, which has neither length nor items: {_INSTEAD}"),
 )  # fmt: skip
 
@@ -243,6 +250,6 @@ def whole_batches(obj: Any) -> str | None:
     if not _is_of(obj, "keras", "PyDataset", "Sequence"):
         return None
     return (
-        f"is a {type(obj).__name__}, whose items are batches: use Loader.from_sequence(...), or batch_size=None, which "
-        "takes each as it is"
+        f"is a {type(obj).__name__}, whose items are batches: use Loader.from_sequence(...), or batch_size=None to "
+        "use each item as a batch"
     )

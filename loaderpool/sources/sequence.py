@@ -49,7 +49,7 @@ class BatchSequence:
         except NotImplementedError as error:
             if has_length:
                 name = type(target).__name__
-                raise SourceError(f"{name} does not say how many batches it has: give it a __len__") from error
+                raise SourceError(f"{name} does not report its number of batches: give it a __len__") from error
             return None  # Keras' base class, of which neither was overridden
 
     def __getitem__(self, index: int) -> Any:

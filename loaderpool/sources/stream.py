@@ -42,8 +42,8 @@ class StreamSource:
         """The items, from the first one on; SourceError where it was read and cannot be read again."""
         if self.is_one_shot and self.was_opened:
             raise SourceError(
-                f"source is a {self.kind}, which can be read only once, and an earlier pass has read it: for several "
-                "epochs pass an object whose __iter__ begins anew each time"
+                f"source is a {self.kind}, which can be read only once, and an earlier epoch has read it. For several "
+                "epochs, pass an object whose __iter__ starts from the beginning each time."
             )
         self.was_opened = True
         return iter(self.items)
@@ -59,7 +59,7 @@ class StreamSource:
 def nothing_there(drops_remainder: bool) -> str:
     """Return what is said of a stream that gives no batch."""
     if drops_remainder:
-        return "the stream ended before its first batch was full, and drop_remainder=True leaves out what is smaller"
+        return "The stream ended before its first batch was full, and drop_remainder=True leaves out smaller batches."
     return "source is empty: the stream ended before its first item"
 
 
@@ -68,7 +68,7 @@ def _read_up_to(items: Iterator[Any], place: int) -> int:
     from loaderpool.system.long_work import LongWork  # few streams go on in the middle
 
     position = 0
-    with LongWork(f"loaderpool: reading the stream up to item {place:,}, where it goes on", place) as work:
+    with LongWork(f"loaderpool: reading the stream up to item {place:,} to resume there", place) as work:
         for position, _ in enumerate(itertools.islice(items, place), 1):
             work.reach(position)
     return position
@@ -91,8 +91,8 @@ def read_batches(
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
         raise SourceError(
-            f"the stream has only {position} items, and the place to go on from is behind item {plan.start}: it is not "
-            "the stream that the state was saved for, or has become shorter"
+            f"The stream has only {position} items, but the saved position is after item {plan.start}. The state was "
+            "saved for another stream, or the stream has become shorter."
         )
     if position < plan.start:  # the place is behind its last batch, which was a smaller one
         return
@@ -114,13 +114,13 @@ _BY_NAME = ("rng", "worker")  # what a generator is given besides its shard, whe
 
 @dataclasses.dataclass(frozen=True)
 class WorkerInfo:
-    """Which copy of a generator this is: what its parameter `worker` gets."""
+    """Identity of a replica or shard of a generator; passed to its parameter `worker`."""
 
-    index: int  # of the copy or shard, from 0, over all processes
-    count: int  # of copies or shards
-    seed: int  # for random numbers: another one for each copy and epoch
-    epoch: int  # from 0
-    shard: Any = None  # the element of `shards`
+    index: int  # Number of the replica or shard, from 0, over all processes.
+    count: int  # Number of replicas or shards, over all processes.
+    seed: int  # Seed for random numbers; differs for each replica and epoch.
+    epoch: int  # Epoch number, from 0.
+    shard: Any = None  # Element of `shards`, or `None`.
 
 
 class ReplicatedSource:
@@ -146,13 +146,13 @@ class ReplicatedSource:
             raise ArgumentError(f"make_generator must be callable, got a {type(make_generator).__name__}{hint}")
         if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
             raise ArgumentError(
-                f"shards has {count:,} elements, more than the {MOST_GENERATORS:,} that can be told apart: "
-                "let each be several files, or give the list as the source of a Loader"
+                f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported. "
+                "Put several files into each element, or pass the list as the source of a Loader."
             )
         if cycle_length is not None and shards is None:
-            raise ArgumentError("cycle_length is how many shards are open at once: give shards, too")
+            raise ArgumentError("cycle_length needs shards: it is the number of shards that are open at once")
         if copies is not None and shards is not None:
-            raise ArgumentError("copies and shards exclude each other: with shards one generator runs for each")
+            raise ArgumentError("copies and shards cannot be combined: one generator runs for each shard")
         self.make_generator = make_generator
         self.shards = None if shards is None else listed("shards", shards)
         self.copies, self.cycle_length = copies, cycle_length
@@ -173,7 +173,8 @@ class ReplicatedSource:
             least = len(self.shards) // num_shards
             if not least:
                 raise ArgumentError(
-                    f"there are {len(self.shards)} shards for num_shards={num_shards} processes: one would have nothing"
+                    f"shards must have at least one element for each of num_shards={num_shards} processes, got "
+                    f"{len(self.shards)}"
                 )
             return min(least, self.cycle_length or _DEFAULT_CYCLE)
         if self.copies:
@@ -183,19 +184,21 @@ class ReplicatedSource:
             return 1
         if not self.takes:
             raise ArgumentError(
-                f"{self.kind} has no parameter worker or rng, so its {times} copies would yield the same, and every "
-                f"item would come {times} times. Ways out:\n"
-                "- have it yield only its part: a parameter worker gets a WorkerInfo with index and count\n"
-                "- shards=: a generator for each\n"
-                f"- copies={1 if num_shards > 1 else times}: if that is meant\n"
-                "- leave workers= away: it runs once\n"
-                "- give what it returns as the source of a Loader: all workers call fn for its items"
+                f"{self.kind} has no parameter worker or rng, so its {times} replicas would yield the same items, and "
+                f"each item would appear {times} times. Choose one:\n"
+                "    shards=...: run one generator for each shard\n"
+                "    worker: add this parameter, a WorkerInfo, and yield only the items of replica worker.index\n"
+                f"    copies={1 if num_shards > 1 else times}: keep the repeated items\n"
+                "    workers: remove this argument; the generator then runs once\n"
+                "    Loader(...): pass the generator object as the source; all workers then call fn for its items"
             )
         if not workers:
             raise ArgumentError(
-                f"as many copies of {self.kind} run as there are workers, and on a cluster these come and go: say "
-                "copies=, or give shards=, for a generator of each; or have the pool say how many workers there "
-                "are: RayPool(hosts=2, workers_per_host=8)"
+                f"{self.kind} runs in one replica for each worker, but the number of workers in this pool varies. "
+                "Choose one:\n"
+                "    copies=...: set the number of replicas\n"
+                "    shards=...: run one generator for each shard\n"
+                "    RayPool(nodes=2, workers_per_node=8): fix the number of workers"
             )
         return workers
 
@@ -221,20 +224,20 @@ def interleave(
 ) -> Interleave:
     """Return a stream of the records of many files, in the order of a deterministic `tf.data.Dataset.interleave`.
 
-    Records are read in one place; to read in all workers, use `Loader.from_generator(open_fn, shards=files)`.
+    One process reads all files. To read in all workers, use `Loader.from_generator(open_fn, shards=files)`.
 
     Args:
-        files: what `open_fn` is called with, in this order.
-        open_fn: `open_fn(file)` gives what iterates over the file's records.
-        cycle_length: files that are open at once and take turns, at least 1.
-        block_length: records that a file gives in its turn, at least 1.
-        on_error: "skip" leaves out the rest of a file whose reading raises, and warns.
+        files: Sequence of files, opened in this order.
+        open_fn: Function `open_fn(file)` that returns an iterable of the file's records.
+        cycle_length: Number of files that are open at once and take turns, at least 1. Default: 8.
+        block_length: Number of records that a file yields in its turn, at least 1. Default: 1.
+        on_error: `"skip"` leaves out the rest of a file that raises, and warns. Default: `"raise"`.
     """
     return Interleave(files, open_fn, cycle_length, block_length, on_error)
 
 
 class Interleave:
-    """What `interleave` gives, with its arguments: iterated from the start each time."""
+    """Stream as returned by `interleave`. Each iteration starts from the beginning."""
 
     def __init__(self, files: Any, open_fn: Any, cycle_length: int, block_length: int, on_error: str) -> None:
         self.files = listed("files", files)
@@ -246,7 +249,7 @@ class Interleave:
         self.open_fn, self._on_error = open_fn, on_error
         self.cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="files that are open at once")
         self.block_length = whole_number(
-            "block_length", block_length, at_least=1, hint="records that a file gives in its turn"
+            "block_length", block_length, at_least=1, hint="records that a file yields in its turn"
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -277,9 +280,11 @@ class Interleave:
         except Exception as error:
             if self._on_error == "raise":
                 if hasattr(error, "add_note"):  # from Python 3.11 on
-                    error.add_note(f"while {brief(file)} was read")
+                    error.add_note(f"while reading {brief(file)}")
                 raise
-            warnings.warn(f"the rest of {brief(file)} is left out: {type(error).__name__}: {error}", stacklevel=3)
+            problem = f"{type(error).__name__}: {error}"
+            text = f'The rest of {brief(file)} is skipped after {problem}. Set on_error="raise" to stop there instead.'
+            warnings.warn(text, stacklevel=3)
 
     def __repr__(self) -> str:
         return f"<{len(self.files)} files interleaved, {self.cycle_length} at once>"
@@ -288,12 +293,12 @@ class Interleave:
 def listed(name: str, value: Any) -> list[Any]:
     """Return the files, ranges or the like that the user gave: a sequence, in an order that each process has."""
     if isinstance(value, (set, frozenset)):
-        raise ArgumentError(f"{name} is a set, which has another order in each process: pass sorted({name})")
+        raise ArgumentError(f"{name} is a set, whose order differs in each process: pass sorted({name})")
     if isinstance(value, Mapping):
         raise ArgumentError(f"{name} is a {type(value).__name__}: pass list({name}), or list({name}.items())")
     has_no_length = not hasattr(type(value), "__len__") or getattr(value, "shape", None) == ()
     if isinstance(value, (str, bytes)) or has_no_length:
         raise ArgumentError(f"{name} must be a sequence of files, ranges or the like, got {brief(value)}")
     if not len(value):
-        raise ArgumentError(f"{name} is empty: nothing would ever be read")
+        raise ArgumentError(f"{name} is empty: pass at least one element")
     return list(value)

@@ -118,9 +118,9 @@ def table_columns(table: Any, name: str) -> Any:
         return table.to_numpy() if library == "pandas" else _arrow_rows(table, name)
     labels: list[Hashable] = list(table.schema.names if library == "pyarrow" else table.columns)
     if not labels:
-        raise ArgumentError(f"{name} is a {kind} of no columns")
+        raise ArgumentError(f"{name} is a {kind} without columns")
     if twice := repeated(labels):
-        raise ArgumentError(f"{name} is a {kind} with several columns of the name {twice}; rename them")
+        raise ArgumentError(f"{name} is a {kind} with several columns named {twice}: rename them")
     if library == "pandas":
         columns = [table.iloc[:, position].to_numpy() for position in range(len(labels))]
     else:
@@ -172,7 +172,7 @@ class PiecesColumn:
 
 def _arrow_rows(column: Any, name: str) -> Any:
     """Return a column by row: as `_rows_of`, or a list of the library's own Python objects."""
-    pa = import_extra("pyarrow", f"{name}, of polars,")
+    pa = import_extra("pyarrow", f"{name} from polars")
     if hasattr(column, "to_pylist"):
         rows = _rows_of(pa, column, name)
         return column.to_pylist() if rows is None else rows
@@ -214,8 +214,8 @@ def _rows_of(pa: Any, column: Any, name: str) -> Any:
         there = column.drop_null().to_numpy()
         if len(there) and max(abs(int(there.min())), abs(int(there.max()))) > _EXACT_IN_FLOAT64:
             raise ArgumentError(
-                f"{name} has nulls, which are read as NaN, and integers beyond 2**53, which a float64 cannot hold: "
-                "fill its nulls first, or make the column one of text"
+                f"{name} has nulls, which are read as NaN, and integers beyond 2**53, which float64 cannot hold. "
+                "Fill its nulls first, or convert the column to strings."
             )
     return column.to_numpy(zero_copy_only=False)
 

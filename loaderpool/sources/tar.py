@@ -26,18 +26,18 @@ _LOOK_BYTES = 1 << 20
 
 
 class TarSamples(FileSource):
-    """Samples of uncompressed tar files, in WebDataset's format, as dicts of bytes: a `FileSource`.
+    """Source of samples in uncompressed tar files in WebDataset format, as dicts of bytes.
 
-    Neighbours with the same name up to the first dot are a sample: `a/1.jpg` and `a/1.seg.png` are
-    `{"__key__": "a/1", "jpg": …, "seg.png": …}`.
+    Adjacent members with the same name up to the first dot form one sample: `a/1.jpg` and `a/1.seg.png` become
+    `{"__key__": "a/1", "jpg": ..., "seg.png": ...}`.
 
     Args:
-        paths: as in `FileSource`.
+        paths: As in `FileSource`.
 
     Raises:
-        ArgumentError: no member of a file has a dot in its name.
-        SourceError: a file is damaged, cut or no tar file. When a sample is read: a member is a link, or two have one
-            name.
+        ArgumentError: If no member of a file has a dot in its name.
+        SourceError: If a file is cut, damaged or not a tar file. Reading a sample raises it if a member is a link, or
+            if two have the same name.
     """
 
     kind, unit = "tar", "sample"
@@ -46,7 +46,7 @@ class TarSamples(FileSource):
         super().__init__(paths)
 
     def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
-        """Where its samples begin."""
+        """Return the offsets of the samples in a file."""
         refuse_compressed(path, "a sample")
         starts: list[int] = []
         key, at, end = "", 0, 0
@@ -71,11 +71,11 @@ class TarSamples(FileSource):
             file.seek(at)
             _check_end(path, at, file.read(_LOOK_BYTES))
         if at and not key:
-            raise ArgumentError(f"paths: there is no sample, which is a member with a dot in its name, in {path}")
+            raise ArgumentError(f"paths: found no samples in {path}: no member has a dot in its name")
         yield np.array([*starts, end])
 
     def read(self, handle: Any, record: Record) -> dict[str, Any]:
-        """A sample, of all its members."""
+        """Return one sample as a dict of its members."""
         sample: dict[str, Any] = {}
         with tarfile.open(fileobj=io.BytesIO(handle.read(record)), mode="r:") as tar:
             for member in tar:
@@ -83,11 +83,11 @@ class TarSamples(FileSource):
                     continue
                 if not member.isreg():
                     raise SourceError(
-                        f"{self.where(record)}: the member {member.name} is a link or a device, and has no data of its "
-                        "own; write the file by tar --dereference --hard-dereference"
+                        f"{self.where(record)}: the member {member.name} is a link or a device, without data. "
+                        "Create the file with tar --dereference --hard-dereference."
                     )
                 if name[1] in sample:
-                    raise SourceError(f"{self.where(record)}: there are two members {brief(name[1])}")
+                    raise SourceError(f"{self.where(record)} has two members {brief(name[1])}")
                 content = tar.extractfile(member)
                 assert content is not None  # of a regular member
                 sample.setdefault("__key__", name[0])
@@ -107,18 +107,18 @@ def _name_of(member: tarfile.TarInfo) -> tuple[str, str] | None:
 def _check_end(path: str, at: int, found: bytes) -> None:
     """Raise where what is at this byte, which `tarfile` takes for the end, is none."""
     if len(found) < _BLOCK_BYTES or any(found[:_BLOCK_BYTES]):
-        raise _damaged(path, at, "there is no header, and no mark that ends a tar file")
+        raise _damaged(path, at, "expected a header or the end-of-archive marker")
     if found.count(0) != len(found):
         raise SourceError(
-            f"{path} has more behind the mark that ends a tar file, at byte {at}: were several put together by cat? "
-            "Pass them one by one, or put them together by tar --concatenate"
+            f"{path} has data after its end-of-archive marker, at byte {at}. If cat joined several files, pass them "
+            "one by one, or join them with tar --concatenate."
         )
 
 
 def _damaged(path: str, at: int, what: str) -> SourceError:
     if not at:
-        return SourceError(f"{path} is cut or damaged at byte 0 ({what}): is it a tar file?")
+        return SourceError(f"{path} is truncated or damaged at byte 0 ({what}). Is it a tar file?")
     return SourceError(
-        f"{path} is cut or damaged at byte {at} ({what}), so what is behind it cannot be read. tar --extract keeps "
-        "what is before it: pack that again by tar --sort=name"
+        f"{path} is truncated or damaged at byte {at} ({what}). The data after this byte cannot be read. To keep the "
+        "data before it, run tar --extract, and pack the result with tar --sort=name."
     )

@@ -20,16 +20,13 @@ _NEWLINE, _RETURN = b"\n\r"
 
 
 class TextLines(FileSource):
-    r"""Lines of uncompressed text files as str, empty ones too: a `FileSource`. A line ends with "\n" or "\r\n".
+    r"""Source of lines of uncompressed text files, as strings. A line ends with "\n" or "\r\n"; empty lines are items.
 
     Args:
-        paths: as in `FileSource`.
-        encoding: as of `open`, but not UTF-16 or UTF-32.
-        strip: leave out the line end.
-        errors: as of `open`, of bytes that cannot be decoded.
-
-    Raises:
-        SourceError: when a line is read: it cannot be decoded.
+        paths: As in `FileSource`.
+        encoding: Encoding as in `open`, except UTF-16 and UTF-32. Default: `"utf-8"`.
+        strip: Set to `False` to keep the line end. Default: `True`.
+        errors: Handling of bytes that cannot be decoded, as in `open`. Default: `"strict"`, which raises `SourceError`.
     """
 
     kind, unit = "text", "line"
@@ -41,21 +38,21 @@ class TextLines(FileSource):
             newline = "\n".encode(encoding)
             codecs.lookup_error(errors)
         except (LookupError, TypeError, ValueError) as error:
-            raise ArgumentError(f"encoding and errors must be as of open: {shortened(str(error))}") from None
+            raise ArgumentError(f"encoding and errors must be valid for open(): {shortened(str(error))}") from None
         if newline.removeprefix(codecs.BOM_UTF8) != b"\n":
             raise ArgumentError(
-                f"encoding must be one in which a line end is the byte 10, and {brief(encoding)} is not: "
-                f"convert the file, as with iconv -f {shortened(encoding)} -t utf-8"
+                f"encoding must write a line end as byte 10, got {brief(encoding)}. "
+                f"Convert the file first: iconv -f {shortened(encoding)} -t utf-8"
             )
         self._encoding, self._errors, self._strip = encoding, errors, strip
         super().__init__(paths, makes=(encoding, errors, strip))
 
     def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
-        """Where its lines begin."""
+        """Return the offsets of the lines in a file."""
         return _line_starts(path)
 
     def read(self, handle: Any, record: Record) -> str:
-        """A line, decoded."""
+        """Return one line, decoded."""
         data: bytes = handle.read(record)
         if self._strip and data.endswith(b"\n"):
             data = data[:-2] if data.endswith(b"\r\n") else data[:-1]
@@ -63,19 +60,19 @@ class TextLines(FileSource):
             return data.decode(self._encoding, self._errors)
         except UnicodeError as error:
             raise SourceError(
-                f"{self.where(record)} cannot be decoded: {error}. Is encoding={brief(self._encoding)} right? "
-                'errors="replace" puts a mark in place of such bytes'
+                f"{self.where(record)} cannot be decoded: {error}. Check encoding={brief(self._encoding)}, or set "
+                'errors="replace" to replace such bytes.'
             ) from error
 
 
 class JsonLines(FileSource):
-    r"""Values of uncompressed JSON lines files in UTF-8, one on each line: a `FileSource`. Empty lines are no items.
+    """Source of the values in uncompressed JSON lines files in UTF-8, one per line. Empty lines are ignored.
 
     Args:
-        paths: as in `FileSource`.
+        paths: As in `FileSource`.
 
     Raises:
-        SourceError: when an item is read: it is no JSON.
+        SourceError: When an item is read, if it is not valid JSON.
     """
 
     kind, unit = "JSON lines", "JSON line"
@@ -84,11 +81,11 @@ class JsonLines(FileSource):
         super().__init__(paths)
 
     def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
-        """Where its lines begin; a blank one belongs to the line before it."""
+        """Return the offsets of the lines in a file; a blank line belongs to the line before it."""
         return _line_starts(path, skip_blank=True)
 
     def read(self, handle: Any, record: Record) -> Any:
-        """The value of a line."""
+        """Return the value of one line."""
         return json.loads(handle.read(record))
 
 

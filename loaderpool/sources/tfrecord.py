@@ -34,14 +34,14 @@ _SHORT_BYTES = 1 << 13
 
 
 class TFRecords(FileSource):
-    """Records of uncompressed TFRecord files as bytes, without TensorFlow: a `FileSource`. Needs the extra `files`.
+    """Source of records of uncompressed TFRecord files, as bytes, without TensorFlow. Needs the extra `files`.
 
     Args:
-        paths: as in `FileSource`.
-        check_crc: compare the checksums.
+        paths: As in `FileSource`.
+        check_crc: Set to `False` to skip the checksums. Default: `True`.
 
     Raises:
-        SourceError: a file is damaged, cut or no TFRecord file. When a record is read: its checksum is wrong.
+        SourceError: If a file is cut, damaged or not a TFRecord file; when a record is read, if its checksum is wrong.
     """
 
     kind = "TFRecord"
@@ -54,7 +54,7 @@ class TFRecords(FileSource):
         super().__init__(paths)
 
     def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
-        """Where its records begin, by their lengths."""
+        """Return the offsets of the records in a file."""
         checksum = _checksum() if self._check_crc else None
         unpack, header_bytes = _HEADER.unpack_from, _HEADER.size
         at, length, window, window_at, count = 0, 0, b"", 0, 0
@@ -69,13 +69,13 @@ class TFRecords(FileSource):
                         window = read_at(descriptor, _WINDOW_BYTES if length <= _SHORT_BYTES else header_bytes, at)
                         window_at, inside = at, 0
                         if len(window) < header_bytes:
-                            raise _cut(path, count + len(starts), at, size, "it ends inside the length")
+                            raise _cut(path, count + len(starts), at, size, "the file ends inside its length")
                     length, crc = unpack(window, inside)
                     if checksum is not None and _masked(checksum(window[inside : inside + 8])) != crc:
                         raise _cut(path, count + len(starts), at, size, "the checksum of its length is wrong")
                     end = at + length + _AROUND
                     if end > size:
-                        raise _cut(path, count + len(starts), at, size, f"the file ends before its {length} bytes do")
+                        raise _cut(path, count + len(starts), at, size, f"its length of {length} exceeds the file")
                     starts.append(at)
                     at = end
                 count += len(starts)
@@ -83,16 +83,17 @@ class TFRecords(FileSource):
         yield np.array([at])
 
     def read(self, handle: Any, record: Record) -> bytes:
-        """The data of a record."""
+        """Return the data of one record."""
         data: bytes = handle.read(record)
         payload = data[_HEADER.size : -_FOOTER_BYTES]
         if self._check_crc:
             found, stored = _masked(_checksum()(payload)), int.from_bytes(data[-_FOOTER_BYTES:], "little")
             if found != stored:
                 raise SourceError(
-                    f"{self.where(record)} is damaged: the checksum of its {len(payload)} bytes is {found:#010x}, and "
-                    f"the file says {stored:#010x}. on_error= can leave out such records, check_crc=False reads them "
-                    "as they are"
+                    f"{self.where(record)} is damaged: the checksum of its {len(payload)} bytes is {found:#010x}, but "
+                    f"the file has {stored:#010x}. Choose one:\n"
+                    '    on_error="skip" of the Loader: leave out damaged records\n'
+                    "    check_crc=False: read records without a check"
                 )
         return payload
 
@@ -110,13 +111,13 @@ def _cut(path: str, number: int, at: int, size: int, what: str) -> SourceError:
     """Return the error of a file in which no way leads on from a byte."""
     if at:
         return SourceError(
-            f"{path}: record {number + 1}, at byte {at}, is cut or damaged ({what}), so what is behind byte {at} of "
-            f"{size} cannot be read. Write a file of what is before it: head -c {at} {shortened(path)} > NEW"
+            f"{path}: record {number + 1} (at byte {at}) is truncated or damaged: {what}. The data after byte {at} of "
+            f"{size} cannot be read. To keep the records before it, run: head -c {at} {shortened(path)} > NEW"
         )
     refuse_compressed(path, "a record")  # only here: the length of a sound record may begin so, too
     return SourceError(
-        f"{path}: record 1, at byte 0, is cut or damaged ({what}): is this a TFRecord file at all? A compressed one is "
-        "to be unpacked first"
+        f"{path}: record 1 (at byte 0) is truncated or damaged: {what}. Is this a TFRecord file? Decompress a "
+        "compressed file first."
     )
 
 
@@ -136,27 +137,27 @@ class _WantedFeature(NamedTuple):
 
 
 def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse a `tf.train.Example` into NumPy values, as `tf.io.parse_single_example` does. Needs the extra `files`.
+    """Parse a `tf.train.Example` like `tf.io.parse_single_example`, without TensorFlow. Needs the extra `files`.
 
     Args:
-        record: the message's bytes, such as an item of `TFRecords`.
-        features: the features wanted, by name; others are left out. What each is:
+        record: Serialized message, such as an item of `TFRecords`.
+        features: Features to return, by name. Each is one of:
 
-            - a dtype (`np.int64`, `np.float32` or `bytes`): one value, as `FixedLenFeature([], dtype)`.
-            - `(shape, dtype)`: an array, as `FixedLenFeature(shape, dtype)`; with None as its first dimension of any
-              length, as `VarLenFeature(dtype)`.
-            - `(shape, dtype, default)`: the default where the record lacks it.
+            - a dtype (`np.int64`, `np.float32` or `bytes`): one value, like `FixedLenFeature([], dtype)`.
+            - `(shape, dtype)`: an array, like `FixedLenFeature(shape, dtype)`. If the first dimension is `None`, it may
+              have any length, like `VarLenFeature(dtype)`.
+            - `(shape, dtype, default)`: the same, with a default if the record lacks the feature.
 
     Returns:
-        NumPy scalars, bytes, and arrays (of objects for bytes), by name.
+        NumPy scalars, bytes and arrays (object arrays for bytes), by name.
 
     Raises:
-        ArgumentError: the record lacks a feature, has another kind or number of values, or is no Example.
+        ArgumentError: If a feature is missing or has another type or number of values, or if this is not an Example.
     """
     if not isinstance(record, (bytes, bytearray, memoryview)):
         raise ArgumentError(f"record must be the bytes of a tf.train.Example, got {type(record).__name__}")
     if not isinstance(features, Mapping):
-        raise ArgumentError(f"features must be a dict of names and what they are, got {type(features).__name__}")
+        raise ArgumentError(f"features must be a dict of names and dtypes, got {type(features).__name__}")
     asked = tuple(features.items())
     try:
         wanted = _wanted(asked)
@@ -166,7 +167,7 @@ def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = parse(bytes(record)).features.feature
     except error:
-        raise ArgumentError(f"record: these {len(record):,} bytes are no tf.train.Example (or a damaged one)") from None
+        raise ArgumentError(f"record: these {len(record):,} bytes are not a valid tf.train.Example") from None
     return {each.name: _value(each, features, found) for each in wanted}
 
 
@@ -216,28 +217,28 @@ def _wanted(asked: tuple[tuple[str, Any], ...]) -> tuple[_WantedFeature, ...]:
 
 def _want(name: str, what: Any) -> _WantedFeature:
     if not isinstance(name, str):
-        raise ArgumentError(f"features: names must be str, got {brief(name)}")
+        raise ArgumentError(f"features: names must be strings, got {brief(name)}")
     given = what if isinstance(what, tuple) else ((), what)
     if len(given) not in (2, 3):
-        raise _fault(name, f"must be dtype, (shape, dtype) or (shape, dtype, default), got {brief(what)}")
+        raise _fault(name, f"must be a dtype, (shape, dtype) or (shape, dtype, default), got {brief(what)}")
     shape, dtype, default = (*given, None)[:3]
     try:
         known = np.dtype(dtype if dtype is not None else object)  # NumPy takes None for float64
         kind = _KINDS[known]
     except (KeyError, TypeError):
         named = shortened(str(getattr(dtype, "__name__", dtype)))
-        raise _fault(name, f"an Example has np.int64, np.float32 or bytes, not {named}") from None
+        raise _fault(name, f"the dtype must be np.int64, np.float32 or bytes, got {named}") from None
     if not isinstance(shape, (tuple, list)):
         raise _fault(name, f"the shape must be a tuple such as () or (None, 4), got {brief(shape)}")
     is_open = tuple(shape[:1]) == (None,)
     sizes = shape[is_open:]
     if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
-        raise _fault(name, f"shape {brief(shape)}: sizes are numbers, the first may be None")
+        raise _fault(name, f"the shape must have sizes >= 0, of which the first may be None, got {brief(shape)}")
     number = math.prod(map(int, sizes))
     if is_open and default is not None:
-        raise _fault(name, "what may have any length is empty where it lacks: no default")
+        raise _fault(name, "a feature of any length takes no default: it is empty if the record lacks it")
     if is_open and not number:
-        raise _fault(name, f"shape {shape} has no values, however long it is")
+        raise _fault(name, f"shape {shape} has no values at any length")
     made = np.dtype(object) if kind == "bytes_list" else known
     wanted = _WantedFeature(name, kind, made, tuple(shape), number, default is not None)
     if default is not None:
@@ -271,16 +272,16 @@ def _value(wanted: _WantedFeature, features: Mapping[str, Any], found: Mapping[s
         has = ", ".join(f"{brief(each)} ({_NAMES[kind]})" for each, kind in kinds.items() if kind)
         raise _fault(
             name,
-            "the record has no such feature, and there is no default: (shape, dtype, default), or (None,) as the "
-            f"shape where it may be empty. It has {has or 'none at all'}",
+            f"the record lacks this feature; it has {has or 'no features'}. Pass a default, as in (shape, dtype, "
+            "default), or the shape (None,) if the feature may be empty.",
         )
     if kind != wanted.kind:
-        raise _fault(name, f"the record has {_NAMES[kind]} there, not {_NAMES[wanted.kind]}")
+        raise _fault(name, f"expected {_NAMES[wanted.kind]}, but the record has {_NAMES[kind]}")
     values = getattr(feature, kind).value
     has_number = len(values)
     if has_number % number if is_open else has_number != number:
-        takes = f"a multiple of {number}" if is_open else f"{number} ((None,) takes any number)"
-        raise _fault(name, f"the record has {has_number} {_NAMES[kind]} values there, and shape {shape} takes {takes}")
+        takes = f"a multiple of {number}" if is_open else f"{number} (shape (None,) takes any number)"
+        raise _fault(name, f"the record has {has_number} {_NAMES[kind]} values, but shape {shape} takes {takes}")
     if not shape:
         return values[0] if dtype.hasobject else dtype.type(values[0])
     array = np.array(list(values) if dtype.hasobject else values, dtype)

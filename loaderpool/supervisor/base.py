@@ -101,7 +101,7 @@ class BaseSupervisor(abc.ABC):
     _last_death: _Death | None = None
     _last_stacks = ""
     # Said where a worker could not be started for lack of them.
-    _no_descriptors = "the supervisor has no file descriptors left (each worker takes five)"
+    _no_descriptors = "the supervisor has no file descriptors left (each worker needs five)"
 
     def __init__(self, state: SupervisorState, arena: Arena, max_restarts: tuple[int, float] | None) -> None:
         self._state, self._max_restarts = state, max_restarts

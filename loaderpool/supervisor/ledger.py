@@ -296,7 +296,7 @@ class Ledger:
             self.out += [Unload(loader.number), ToTrainer(encode(Notice.UNLOADED, loader.number))]
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where an invariant of docs/explanation/protocol.md does not hold."""
+        """Raise AssertionError where an invariant of docs/internals/protocol.md does not hold."""
         for loader in self.loaders.values():  # RING-1: a slot is free or held by one run
             assert len(set(loader.free)) == len(loader.free)
             assert all(self.slots[slot].run is None for slot in loader.free)

@@ -1,6 +1,6 @@
 """The supervisor's hands: pipes, forks and deaths; what to do is decided by `state`.
 
-Descriptors of the supervisor (the whole table: docs/explanation/protocol.md, "Descriptors"):
+Descriptors of the supervisor (the whole table: docs/internals/protocol.md, "Descriptors"):
 
     control      read    from the trainer
     reports      both    from all workers; both ends stay open here, so it never ends

@@ -85,7 +85,7 @@ class ForkedProcess:
     """A forked worker, from its first line to its exit status; methods are named as in `subprocess.Popen`.
 
     By `os.fork` itself: a library for it costs its import in every supervisor
-    (docs/decisions/0018-workers-are-forked-plainly.md).
+    (docs/internals/decisions/0018-workers-are-forked-plainly.md).
 
     Args:
         run: what it does; then it ends, and never returns to what is on the supervisor's stack.

@@ -1,6 +1,6 @@
 """Cuts runs into tickets: chunks of tiny batches, single batches, row ranges of slow ones, by the measured time.
 
-Decided before a ticket is issued (rule 9, docs/explanation/rules.md), from what the function was last seen to take.
+Decided before a ticket is issued (rule 9, docs/internals/rules.md), from what the function was last seen to take.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     a payload unpickled     ─▶ on_loaded   ─┘
 
 What is held by whom stands in the `Ledger`, `Dealer` decides who works on what, `Deaths` what a death means. Invariants
-(ids of docs/explanation/protocol.md) are checked by `check_invariants`; tests call it after each event.
+(ids of docs/internals/protocol.md) are checked by `check_invariants`; tests call it after each event.
 """
 
 from __future__ import annotations
@@ -303,6 +303,6 @@ class SupervisorState:
         self.ledger.settle(ticket)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where an invariant of docs/explanation/protocol.md does not hold."""
+        """Raise AssertionError where an invariant of docs/internals/protocol.md does not hold."""
         self.ledger.check_invariants()
         self.workers.check_invariants()

@@ -42,7 +42,8 @@ def numbers(what: str, least: int, most: int) -> Callable[..., tuple[int, ...] |
         except ValueError:
             found = [-1]
         if found and not least <= found[0] <= found[-1] <= most:
-            raise click.BadParameter(f"numbers of {what} are {least} to {most}, such as 1,2,4, not {brief(value)}.")
+            example = f"integers from {least} to {most}, such as 1,2,4"
+            raise click.BadParameter(f"numbers of {what} must be {example}; got {brief(value)}.")
         return tuple(found) or None
 
     return read
@@ -111,8 +112,8 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "s
 @click.group(cls=_Commands, epilog=_EPILOG, context_settings=_SETTINGS)
 @click.version_option(loaderpool.__version__, prog_name="loaderpool", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Measure loaders, find out how many workers they should have, and what is wrong where something is.
+    """Benchmark, tune and diagnose loaders.
 
-    TARGET is package.module:name, a loaderpool.Loader or a function without arguments that makes one. Modules are
-    found as `python -m` finds them: the current directory comes first.
+    TARGET is package.module:name: a loaderpool.Loader, or a function without arguments that returns one. Modules are
+    imported as with `python -m`: the current directory comes first.
     """

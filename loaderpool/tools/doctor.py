@@ -61,31 +61,31 @@ def machine_checks() -> list[Check]:
 
 
 def _cpus() -> Check:
-    change = "workers overlap waiting (files, network) and training, but computing gets no faster"
+    change = "with one CPU, workers overlap waiting (files, network) with training, but computing gets no faster"
     return check("CPUs", describe_cpus(), change, warns=capacity.usable_cpu_count() == 1)
 
 
 def _memory() -> Check:
     free, limit = capacity.available_memory_bytes(), capacity.cgroup_memory_limit()
     found = f"{readable_bytes(free)} free, cgroup limit {'none' if limit is None else readable_bytes(limit)}"
-    change = "end other programs, give the container more (docker --memory), or set a smaller Limits.memory"
+    change = "stop other programs, give the container more memory (docker --memory), or set a smaller Limits.memory"
     return check("memory", found, change, fails=free < _LEAST_MEMORY, warns=free < _GOOD_MEMORY)
 
 
 def _descriptors() -> Check:
     (soft, hard), workers = machine.descriptor_limits(), capacity.usable_cpu_count()
     needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * workers
-    found = f"limits of {soft:,} (soft) and {hard:,} (hard), {counted(workers, 'worker')} may need {needed}"
+    found = f"soft limit {soft:,}, hard limit {hard:,}; {counted(workers, 'worker')} may need {needed}"
     change = f"ulimit -n {max(1024, needed)}"  # RLIM_INFINITY is -1
     return check("file descriptors", found, change, fails=0 <= soft < needed // 2, warns=0 <= soft < needed)
 
 
 def pool_checks(workers: int, deadline_s: float = _DEADLINE_S) -> list[Check]:
     """Start a pool and kill one of its workers. Blocks: at most `deadline_s` each."""
-    start = _in_time("start of a pool", lambda: _start(workers), deadline_s)
+    start = _in_time("pool start", lambda: _start(workers), deadline_s)
     if start[0].status == "fail":
         return start
-    return start + _in_time("crash drill", lambda: _drill(workers), deadline_s)
+    return start + _in_time("crash test", lambda: _drill(workers), deadline_s)
 
 
 def cluster_checks(address: str) -> list[Check]:
@@ -110,8 +110,8 @@ def _in_time(name: str, look: Callable[[], list[Check]], deadline_s: float) -> l
     thread = threading.Thread(target=run, name=f"loaderpool doctor: {name}", daemon=True)
     thread.start()
     thread.join(deadline_s)
-    change = "something hangs: `py-spy dump --subprocesses --pid PID` shows where"
-    return found or [check(name, f"not done after {deadline_s:g} s", change, fails=True)]
+    change = "find out where it hangs: py-spy dump --subprocesses --pid PID"
+    return found or [check(name, f"not finished after {deadline_s:g} s", change, fails=True)]
 
 
 def _start(workers: int) -> list[Check]:
@@ -120,12 +120,12 @@ def _start(workers: int) -> list[Check]:
         next(iter(loader))
         elapsed_s = clock.monotonic_s() - started_s
     found = f"{elapsed_s:.2f} s to the first batch, with {counted(workers, 'worker')}"
-    change = "importing Python modules is slow here: put them on a local disk"
-    return [check("start of a pool", found, change, warns=elapsed_s > _SLOW_START_S)]
+    change = "importing Python modules is slow: install them on a local disk"
+    return [check("pool start", found, change, warns=elapsed_s > _SLOW_START_S)]
 
 
 def _drill(workers: int) -> list[Check]:
-    name, report = "crash drill", "report it, please, with this output"
+    name, report = "crash test", "please report it with this output"
     with tempfile.TemporaryDirectory(prefix="loaderpool-doctor-") as folder:
         died = Path(folder, "died")
         loader = Loader(range(_ROWS), functools.partial(_row, died), batch_size=_BATCH, shuffle=True, workers=workers)
@@ -133,12 +133,12 @@ def _drill(workers: int) -> list[Check]:
             batches = _batches(loader)
             restarts = loader.statistics().restarts
         if not died.exists() or not restarts:
-            found = f"no worker was seen to die (killed: {died.exists()}, replaced: {restarts})"
+            found = f"the crash of a worker was not detected (killed: {died.exists()}, replaced: {restarts})"
             return [check(name, found, report, fails=True)]
         with loader.replace(workers=0) as calm:  # none dies a second time
             if batches != _batches(calm):
-                return [check(name, "after a worker's death batches are not the same", report, fails=True)]
-    return [check(name, f"a worker killed by SIGKILL, replaced; all {len(batches)} batches the same to the bit")]
+                return [check(name, "batches differ after a worker crashed", report, fails=True)]
+    return [check(name, f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are bit-identical")]
 
 
 def _batches(loader: Loader) -> list[bytes]:
@@ -158,12 +158,12 @@ _DRILL_WORKERS = 2  # more show nothing more, and take longer to start
 
 
 @click.command()
-@click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write all checks here, - for stdout.")
-@click.option("--ray", "address", metavar="ADDRESS", help='Nodes of the Ray cluster there, too: "auto" or host:port.')
+@click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write checks as JSON to FILE; -: stdout.")
+@click.option("--ray", "address", metavar="ADDRESS", help='Also check nodes of a Ray cluster: "auto" or host:port.')
 def doctor(json_to: str | None, address: str | None) -> None:
-    """Look at what this machine allows, start a pool, kill a worker of it on purpose, and say what to change.
+    """Check this machine, crash-test a worker pool, and suggest fixes.
 
-    The exit status is 1 where something fails.
+    The exit status is 1 if a check fails.
     """
     checks = machine_checks() + pool_checks(_DRILL_WORKERS)
     if address is not None:

@@ -23,22 +23,22 @@ _FORMATS = {".svg": "flamegraph", ".json": "speedscope", ".txt": "raw"}
 
 @click.command(epilog="Example:  loaderpool profile train:make_loader --idle --seconds 30 -o profile.json")
 @click.argument("target")
-@click.option("--seconds", metavar="N", type=SECONDS, default=10, help="How long.")
-@click.option("--workers", metavar="N", type=click.IntRange(0, MAX_WORKERS), help="[default: as many as TARGET has]")
-@click.option("--idle", is_flag=True, help="Record threads that wait, too: for data, a server, a lock.")
+@click.option("--seconds", metavar="N", type=SECONDS, default=10, help="Seconds to record.")
+@click.option("--workers", metavar="N", type=click.IntRange(0, MAX_WORKERS), help="Workers.  [default: as TARGET]")
+@click.option("--idle", is_flag=True, help="Also record threads that wait for data, a server or a lock.")
 @click.option(
     "-o", "--output", "path", metavar="FILE", callback=output(*_FORMATS), default="profile.svg",
-    help=".svg: a flame graph; .json: for https://www.speedscope.app; .txt: stacks and how often each was seen.",
+    help=".svg: flame graph; .json: for https://www.speedscope.app; .txt: stacks with counts.",
 )  # fmt: skip
 def profile(target: str, seconds: float, workers: int | None, idle: bool, path: str) -> None:
-    """Record where TARGET's workers spend their time, with py-spy.
+    """Profile TARGET's main process and workers with py-spy.
 
-    TARGET is package.module:name, a Loader or a function without arguments that makes one. It runs in a process of
-    its own, with its workers, for some seconds from the first batch on; nothing is trained.
+    TARGET is package.module:name: a Loader, or a function without arguments that returns one. It runs in a separate
+    process. Recording starts with the first batch. Nothing is trained.
     """
     py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if py_spy is None:
-        raise click.ClickException("py-spy is missing; install it by: pip install 'loaderpool[cli]'")
+        raise click.ClickException("py-spy is not installed. Run: pip install 'loaderpool[cli]'")
     load_target(target).close()  # what is wrong with it is said here, in a sentence
     with tempfile.TemporaryDirectory() as folder:
         is_over = Path(folder, "is-over")
@@ -50,11 +50,11 @@ def profile(target: str, seconds: float, workers: int | None, idle: bool, path: 
         status = subprocess.call([*command, *["--idle"] * idle, "--output", path, "--", *program])
         if status != 0:
             raise click.ClickException(
-                f"py-spy ended with exit status {status}. In a container it needs the capability SYS_PTRACE: "
+                f"py-spy exited with status {status}. In a container, it needs the SYS_PTRACE capability: "
                 "docker run --cap-add SYS_PTRACE"
             )
         if not is_over.exists():
-            raise click.ClickException(f"{target} failed, as shown above; {path} has what was recorded before")
+            raise click.ClickException(f"{target} failed, as shown above. {path} contains what was recorded before.")
 
 
 def _run(target: str, seconds: str, workers: str, is_over: str) -> None:

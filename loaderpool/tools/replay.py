@@ -27,15 +27,15 @@ from loaderpool.transport.reports import describe_failure
 
 @click.command(epilog="Example:  loaderpool replay train:make_loader --index 1234 --epoch 2 --pdb")
 @click.argument("target")
-@click.option("--index", metavar="I", type=int, required=True, help="Index into the source, as errors name it.")
-@click.option("--epoch", metavar="E", type=click.IntRange(0), default=0, help="Which epoch's sample it is.")
-@click.option("--pdb", "debug", is_flag=True, help="Where it raises, open the debugger there.")
+@click.option("--index", metavar="I", type=int, required=True, help="Source index of the sample, as in error messages.")
+@click.option("--epoch", metavar="E", type=click.IntRange(0), default=0, help="Epoch of the sample.")
+@click.option("--pdb", "debug", is_flag=True, help="Open the debugger where the error is raised.")
 def replay(target: str, index: int, epoch: int, debug: bool) -> None:
-    """Make one sample of TARGET again, alone and in this process, with the random streams that it has in training.
+    """Load one sample of TARGET again, with its random numbers.
 
-    TARGET is package.module:name, a Loader or a function without arguments that makes one. No worker is started, so
-    breakpoint() works, an error has its traceback here, and a crash in a C extension prints the Python stack. For
-    batch_fn it is the whole batch that has the index.
+    TARGET is package.module:name: a Loader, or a function without arguments that returns one. The sample is loaded in
+    this process: breakpoint() works, errors show their traceback, and a crash in a C extension prints the Python
+    stack. With batch_fn, the whole batch that contains the index is loaded.
     """
     faulthandler.enable(2)
     with without_workers():
@@ -51,7 +51,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     where = f"position {call.position:,}, batch {call.batch}, row {call.row}"
     console.print(f"Replaying {which}: {where}", style="bold")
     if wanted.has_hooks and epoch:
-        console.print("Note: on_epoch_begin and on_epoch_end are not called; the data are those of epoch 0.")
+        console.print("Note: on_epoch_begin and on_epoch_end are not called, so the data is that of epoch 0.")
     console.file.flush()  # a crash would take it along
     started_s = clock.monotonic_s()
     try:
@@ -65,7 +65,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     try:
         spec = wanted.spec_of(result)
     except SpecMismatchError as error:
-        raise click.ClickException(f"it ran for {readable_s(elapsed_s)}, and {error}") from None
+        raise click.ClickException(f"The call took {readable_s(elapsed_s)}, but: {error}") from None
     _show_result(console, spec, result, elapsed_s)
 
 
@@ -75,22 +75,22 @@ def _show_error(error: BaseException, wanted: Replay, debug: bool) -> None:
     click.echo(failure.traceback_text.rstrip(), err=True)
     if wanted.why_no_out is not None:
         first = str(wanted.why_no_out).partition("\n")[0]
-        told = f"out was None: a training learns how it looks from its first sample, which ends with\n{first}"
+        told = f"out was None, because its shapes come from the first sample, which fails with\n{first}"
         click.echo(f"\n{told}", err=True)
     if debug:
         pdb.post_mortem(error.__traceback__)
     else:
-        click.echo("\nTo look around where it raised, add --pdb.", err=True)
+        click.echo("\nTo inspect the error in the debugger, add --pdb.", err=True)
 
 
 def _show_result(console: Console, spec: ElementSpec, result: Any, elapsed_s: float) -> None:
     table = Table("component", "type", "min", "max", "", box=None, pad_edge=False)
     structure = spec.structure
     for leaf, path, component in zip(structure.flatten(result), structure.paths, spec.components, strict=True):
-        table.add_row(path or "(all of it)", str(component), *_summary(convert_leaf(leaf, path).ravel()))
+        table.add_row(path or "(whole sample)", str(component), *_summary(convert_leaf(leaf, path).ravel()))
     console.print(table)
     gave = f"{counted(structure.num_leaves, 'component')}: {sketch(result)}"
-    console.print(f"It took {readable_s(elapsed_s)} and gave {gave}", style="dim")
+    console.print(f"It took {readable_s(elapsed_s)} and returned {gave}", style="dim")
 
 
 def _summary(values: npt.NDArray[Any]) -> tuple[str, str, str]:

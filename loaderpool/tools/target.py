@@ -28,25 +28,25 @@ def load_target(target: str) -> Loader:
     module_name, _, name = target.partition(":")
     if not name or module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".") or "train"
-        raise _wrong(target, f"must have the form package.module:name, as `import` names a module, here {dotted}:name")
+        raise _wrong(target, f"must have the form package.module:name, such as {dotted}:name")
     module = _import(target, module_name)
     if not hasattr(module, name):
-        why = f"names nothing: module {module_name} has no {brief(name)}. {_near(module, name)}"
+        why = f"was not found: module {module_name} has no {brief(name)}. {_near(module, name)}"
         raise _wrong(target, why)
     thing = getattr(module, name)
     if isinstance(thing, Loader):
         return thing
     if not callable(thing):
-        why = f"is neither a loaderpool.Loader nor a function that makes one, but {type(thing).__qualname__}"
+        why = f"must be a loaderpool.Loader or a function that returns one, got {type(thing).__qualname__}"
         raise _wrong(target, f"{why}. {_near(module, '')}")
     if needs := _needs(thing):
-        cure = "give them defaults, or write a function that calls it"
-        raise _wrong(target, f"would be called without arguments, but {name}{needs}: {cure}")
+        cure = "Give them defaults, or write a function that calls it."
+        raise _wrong(target, f"must be callable without arguments, but {name}{needs}. {cure}")
     with _users_code(target):
         made = thing()
     if not isinstance(made, Loader):
         hint = " Return the Loader itself, without as_dataset()." if hasattr(made, "element_spec") else ""
-        raise _wrong(target, f"is a function that returned no loaderpool.Loader, but {type(made).__qualname__}.{hint}")
+        raise _wrong(target, f"must return a loaderpool.Loader, got {type(made).__qualname__}.{hint}")
     return made
 
 
@@ -54,13 +54,13 @@ def _import(target: str, module_name: str) -> ModuleType:
     # The script's own folder is in front when `loaderpool` is run, the current one only under `python -m`.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    hint = ": put what the script does by itself under `if __name__ == '__main__':`"
+    hint = ". Put the code that trains under `if __name__ == '__main__':`"
     begun: list[str] = []
 
     def refuse() -> Exception:
         frames = [each for each in traceback.extract_stack() if not is_library_file(each.filename)]
         begun.append(f"{frames[-1].filename}, line {frames[-1].lineno}")
-        return LoaderpoolError("a command imports this module for its loader, so no pass over a loader may begin here")
+        return LoaderpoolError("a command imports this module to find a loader, so it must not iterate one on import")
 
     EpochTracker.refusal = refuse
     try:
@@ -70,15 +70,13 @@ def _import(target: str, module_name: str) -> ModuleType:
         error = failed.__cause__
         # A module that the target's module imports in vain is the user's error to see with its traceback.
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            why = (
-                f"but there is no module {error.name} in the current directory ({os.getcwd()}) or elsewhere on sys.path"
-            )
-            raise _wrong(target, f"names the module {module_name}, {why}") from None
+            where = f"in the current directory ({os.getcwd()}) or elsewhere on sys.path"
+            raise _wrong(target, f"was not found: no module {error.name} {where}") from None
         raise
     finally:
         EpochTracker.refusal = None
         if begun:  # whatever came of it
-            raise click.ClickException(f"importing {module_name} began to iterate a loader ({begun[0]}){hint}")
+            raise click.ClickException(f"importing {module_name} iterates a loader ({begun[0]}){hint}")
 
 
 @contextlib.contextmanager
@@ -103,8 +101,8 @@ def _near(module: ModuleType, name: str) -> str:
     if close := difflib.get_close_matches(name, usable, n=3):
         return f"Did you mean {' or '.join(close)}?"
     if not usable:
-        return "It has no loader, and no function that can be called without arguments."
-    return f"Loaders and functions there: {', '.join(usable[:8])}."
+        return "It has no loader, and no function that is callable without arguments."
+    return f"Loaders and functions in it: {', '.join(usable[:8])}."
 
 
 def _may_be_meant(module: ModuleType, value: Any) -> bool:
@@ -123,7 +121,7 @@ def _needs(thing: Any) -> str:
     try:
         signature.bind()
     except TypeError as error:
-        return f"{shortened(str(signature))} needs some ({error})"
+        return f"{shortened(str(signature))} requires some ({error})"
     return ""
 
 

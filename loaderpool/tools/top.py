@@ -63,9 +63,9 @@ def read_training(pid: int) -> dict[str, Any]:
     except OSError as error:
         refused = str(error.strerror)
     if not machine.start_time(pid):
-        raise click.ClickException(f"there is no process {pid}.")
+        raise click.ClickException(f"process {pid} does not exist.")
     if told is None and refused:
-        raise click.ClickException(f"process {pid} cannot be looked at: {refused}.")
+        raise click.ClickException(f"process {pid} cannot be read: {refused}.")
     if told is None:
         raise click.ClickException(f"process {pid} has no loader that has delivered a first batch.")
     if told["format"] != FORMAT:
@@ -84,12 +84,12 @@ def find_training(pid: int | None) -> dict[str, Any]:
                 found[told["pid"]] = told["process"]
     if not found:
         raise click.ClickException(
-            "no running training was found: a process of the same user, on this Linux machine, with a loader that has "
+            "no running training was found: no process of this user, on this Linux machine, has a loader that has "
             "delivered a first batch."
         )
     if len(found) > 1:
         listed = "".join(f"\n  {each:>7}  {process}" for each, process in sorted(found.items()))
-        raise click.UsageError(f"Several trainings run; say which one, by its PID:{listed}")
+        raise click.UsageError(f"several trainings are running. Pass the PID of one:{listed}")
     return read_training(found.popitem()[0])
 
 
@@ -107,13 +107,13 @@ _QUIET_S = 3.0  # a page is written every two seconds while batches are taken, o
 
 @click.command(epilog="Ctrl-C quits.")
 @click.argument("pid", required=False, type=click.IntRange(1))
-@click.option("--once", is_flag=True, help="Print it once, and end; so it is, too, where stdout is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and end.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit (the default if stdout is not a terminal).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and exit.")
 def top(pid: int | None, once: bool, as_json: bool) -> None:
-    """Look at a running training: why it waits, and what each worker is at.
+    """Show why a running training waits, and what each worker is doing.
 
-    PID is the training's process; where there is only one training that may be looked at, it need not be given. The
-    training needs no flag for it, and is not touched: a page of memory is read that it writes every two seconds.
+    PID is the process of the training. It is optional if only one training is running. The training needs no option
+    and is not interrupted: it writes its state to memory every two seconds, and top reads it.
     """
     training = find_training(pid)
     console = results()
@@ -138,7 +138,7 @@ def _draw(training: Mapping[str, Any]) -> Group:
     parts: list[Text | Table] = [Text.assemble((training["process"] or "?", "bold"), f"  (pid {training['pid']})")]
     loaders = training["loaders"]
     for number, loader in enumerate(loaders, 1):
-        explanation = loader["explanation"] or {"headline": "the first steps are taken", "wait_share": 0.0}
+        explanation = loader["explanation"] or {"headline": "the first steps are running", "wait_share": 0.0}
         share, place = explanation["wait_share"], f"[{number} of {len(loaders)}] " if len(loaders) > 1 else ""
         color = "red" if share >= _MUCH else "magenta" if share >= _SOME else "green"
         table = Table.grid(padding=(0, 1))
@@ -147,7 +147,7 @@ def _draw(training: Mapping[str, Any]) -> Group:
         parts += [Text(), Text(place + printable(explanation["headline"]), style=f"bold {color}"), table]
     pools = {str(each["arena"]): each["workers"] for each in loaders}  # which loaders may share
     parts += [part for workers in pools.values() if workers for part in (Text(), _workers(workers))]
-    advice = f"Lines of code that they are at: py-spy dump --subprocesses --pid {training['pid']}"
+    advice = f"To see the line that each process is running: py-spy dump --subprocesses --pid {training['pid']}"
     return Group(*parts, Text(), Text(advice, style="dim"))
 
 
@@ -162,11 +162,11 @@ def _rows(loader: Mapping[str, Any], explanation: Mapping[str, Any]) -> Iterator
         yield "rate", f"{steps} steps/s, {samples} samples/s, {readable_bytes(loader['bytes_per_s'])}/s"
     if loader["call_s"]:
         times = ", ".join(f"{name} {readable_s(seconds)}" for name, seconds in loader["call_s"].items())
-        yield "calls", f"{times}, of one {loader['calls_of']} each"
-    if loader["slots"]:
-        size = readable_bytes(loader["slot_bytes"])
-        lent, ready = loader["slots_lent"], loader["slots_ready"]
-        yield "memory", f"{loader['slots']} slots of {size}: {lent} lent to the training, {ready} ready"
+        yield "calls", f"{times} for each {loader['calls_of']}"
+    if loader["buffers"]:
+        size = readable_bytes(loader["buffer_bytes"])
+        used, ready = loader["buffers_in_use"], loader["buffers_ready"]
+        yield "memory", f"{loader['buffers']} batch buffers of {size}: {used} used by training, {ready} ready"
     if cache := loader["cache"]:
         yield "cache", f"{cache['hits']:,} hits, {cache['misses']:,} misses, {readable_bytes(cache['bytes'])}"
     if decision := loader["decision"]:
@@ -182,11 +182,11 @@ def _rows(loader: Mapping[str, Any], explanation: Mapping[str, Any]) -> Iterator
 def _now(loader: Mapping[str, Any]) -> str:
     since_s = max(0.0, clock.monotonic_ns() / 1e9 - loader["looked_s"])
     if loader["asked_s"] is not None:
-        return f"the training waits for a batch for {readable_s(loader['asked_s'] + since_s)}"
+        return f"training has waited {readable_s(loader['asked_s'] + since_s)} for a batch"
     if since_s < _QUIET_S:
-        return "batches are taken"
-    itself = "" if loader["slots"] else ", or makes the next batch itself"
-    return f"no batch was asked for in {readable_s(since_s)}: the training is at its step{itself}"
+        return "training takes batches"
+    itself = "" if loader["buffers"] else ", or loads the next batch itself"
+    return f"training has not asked for a batch for {readable_s(since_s)}: it runs its step{itself}"
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
@@ -208,5 +208,5 @@ def _state(worker: Mapping[str, Any]) -> str:
         return str(worker["state"])
     item = f"item {numbered(worker['index'], worker['generator'])}"
     if worker["items"] > 1:
-        item = f"a block of at most {worker['items']} items from {worker['index']} on"
+        item = f"a block of up to {worker['items']} items from {worker['index']}"
     return f"{item} for {readable_s(worker['item_s'])}"

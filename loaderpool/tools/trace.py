@@ -19,24 +19,27 @@ from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Rec
 
 @click.command(epilog="Example:  loaderpool trace 12345 --last 10 -o slow.json.gz")
 @click.argument("pid", required=False, type=click.IntRange(1))
-@click.option("--last", "seconds", metavar="SECONDS", type=SECONDS, default=30)
-@click.option("-o", "--output", "path", metavar="FILE", callback=output(".json", ".json.gz"), default="trace.json")
+@click.option("--last", "seconds", metavar="SECONDS", type=SECONDS, default=30, help="Seconds to include.")
+@click.option(
+    "-o", "--output", "path", metavar="FILE", callback=output(".json", ".json.gz"), default="trace.json",
+    help="Output file: .json, or .json.gz (about a tenth of the size).",
+)  # fmt: skip
 def trace(pid: int | None, seconds: float, path: str) -> None:
-    """Write what happened in the last seconds of a running training, for a trace viewer.
+    """Write a trace of the last seconds of a running training.
 
-    PID is as for `top`, and the training is as little touched. FILE ends in .json, or in .json.gz, a tenth as large.
+    PID is the process of the training. It is optional if only one training is running. The training is not interrupted.
     """
     training = find_training(pid)
     try:
         found = chrome_trace(_recording(training), seconds)
     except OSError as error:
-        raise click.ClickException(f"process {training['pid']} has ended, or closed a loader: {error}.") from None
+        raise click.ClickException(f"process {training['pid']} has ended or closed a loader: {error}.") from None
     write_trace(Path(path), found.text)
     click.echo(f"{training['process']} (pid {training['pid']})")
     click.echo(f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, {os.stat(path).st_size / 1e6:.1f} MB")
     for line in (*(f"Waited {wait}" for wait in found.waits), *(f"Note: {note}." for note in found.notes)):
         click.echo(line)
-    click.echo(f"Open it in {VIEWER}, which shows it without sending it anywhere.")
+    click.echo(f"Open it in {VIEWER}, which does not upload it.")
 
 
 def _recording(training: dict[str, Any]) -> Recording:

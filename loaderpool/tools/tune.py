@@ -17,7 +17,7 @@ from loaderpool.settings.groups import MAX_THREADS, MAX_WORKERS
 from loaderpool.system import capacity, clock
 from loaderpool.tools.commands import SECONDS, numbers, output, results, write_json
 from loaderpool.tools.target import load_target
-from loaderpool.trainer.engine.engine_statistics import HostStatistics
+from loaderpool.trainer.engine.engine_statistics import NodeStatistics
 from loaderpool.trainer.loader import Loader
 
 # The first calls import and open files, and the first batches fault the slots' pages in. Smaller counts some of that;
@@ -40,7 +40,7 @@ class Setting:
     def __str__(self) -> str:
         """What to write in a loader's call."""
         if self.address:
-            return f"workers=lp.RayPool({self.address!r}, hosts={self.workers})"
+            return f"workers=lp.RayPool({self.address!r}, nodes={self.workers})"
         threads = f", threads={self.threads}" if self.threads > 1 else ""
         return f"workers={self.workers}{threads}"
 
@@ -48,7 +48,7 @@ class Setting:
     def applied(self, loader: Loader) -> Generator[Loader, None, None]:
         """A loader like this one that has the setting; closed at the end, with its pool."""
         with contextlib.ExitStack() as stack:
-            workers = stack.enter_context(RayPool(self.address, hosts=self.workers)) if self.address else self.workers
+            workers = stack.enter_context(RayPool(self.address, nodes=self.workers)) if self.address else self.workers
             yield stack.enter_context(loader.replace(workers=workers, threads=self.threads))
 
 
@@ -95,7 +95,7 @@ def _measure(loader: Loader, setting: Setting, seconds: float) -> Measurement:
         while start_s - began_s < at_most_s:
             seen = loader.statistics()
             at_work = sum(worker.samples > 0 for worker in seen.workers)
-            if at_work >= max(setting.workers, len(seen.workers)) and seen.batches >= seen.memory.slots:
+            if at_work >= max(setting.workers, len(seen.workers)) and seen.batches >= seen.memory.buffers:
                 break  # each worker has made a sample, and each slot was used
             start_s = next(bursts)
         before = _counts(loader)
@@ -130,7 +130,7 @@ def bursts_of(loader: Loader) -> Generator[float, None, None]:
             if is_first:
                 yield now_s
         if taken == before:
-            raise ArgumentError("a pass over the loader has no batch, so there is nothing to measure")
+            raise ArgumentError("the loader has no batches, so there is nothing to measure")
 
 
 def default_counts(cpus: int) -> list[int]:
@@ -148,28 +148,28 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
         reason = "it is the only setting that was measured"
     elif chosen is last:
         more = "--threads" if first.setting.threads < last.setting.threads else "--workers"
-        reason = f"the largest setting measured is the fastest ({gain}); larger numbers for {more} would look further"
+        reason = f"it is the largest setting and the fastest ({gain}); try larger numbers with {more}"
     elif not best.setting.address and best.cpus + best.other_cpus >= _FULL * cpus:
-        others = f", {best.other_cpus:.1f} of them with other programs" if best.other_cpus > _MUCH else ""
-        reason = f"{gain}; more bring less than 5 %, for {counted(cpus, 'CPU')} are full{others}"
+        others = f", {best.other_cpus:.1f} of them by other programs" if best.other_cpus > _MUCH else ""
+        reason = f"{gain}; more gain less than 5%, because all CPUs are in use ({counted(cpus, 'CPU')}{others})"
     elif chosen is first and not chosen.setting.workers:
-        reason = "workers gain less than 5 %: handing batches over costs as much, or what they share is the limit"
+        reason = "workers gain less than 5%: transferring batches costs as much, or what they share is the limit"
     else:
         reason = (
-            f"{gain}; more bring less than 5 %, with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use: what the "
-            "workers share is the limit (a disk, a network, a lock)"
+            f"{gain}; more gain less than 5% with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use. What workers share "
+            "is the limit (a disk, a network or a lock)"
         )
     return chosen, reason
 
 
-def hosts_of(address: str, loader: Loader) -> tuple[HostStatistics, ...]:
+def hosts_of(address: str, loader: Loader) -> tuple[NodeStatistics, ...]:
     """Return the nodes of a Ray cluster that take part in this loader's work, some seconds after the first batch."""
     with RayPool(address) as pool, loader.replace(workers=pool) as running:
         with contextlib.closing(bursts_of(running)) as times:
             until_s = next(times) + _SETTLE_S / 2
             while next(times) < until_s:
                 pass
-        return tuple(host for host in running.statistics().hosts if host.state == "running")
+        return tuple(host for host in running.statistics().nodes if host.state == "running")
 
 
 def describe_cpus() -> str:
@@ -183,21 +183,19 @@ def describe_cpus() -> str:
 
 @click.command(epilog="Example:  loaderpool tune train:make_loader --workers 1,2 --threads 1,4,16")
 @click.argument("target")
-@click.option("--seconds", metavar="N", type=SECONDS, default=3, help="How long each setting is measured.")
+@click.option("--seconds", metavar="N", type=SECONDS, default=3, help="Seconds to measure each setting.")
 @click.option(
     "--workers", "counts", metavar="N,N,...", callback=numbers("workers", 0, MAX_WORKERS),
-    help="Numbers of workers to measure; with --ray, of nodes.  [default: 0, 1, 2, 4, ... twice the CPUs; of nodes: "
-    "1, 2, 4, ... all]",
+    help="Numbers of workers to measure (with --ray: of nodes).  [default: 0, 1, 2, 4, ... up to twice the CPUs; "
+    "nodes: 1, 2, 4, ... all]",
 )  # fmt: skip
 @click.option(
     "--threads", metavar="N,N,...", callback=numbers("threads", 1, MAX_THREADS),
-    help="Numbers of threads of each worker to measure.  [default: as many as TARGET has]",
+    help="Numbers of threads per worker to measure.  [default: as TARGET]",
 )  # fmt: skip
-@click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write all rates here, - for stdout.")
-@click.option("--plot", "plot_path", metavar="FILE", callback=output(".png", ".svg", ".pdf"), help="Draw the rates.")
-@click.option(
-    "--ray", "address", metavar="ADDRESS", help='Measure nodes of the Ray cluster there: "auto" or host:port.'
-)
+@click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write rates as JSON to FILE; -: stdout.")
+@click.option("--plot", "plot_path", metavar="FILE", callback=output(".png", ".svg", ".pdf"), help="Plot the rates.")
+@click.option("--ray", "address", metavar="ADDRESS", help='Measure nodes of a Ray cluster: "auto" or host:port.')
 def tune(
     target: str,
     seconds: float,
@@ -207,16 +205,16 @@ def tune(
     plot_path: str | None,
     address: str | None,
 ) -> None:
-    """Measure TARGET with several numbers of workers, and of threads, and say which to use and why.
+    """Measure numbers of workers and threads, and recommend one.
 
-    TARGET is package.module:name, a Loader or a function without arguments that makes one. Each setting is measured on
-    a loader of its own, in two rounds, forth and back. Nothing is trained: the rates are what the loader can deliver
-    to a training step that takes no time. A cache is left out, so that each setting finds the same work to do.
+    TARGET is package.module:name: a Loader, or a function without arguments that returns one. Each setting is measured
+    in two rounds, with its own loader. Nothing is trained: the rates are what the loader delivers to a training step
+    that takes no time. A cache is disabled, so that each setting does the same work.
     """
     if address is not None and threads is not None:
-        raise click.UsageError("--threads are of workers of this machine: leave them out with --ray")
+        raise click.UsageError("--threads cannot be used with --ray")
     if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("a plot needs matplotlib; install it by: pip install 'loaderpool[cli]'")
+        raise click.UsageError("--plot needs matplotlib. Run: pip install 'loaderpool[cli]'")
     cpus = capacity.usable_cpu_count()
     loader = load_target(target)
     loader.close()  # its own workers would idle beside the measured ones, in memory that those want
@@ -230,7 +228,7 @@ def tune(
         nodes = len(hosts_of(address, loader))
         settings = {Setting(count, each[0], address) for count in counts or default_counts(nodes) if 0 < count <= nodes}
         if not settings:
-            raise click.ClickException(f"the cluster has {counted(nodes, 'node')} with CPUs free")
+            raise click.ClickException(f"the cluster has {counted(nodes, 'node')} with free CPUs")
     else:
         counts = counts or tuple(default_counts(cpus))
         settings = {Setting(count, number if count else 1) for count in counts for number in each}
@@ -244,12 +242,12 @@ def tune(
     console = results(json_to)
     console.print(f"{target}, batch_size={loader.config.batch_size}", style="bold")
     console.print(_table(measurements, chosen))
-    console.print(f"{describe_cpus()}. Rates: the faster round; spread: how far the slower is below.\n", style="dim")
+    console.print(f"{describe_cpus()}. Rates: the faster round. Spread: how much slower the other was.\n", style="dim")
     console.print(f"Use {chosen.setting}: {reason}.", style="bold")
     if any(measurement.spread > 0.2 for measurement in measurements):
-        console.print("Note: the rounds differ; a quiet machine and a larger --seconds give a surer answer.")
+        console.print("Note: the rounds differ. For a more reliable result, stop other programs or increase --seconds.")
     if has_cache:
-        console.print("Note: measured without the loader's cache, as in an epoch that fills it; later ones are faster.")
+        console.print("Note: measured without the loader's cache, as in the first epoch. Later epochs are faster.")
     data = {
         "target": target, "batch_size": loader.config.batch_size, "usable_cpus": cpus, "seconds": seconds,
         "recommendation": {**dataclasses.asdict(chosen.setting), "arguments": str(chosen.setting), "reason": reason},

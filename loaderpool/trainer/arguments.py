@@ -36,7 +36,7 @@ def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) ->
             takes what it will be given.
     """
     if fn is not None and batch_fn is not None:
-        raise ArgumentError("fn and batch_fn exclude each other: one makes samples, the other whole batches")
+        raise ArgumentError("fn and batch_fn cannot be combined: fn returns a sample, batch_fn a whole batch. Pass one")
     for name, function, example, may_take in (
         ("fn", fn, "item", ("rng", "out")),
         ("batch_fn", batch_fn, "list_of_items", ("rng",)),
@@ -46,9 +46,9 @@ def check_functions(fn: Any, batch_fn: Any, setup: Any, config: LoaderConfig) ->
             _check_callable(name, function, example, may_take)
     if batch_fn is not None:
         if config.batch_size is None:
-            raise ArgumentError("batch_fn needs a batch_size: how many items it is given")
+            raise ArgumentError("batch_fn requires batch_size, the number of items per call, got None")
         if config.pad is not False or config.ragged:
-            raise ArgumentError("pad and ragged are for fn; batch_fn makes its batch itself")
+            raise ArgumentError("pad and ragged do not apply to batch_fn, which builds the batch itself")
 
 
 def check_augment(augment: Any, fn: Any, batch_fn: Any) -> None:
@@ -62,11 +62,11 @@ def check_augment(augment: Any, fn: Any, batch_fn: Any) -> None:
     _check_callable("augment", augment, "sample", ("rng", "out"))
     if batch_fn is not None:
         raise ArgumentError(
-            "augment is for single samples, and batch_fn makes whole batches: have batch_fn augment its batch itself "
-            "(it may name rng, too), or make samples with fn"
+            "augment is called for each sample and cannot be combined with batch_fn. Augment the batch in batch_fn (it "
+            "can take rng too), or use fn"
         )
     if _needs_out(fn):
-        raise ArgumentError("fn needs out, but with augment= only augment writes into the batch: have augment name it")
+        raise ArgumentError("fn requires `out`, which only augment can take when both are given. Return the sample")
 
 
 def check_cached(fn: Any, batch_fn: Any) -> None:
@@ -77,24 +77,24 @@ def check_cached(fn: Any, batch_fn: Any) -> None:
     """
     if batch_fn is not None:
         raise ArgumentError(
-            "cache keeps what fn gives for one item, and batch_fn makes whole batches, of other items in each epoch: "
-            "make samples with fn, or leave cache= away"
+            "cache stores single samples and cannot be combined with batch_fn, whose batches differ in each epoch. "
+            "Use fn, or remove cache="
         )
     if fn is None:
-        raise ArgumentError("cache keeps what fn gives, and there is no fn: the source's items are the samples")
+        raise ArgumentError("cache stores the results of fn, but no fn was given. Pass fn, or remove cache=")
     if open_parameter(fn, "rng") is not None:
         raise ArgumentError(
-            "fn names rng, and with cache= it is called once for each item: every epoch would have the same draw. Move "
-            "what is random to augment=, which may name rng and is called in every epoch with what fn gave"
+            "fn takes `rng`, but with cache= it is called only once per item, so all epochs would have the same random "
+            "numbers. Move the random part to augment=, which gets the result of fn in every epoch and can take `rng`"
         )
     if _needs_out(fn):
-        raise ArgumentError("fn needs out, but with cache= its result is kept, not written into a batch: return it")
+        raise ArgumentError("fn requires `out`, which is not supported with cache=. Return the sample instead")
 
 
 def _check_callable(name: str, function: Any, example: str, may_take: tuple[str, ...]) -> None:
     if not callable(function):
         are_labels = name == "fn" and hasattr(type(function), "__len__") and not isinstance(function, (str, bytes))
-        advice = ". Two columns are one source: write Loader((x, y))" * are_labels
+        advice = ". To load arrays of features and labels, pass one source: Loader((x, y))" * are_labels
         raise ArgumentError(f"{name} must be callable, got {brief(function)} of type {type(function).__name__}{advice}")
     check_signature(name, function, example, may_take)
 
@@ -115,7 +115,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     config = LoaderConfig.checked(arguments if pool is None else {**arguments, "workers": "auto"})
     if pool is not None and config.limits.restarts != DEFAULT_RESTARTS:
         raise ArgumentError(
-            f"workers=pool and Limits(restarts={config.limits.restarts}) exclude each other: give restarts to the Pool"
+            f"workers=pool and Limits(restarts={config.limits.restarts}) cannot be combined: pass restarts= to Pool"
         )
     fn, batch_fn, setup = arguments["fn"], arguments["batch_fn"], arguments["setup"]
     augment, cache = arguments["augment"], _cache(arguments["cache"])
@@ -133,8 +133,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     items: Any = source
     if cache is not None and isinstance(source, (StreamSource, ReplicatedSource)):
         raise ArgumentError(
-            "cache keeps what fn gives for an index of the source, and a stream or generator has none: give a source "
-            "that can be read by index, such as a list of files, or leave cache= away"
+            "cache needs a source with __len__ and __getitem__, got a stream or generator. Pass a source that can be "
+            "indexed, such as a list of files, or remove cache="
         )
     _check_threads(source, cache, config)
     plan: BasePlan
@@ -229,26 +229,26 @@ def _check_order(source: Source | StreamSource | ReplicatedSource, config: Loade
     if not isinstance(source, (StreamSource, ReplicatedSource)):
         if config.shuffle_window:
             raise ArgumentError(
-                f"shuffle={config.shuffle_window} is a window for streams; over a source with an index all is "
-                "shuffled: shuffle=True"
+                f"shuffle={config.shuffle_window} is a window for streams, but this source can be indexed. "
+                "Set shuffle=True to shuffle all items"
             )
         return
     if config.buckets is not None:
-        raise ArgumentError(f"buckets needs a source with __len__ and __getitem__, not {source.kind}")
+        raise ArgumentError(f"buckets needs a source with __len__ and __getitem__, got {source.kind}")
     if config.shuffle and isinstance(source, StreamSource):
         raise ArgumentError(
-            f"shuffle=True needs a source with __len__ and __getitem__; a stream ({source.kind}) is shuffled within a "
-            "window: shuffle=n, with n the number of items that are held"
+            f"shuffle=True needs a source with __len__ and __getitem__, got a stream ({source.kind}). Set shuffle=n to "
+            "shuffle within a window of n items"
         )
     if config.shuffle and isinstance(source, ReplicatedSource) and source.shards is None:
         raise ArgumentError(
-            f"shuffle=True gives shards another order each epoch; {source.kind} has none: give shards=, or a window, "
-            "shuffle=n, with n the number of items that each copy holds"
+            f"shuffle=True shuffles the order of shards, but {source.kind} has no shards. Pass shards=, or set "
+            "shuffle=n to shuffle within a window of n items"
         )
     if isinstance(config.on_error.budget, float):
         raise ArgumentError(
-            f"on_error's budget must be a number for a stream or generators, got the rate {config.on_error.budget}: of "
-            "how many rows is not known before the end"
+            "on_error[1] must be an integer for a stream or generators, whose length is unknown, got the fraction "
+            f"{config.on_error.budget}"
         )
 
 
@@ -260,13 +260,13 @@ def _check_endless(sequence: BatchSequence, config: LoaderConfig) -> None:
     what = f"{type(sequence.target).__name__} (its num_batches is None, or it has no length) is endless"
     if config.shuffle or config.shuffle_window:
         raise ArgumentError(
-            f"shuffle={config.shuffle_window or True} orders the batches of an epoch, and {what}: draw in its "
-            "__getitem__, by the index, or give it a num_batches"
+            f"shuffle={config.shuffle_window or True} shuffles the batches of an epoch, but {what}. Shuffle in its "
+            "__getitem__, or give it a num_batches"
         )
     if isinstance(config.on_error.budget, float):
         raise ArgumentError(
-            f"on_error's budget must be a number here, got the rate {config.on_error.budget}: {what}, and so has no "
-            "number of rows to take it of"
+            f"on_error[1] must be an integer, got the fraction {config.on_error.budget}: {what}, so its number of "
+            "rows is unknown"
         )
 
 
@@ -277,13 +277,13 @@ def _check_threads(source: Source | StreamSource | ReplicatedSource, cache: Cach
         return
     if isinstance(source, ReplicatedSource):
         raise ArgumentError(
-            f"threads={threads} is for functions of items, and {source.kind} runs on one thread in each "
-            "worker: set workers to how many generators shall wait at the same time, and leave threads away"
+            f"threads={threads} is not supported with {source.kind}, which runs on one thread in each worker. "
+            "Remove threads=, and set workers= to the number of generators that run at the same time"
         )
     if cache is not None:
         raise ArgumentError(
-            f"cache and threads={threads} exclude each other: a worker reads and fills the cache on one "
-            "thread. Leave one of them away; more workers wait at the same time, too"
+            f"cache and threads={threads} cannot be combined, because each worker uses the cache on one thread. "
+            "Remove one of them; for more parallel reads, set a larger workers="
         )
 
 
@@ -347,7 +347,7 @@ def _refuse_empty(plan: BasePlan, config: LoaderConfig) -> None:
     if config.buckets is None:
         rows = f"batch_size={config.batch_size}"
     else:
-        rows = f"no bucket has enough for batch_sizes={list(config.buckets.batch_sizes)}"
+        rows = f"no bucket fills a batch of batch_sizes={list(config.buckets.batch_sizes)}"
     raise ArgumentError(
-        f"drop_remainder=True leaves no batch at all: {plan.size} items, {rows}, num_shards={config.shard.num_shards}"
+        f"drop_remainder=True leaves no batches: {plan.size} items, {rows}, num_shards={config.shard.num_shards}"
     )

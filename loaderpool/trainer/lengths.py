@@ -64,18 +64,18 @@ def read_lengths(by: Any, size: int) -> Lengths:
     if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and lengths.size):
         kind = f"{lengths.ndim}-d {lengths.dtype}" if lengths.ndim else brief(by)
         raise ArgumentError(
-            "Buckets.by must be a function that gives the length of an item, or the lengths of all items as a list or "
-            f"array of whole numbers, got {kind} of type {type(by).__name__}"
+            "Buckets.by must be a function that returns the length of an item, or the lengths of all items as a list "
+            f"or integer array, got {kind} of type {type(by).__name__}"
         )
     if len(lengths) != size:
         raise ArgumentError(
-            f"Buckets.by must have a length for each of the source's {size:,} items, got {len(lengths):,}"
+            f"Buckets.by must have one length for each of the {size:,} items of source, got {len(lengths):,}"
         )
     if size and int(lengths.min()) < 0:
         at = int(lengths.argmin())
-        raise ArgumentError(f"Buckets.by[{at}] is {lengths[at]}: a length must be at least 0")
+        raise ArgumentError(f"Buckets.by[{at}] is {lengths[at]}; lengths must be at least 0")
     if size and int(lengths.max()) > _MAX_LENGTH:
-        raise ArgumentError(f"Buckets.by[{int(lengths.argmax())}] is {lengths.max()}: a length must be below 2**63")
+        raise ArgumentError(f"Buckets.by[{int(lengths.argmax())}] is {lengths.max()}; lengths must be below 2**63")
     return _compact(lengths)
 
 
@@ -172,8 +172,8 @@ def _room_for(size: int) -> npt.NDArray[np.int64]:
     nbytes, free = 8 * size, available_memory_bytes()
     if nbytes > free:
         raise MemoryLimitError(
-            f"Buckets.by: the lengths of all {size:,} items are kept, which takes {nbytes:,} bytes, and {free:,} bytes "
-            "are free. Give a source of fewer items, or use pad=True or ragged=True without buckets"
+            f"Buckets.by: the lengths of all {size:,} items take {nbytes:,} bytes of memory, but only {free:,} bytes "
+            "are free. Use a source of fewer items, or use pad=True or ragged=True without buckets"
         )
     return np.empty(size, np.int64)
 
@@ -189,7 +189,7 @@ class _LengthFunction:
         self._function = function
 
     def __call__(self, item: Any) -> int:
-        return whole_number("the length that it gives", self._function(item), at_least=0, at_most=_MAX_LENGTH)
+        return whole_number("the length it returns", self._function(item), at_least=0, at_most=_MAX_LENGTH)
 
 
 def _compact(lengths: npt.NDArray[Any]) -> Lengths:

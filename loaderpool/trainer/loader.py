@@ -29,47 +29,56 @@ if TYPE_CHECKING:
 
 
 class Loader(LoaderViews, LoaderReports):
-    """Batches of a function's results, made in worker processes, the same for any number of workers.
+    """Load batches with a Python function in parallel worker processes.
 
-    It has function and source as they are when it is made. Iterating gives NumPy batches; a pass is an epoch.
-    `for_keras()` is for `fit`; `tensors()`, `as_torch()` and `as_jax()` are for loops.
+    Batches are bit-identical for any number of workers. Iterating yields NumPy arrays; one iteration is one epoch. Pass
+    `for_keras()` to Keras' `fit`. In your own training loop, use `tensors()`, `as_torch()` or `as_jax()`. Workers use
+    `fn` and `source` as they are when the loader is made.
 
     Args:
-        source: a sequence, `range(n)`, an array (by row), a tuple or dict of arrays, a table, or any object with
-            `__len__` and `__getitem__`. What can only be iterated is a stream, read once a pass.
-        fn: `fn(item)` gives a sample: an array, number, str or bytes, or a tuple, dict or namedtuple of them. A
-            parameter `rng` gets a `numpy.random.Generator` of its own; `out` gets arrays to write the sample into; each
-            where it has no default or the default is None.
-            None: items are samples.
-        batch_size: rows of a batch. None: what `fn` returns is a batch.
-        batch_fn: instead of `fn`: `batch_fn(list_of_items)` gives a whole batch; may name `rng`.
-        workers: how many processes; "auto", or a pair of bounds: as many as the training needs; 0: this process. Or a
-            `Pool` that loaders share.
-        shuffle: another order each epoch. Of a stream: the number of items to choose from.
-        seed: of the order and of all random numbers, at least 0.
-        drop_remainder: leave out a last batch that is smaller.
-        deterministic: False gives batches as they are finished.
-        shard: this loader's `Shard` of each epoch; "auto": by the current `keras.distribution` or `tf.distribute`
-            strategy.
-        element_spec: structure of `ArraySpec` or `tf.TensorSpec` of a batch. None: found from the first sample.
-        pad: fill samples up to the batch's largest: True (with zeros or empty text), a value, or one for each
-            component.
-        ragged: components whose first axis varies become a `RaggedArray`.
-        on_error: "raise", "skip" or "replace" (by another row) a sample that fails; or a pair of either and the most
-            failures in a pass, a number or a share.
-        setup: called once in each worker before its first sample.
-        augment: `augment(sample)` is called in each epoch, after `fn` or the cache; may name `rng` and `out`.
-        cache: keep what `fn` gives, which must not be random: "memory", a directory, or a `Cache`.
-        buckets: `Buckets`: batches are made of items of similar length.
-        threads: calls at once in each worker, 1 to 256, of a thread-safe function that waits. Not with `cache` or
-            generators.
-        seed_globals: reseed `random`, `numpy.random` and torch for each sample; "auto": where the function uses them.
-        limits: `Limits` of memory, time and deaths of workers.
+        source: Items to load: a list, `range(n)`, array, table or other object with `__len__` and `__getitem__`. A
+            tuple or dict of arrays is read row by row. Any other iterable is a stream, read once per epoch.
+        fn: Function `fn(item)` that returns a sample: an array, number, string, or a tuple or dict of these. A
+            parameter `rng` gets a `numpy.random.Generator` seeded for the sample; `out` gets arrays to fill. This
+            applies if the parameter has no default or the default is None. Default: items are samples.
+        batch_size: Samples per batch. `None`: each result of `fn` is one batch. Default: 32.
+        batch_fn: Function `batch_fn(items)` that returns a whole batch; use it instead of `fn`. It may have `rng`.
+        workers: Number of worker processes; 0: the main process loads. `"auto"`: as many as training needs; `(2, 8)`:
+            the same, from 2 to 8. Or a `Pool` that loaders share. Default: `"auto"`.
+        shuffle: Set to `True` to reshuffle all items every epoch. For a stream: size of the shuffle window, in items.
+        seed: Seed of the order and of all random numbers, at least 0. Default: 0.
+        drop_remainder: Set to `True` to drop the last batch if it is smaller. Default: `False`.
+        deterministic: Set to `False` to get batches as soon as they are finished, in any order. Default: `True`.
+        shard: This process's `Shard` of each epoch. `"auto"`: the one that the current `keras.distribution` or
+            `tf.distribute` strategy assigns. Default: the whole epoch.
+        element_spec: Structure of `ArraySpec` or `tf.TensorSpec` of a batch. Default: found from the first samples.
+        pad: Padding to the longest sample of the batch: `True` for zeros or empty strings, a fill value, or one value
+            for each component. Default: `False`.
+        ragged: Set to `True` to get a `RaggedArray` for components whose first axis varies. Default: `False`.
+        on_error: Action if `fn` raises: `"raise"`, `"skip"` (drop the row) or `"replace"` (use the batch's next
+            valid row). `("skip", n)` allows at most `n` errors per epoch, a count or a fraction. Default: `"raise"`.
+        setup: Function called once in each worker before its first sample, for example to open a connection.
+        augment: Function `augment(sample)` called in every epoch, after `fn` or the cache. It may have `rng` and `out`.
+        cache: Storage for the results of `fn`, which must not be random: `"memory"`, a directory, or a `Cache`.
+        buckets: `Buckets`, to build each batch from items of similar length.
+        threads: Concurrent calls in each worker, 1 to 256, for a thread-safe function that waits for I/O. Not with
+            `cache` or generators. Default: 1.
+        seed_globals: Set to `True` to seed `random`, `numpy.random` and torch per sample. Default: `"auto"`, if used.
+        limits: `Limits` of memory, time per sample, and worker restarts.
 
     Raises:
-        SourceError: the source cannot be read by index.
-        UnpicklableError: function or source cannot travel.
-        CacheError: the cache is of another function or source.
+        SourceError: If the source can be neither indexed nor iterated.
+        UnpicklableError: If the function or the source cannot be pickled.
+        CacheError: If the cache belongs to another function or source.
+
+    Example:
+        >>> import loaderpool as lp
+        >>> def load(item, rng):
+        ...     return item + rng.normal(size=3)
+
+        >>> with lp.Loader(range(100), load, batch_size=10, shuffle=True, workers=2) as loader:
+        ...     print({batch.shape for batch in loader})
+        {(10, 3)}
     """
 
     @known_names_only
@@ -116,27 +125,27 @@ class Loader(LoaderViews, LoaderReports):
 
     @property
     def config(self) -> LoaderConfig:
-        """The settings, checked."""
+        """Checked settings."""
         return self._core.config
 
     @property
     def workers(self) -> int:
-        """How many worker processes there are; 0: this process."""
+        """Current number of worker processes; 0: the main process loads."""
         return self._core.workers
 
     @property
     def element_spec(self) -> Any:
-        """The structure of `ArraySpec` of a batch. Blocks until the first sample is made."""
+        """Structure of `ArraySpec` of a batch. Blocks until the first sample is loaded."""
         return self._core.running_engine().spec().pack()
 
     @property
     def form(self) -> BatchForm:
-        """How batches are stored and read. Blocks until the first sample has been made."""
+        """How batches are stored and read. Blocks until the first sample is loaded."""
         return self._core.running_engine().form()
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next pass; may be set."""
+        """Epoch number of the next iteration, from 0. You can set it."""
         return self._core.tracker.epoch
 
     @epoch.setter
@@ -145,11 +154,11 @@ class Loader(LoaderViews, LoaderReports):
 
     @property
     def last_error(self) -> BaseException | None:
-        """The error that ended the latest failed pass; `tf.data` hands on its text alone."""
+        """Exception that ended the latest failed iteration, or `None`. `tf.data` reports only its text."""
         return self._core.tracker.last_error
 
     def __len__(self) -> int:
-        """Batches in an epoch; a `TypeError` where that is unknown, as of a stream."""
+        """Return the number of batches per epoch. Raises `TypeError` if it is unknown, as for a stream."""
         return self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
@@ -178,13 +187,24 @@ class Loader(LoaderViews, LoaderReports):
         workers: int | Literal["auto"] | tuple[int, int | None] | Pool | None = None,
         **settings: Any,
     ) -> Loader:
-        """A loader for a `keras.utils.PyDataset` / `Sequence`, or anything whose `[i]` is batch i.
+        """Create a loader for a `keras.utils.PyDataset` or `Sequence`, or any object whose item `i` is batch `i`.
 
         Args:
-            sequence: `on_epoch_begin` and `on_epoch_end` run in this process, and the next epoch sees what they change.
-                Without a length it is endless.
-            workers: as in `Loader`; None: the sequence's own, or "auto" where that is 1.
-            **settings: other arguments of `Loader`.
+            sequence: Object to read; without a length it is endless. Its `on_epoch_begin` and `on_epoch_end` run in the
+                main process, and the next epoch uses what they change.
+            workers: As in `Loader`. Default: `sequence.workers`, or `"auto"` if that is 1 or missing.
+            **settings: Other arguments of `Loader`.
+
+        Example:
+            >>> import numpy as np
+            >>> import loaderpool as lp
+            >>> class Batches:
+            ...     def __len__(self): return 3
+            ...     def __getitem__(self, i): return np.full(4, i)
+
+            >>> with lp.Loader.from_sequence(Batches(), workers=2) as loader:
+            ...     print(*(batch.sum() for batch in loader))
+            0 4 8
         """
         from loaderpool.adapters.sequence_hooks import loader_from_sequence
 
@@ -201,30 +221,39 @@ class Loader(LoaderViews, LoaderReports):
         copies: int | None = None,
         **settings: Any,
     ) -> Loader:
-        """A loader for a generator, which runs once for each shard, or in copies that share the work.
+        """Create a loader for a generator function that runs once for each shard, or as replicas that share the work.
 
-        A batch has items of one copy or shard. The number of copies makes a difference to the batches; with `shards`
-        the number of workers makes none (docs/how-to/generators.md).
+        With `shards`, batches are bit-identical for any number of workers. See docs/guide/data/generators.md.
 
         Args:
-            make_generator: `make_generator()` or `make_generator(shard)` is called as an epoch begins. A parameter
-                `worker` gets a `WorkerInfo`, and `rng` random numbers, if it has no default or the default is None.
-            workers: as in `Loader`; without `shards` each runs a copy, if the generator names `worker` or `rng`.
-            shards: files, ranges or other picklable things; `shuffle=True` gives them another order each epoch.
-            cycle_length: shards open at once, at least 1; None: 16.
-            copies: how many, whatever the workers.
-            **settings: other arguments of `Loader`. `shuffle=n` shuffles within n items of each copy.
+            make_generator: Function called as `make_generator()` or `make_generator(shard)` in each epoch. A parameter
+                `worker` gets a `WorkerInfo`, and `rng` a generator, if it has no default or the default is None.
+            workers: As in `Loader`. Without `shards`, each runs a replica if the function has `worker` or `rng`.
+            shards: Sequence of files, ranges or other picklable objects. `shuffle=True` reorders them every epoch.
+            cycle_length: Number of shards read at once, at least 1. Default: 16.
+            copies: Number of replicas, on which the batches depend; not with `shards`. Default: as `workers` says.
+            **settings: Other arguments of `Loader`. `shuffle=n` shuffles each generator's items in a window of `n`.
+
+        Example:
+            >>> import loaderpool as lp
+            >>> def numbers(shard):
+            ...     yield from shard
+
+            >>> shards = [range(50), range(50, 100)]
+            >>> with lp.Loader.from_generator(numbers, shards=shards, batch_size=10, workers=2) as loader:
+            ...     print(sum(map(len, loader)))
+            100
         """
         if cycle_length is not None:
-            cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards that are open at once")
+            cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards open at once")
         if copies is not None:
-            copies = whole_number("copies", copies, at_least=1, hint="generators that run beside one another")
+            copies = whole_number("copies", copies, at_least=1, hint="replicas of the generator")
         if "source" in settings:
-            raise ArgumentError("from_generator takes no source: make_generator is it")
+            raise ArgumentError("from_generator takes make_generator instead of source")
         return cls(ReplicatedSource(make_generator, shards, cycle_length, copies), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
-        """A new loader, with the same arguments but for these; the source must be readable again."""
+        """Return a new loader with these arguments changed. An iterator that was read needs a new `source`."""
         arguments = self._core.arguments
         for name in changes:
             if name.startswith("_"):
@@ -233,8 +262,8 @@ class Loader(LoaderViews, LoaderReports):
         is_read = stream is not None and (stream.was_opened or self._core.has_processes)  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
             raise SourceError(
-                f"source is a {stream.kind}, which can be read only once, and this loader reads it: pass another one "
-                "(replace(source=...)), or make the loader of an object whose __iter__ begins anew each time"
+                f"source is a {stream.kind}, which can be read only once, and this loader has read it. Pass a new one, "
+                "replace(source=...), or use an object whose __iter__ starts from the beginning each time"
             )
         hooks = self._core.tracker.hooks
         private: dict[str, Any] = {"_hooks": hooks and hooks.anew()}
@@ -243,27 +272,28 @@ class Loader(LoaderViews, LoaderReports):
         return type(self)(**{**arguments, **changes, **private})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
-        """Where the training stands, as a small dict that JSON can hold, for `load_state_dict`.
+        """Return the current position as a JSON-serializable dict. Pass it to `load_state_dict` to resume.
 
         Args:
-            batches_taken: since the latest iteration began; needed with `as_dataset`, as tf.data fetches ahead. None:
-                what the one live iterator has given.
+            batches_taken: Batches used since the latest iteration began; required with `as_dataset`, because `tf.data`
+                prefetches. Default: those that the only active iterator delivered.
 
         Raises:
-            StateError: it would be a guess, or a Sequence's hooks change the data.
+            StateError: If the position is ambiguous, the source is an iterator, or a Sequence's hooks change the data.
         """
         from loaderpool.trainer.epochs.saved_state import find_position
 
         return self._core.state_at(find_position(self._core.tracker, batches_taken))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the rest of the saved pass, the same to the bit, for any number of workers or shards.
+        """Resume from a saved position: the next iteration yields the remaining batches of that epoch.
 
         Args:
-            state: from `state_dict` of a loader with the same source, function, seed and plan.
+            state: Result of `state_dict` of a loader with the same source, function, seed and batch settings. The
+                number of workers may differ. So may `shard`, except for generators or `deterministic=False`.
 
         Raises:
-            StateError: it is of another loader.
+            StateError: If it belongs to another loader, or is damaged.
         """
         from loaderpool.trainer.epochs.saved_state import check_resumable, read_state
 
@@ -275,11 +305,11 @@ class Loader(LoaderViews, LoaderReports):
             core.tracker.resume_at(position)
 
     def resize(self, workers: int) -> None:
-        """Have this many workers from now on, at least 1; the batches stay the same."""
+        """Set the number of workers, at least 1. The batches stay the same."""
         self._core.resize(workers)
 
     def close(self) -> None:
-        """End the loader and its own workers; arrays handed out stay valid."""
+        """End the loader and its own workers. Arrays that you hold stay valid."""
         self._core.close()
 
     def __enter__(self) -> Loader:  # noqa: PYI034 - Self is in typing from 3.11 on
@@ -293,7 +323,8 @@ class Loader(LoaderViews, LoaderReports):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a Loader cannot be pickled: it owns processes. Does the function refer to it? Give it what it needs"
+            "a Loader cannot be pickled, because it owns processes. If your function refers to it, pass it only the "
+            "values that it needs"
         )
 
 

@@ -205,12 +205,12 @@ class LoaderCore:
         if self._is_without_lengths:
             self.check_usable()
         if self.plan.is_endless:
-            raise TypeError("an endless sequence has no number of batches: say steps_per_epoch to fit, or end the loop")
+            raise TypeError("an endless sequence has no length. Pass steps_per_epoch to fit, or break out of the loop")
         if self.plan.is_open:
             what = "generators" if self.plan.lanes else "a stream"
-            raise TypeError(f"the number of batches is unknown: the source is {what}, whose end shows when it comes")
+            raise TypeError(f"the number of batches is unknown, because the source is {what}")
         if self.config.on_error.action == "skip":
-            raise TypeError('the number of batches is unknown under on_error="skip": a batch may lose all its rows')
+            raise TypeError('the number of batches is unknown with on_error="skip", which may drop whole batches')
         return self.plan.batches_per_epoch
 
     def state_at(self, position: Position) -> dict[str, Any]:
@@ -238,8 +238,8 @@ class LoaderCore:
         """Raise if the loader is closed, or of another process."""
         if self.engine is None:
             raise ClosedError(
-                f"this loader was constructed inside a loaderpool {process.role()} (pid {os.getpid()}), where it "
-                "starts nothing: only the training process can iterate it"
+                f"this loader was created inside a loaderpool {process.role()} (pid {os.getpid()}) and cannot be used "
+                "there: only the main process can iterate over a loader"
             )
         if self.is_closed:
             raise closed_error("this Loader")
@@ -254,7 +254,7 @@ class LoaderCore:
         """
         self.check_usable()
         if self.pool is None:
-            raise ArgumentError("a loader made with workers=0 has no workers to resize; use replace(workers=...)")
+            raise ArgumentError("a loader with workers=0 cannot be resized. Use replace(workers=...)")
         self.pool.resize(workers)
 
     def close(self) -> None:
@@ -302,5 +302,5 @@ class _EngineHandle:
     def __call__(self) -> Engine:
         core = self._core()
         if core is None:
-            raise ClosedError("the Loader was dropped and so closed; keep it while you iterate")
+            raise ClosedError("the Loader was garbage-collected and closed. Keep a reference to it while you iterate")
         return core.running_engine()

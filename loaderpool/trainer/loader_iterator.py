@@ -19,15 +19,10 @@ from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 
 
 class LoaderIterator(Iterator[Any]):
-    """One pass over a loader; batches as nested structures of NumPy arrays.
+    """Iterator over the batches of one epoch, as NumPy arrays; returned by `iter(loader)`.
 
-    Threads may share it: each batch comes once. It may be asked again after a KeyboardInterrupt, and goes on with the
-    batch that was awaited; under `workers=0` that ends the pass, for it came in the middle of your function.
-
-    Args:
-        core: of the loader.
-        convert: opens a delivery: what the consumer gets; None: NumPy arrays.
-        iteration: of one pass after another that count as one iteration of a dataset; None: this pass alone.
+    Threads may share it: each batch is delivered once. After a `KeyboardInterrupt` you can continue with the next
+    batch, except with `workers=0`, where the interrupt ends the iteration.
     """
 
     def __init__(
@@ -43,7 +38,7 @@ class LoaderIterator(Iterator[Any]):
         return self
 
     def __len__(self) -> int:
-        """Batches of an epoch, as the loader's length has it, however many were taken."""
+        """Return the number of batches per epoch, however many were taken."""
         return self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
@@ -96,16 +91,12 @@ class LoaderIterator(Iterator[Any]):
         self._undoing.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this pass stands: `Loader.load_state_dict` goes on behind the last batch that this iterator has given.
-
-        Raises:
-            StateError: the loader's data changes between epochs, by hooks of the user's.
-        """
+        """Return the position after this iterator's latest batch; otherwise like `Loader.state_dict`."""
         return self._core.state_at(self.position)
 
     @property
     def position(self) -> Position:
-        """Where this pass stands."""
+        """Position after the latest batch of this iterator."""
         return self._position(self._reader.consumed)
 
     def _position(self, consumed: int) -> Position:
@@ -113,11 +104,11 @@ class LoaderIterator(Iterator[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of this pass, or -1 before its first batch."""
+        """Epoch number of this iteration, or -1 before its first batch."""
         return self._reader.one_pass.epoch
 
     def close(self) -> None:
-        """End the pass; the next one starts again."""
+        """End this iteration. The next one starts a new epoch."""
         with InterruptsHeld():
             self._reader.close()
             if self._undoing is not None:
@@ -135,8 +126,8 @@ def refuse_reentry(iterator: Iterator[Any]) -> None:
     while frame is not None:
         if frame.f_code is asking.f_code and frame.f_locals.get("self") is iterator:
             raise LoaderpoolError(
-                "this iterator was asked for a batch while it makes one on the same thread, by the handler of a "
-                "signal, say. Have the handler iterate the loader itself: that is a pass of its own"
+                "next() was called while the same thread is inside next() of this iterator, as by a signal handler. "
+                "Iterate over the loader in the handler instead, which starts a separate iteration"
             )
         frame = frame.f_back
 

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class LoaderReports:
-    """What can be asked of a loader beside batches; nothing here changes what it does."""
+    """Methods that report what a loader does. They change nothing."""
 
     _core: LoaderCore
 
     def explain(self, seconds: float | None = 60.0) -> Explanation:
-        """Say why training waits for data, or that it does not: a verdict, its evidence, and one change to make.
+        """Explain why training waits for data: the bottleneck, the evidence, and one change to try.
 
         Args:
-            seconds: how far to look back; None: some two minutes.
+            seconds: Seconds of training to analyze; `None`: about two minutes. Default: 60.
         """
         from loaderpool.trainer.explain.explanation import explain
 
@@ -32,13 +32,10 @@ class LoaderReports:
         return explain(self._core.observer.observed(float("inf") if wanted_s is None else wanted_s))
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write one HTML file, without data or paths, of all that is known; also after `close()`.
+        """Write everything known about the loader to one HTML file, without data or paths. Works after `close()`, too.
 
         Args:
-            path: of the file, which is replaced. Pictures in it need matplotlib.
-
-        Raises:
-            OSError: it cannot be written.
+            path: File to write, replaced if it exists; `OSError` if that fails. Its charts need matplotlib.
         """
         from loaderpool.trainer.explain.explanation import explain
         from loaderpool.trainer.report import document, loader_settings, report_content
@@ -56,15 +53,14 @@ class LoaderReports:
         write_whole(file, document(content).encode())
 
     def trace(self, path: str | os.PathLike[str], seconds: float | None = 30.0) -> None:
-        """Write what each worker and the training did in the last seconds, for https://ui.perfetto.dev.
+        """Write a timeline of the workers and the training, for https://ui.perfetto.dev.
 
         Args:
-            path: of the file, which is replaced: .json or .json.gz.
-            seconds: how far to look back; None: as far as is known.
+            path: File to write, `.json` or `.json.gz`, replaced if it exists; `OSError` if that fails.
+            seconds: Seconds to look back; `None`: as far as recorded. Default: 30.
 
         Raises:
-            ClosedError: the loader was closed.
-            OSError: the file cannot be written.
+            ClosedError: If the loader is closed.
         """
         from loaderpool.trainer.tracing.chrome import check_trace_path, chrome_trace, write_trace
 
@@ -75,7 +71,7 @@ class LoaderReports:
         write_trace(file, chrome_trace(self._core.observer.recording(), wanted_s).text)
 
     def statistics(self) -> Statistics:
-        """Return what was counted since the loader was made."""
+        """Return the counts since the loader was made."""
         from loaderpool.trainer.epochs.statistics import take_statistics
 
         core = self._core

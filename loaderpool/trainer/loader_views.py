@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 class View(Protocol):
-    """Gives a loader's batches in another form, an epoch each time it is iterated.
-
-    Its iterators are passes over the loader, and have `state_dict()`, `position`, `epoch` and `close()` as the loader's
-    own have. Its length is the loader's.
-    """
+    """Batches of a loader as tensors. Each iteration is one epoch; its iterators work like `LoaderIterator`."""
 
     def __iter__(self) -> Any: ...
 
@@ -25,7 +21,7 @@ class View(Protocol):
 
 
 class LoaderViews:
-    """What a loader's batches can be looked at as, beside NumPy arrays."""
+    """Methods that return a loader's batches in the form that a framework expects."""
 
     _core: LoaderCore
 
@@ -36,12 +32,12 @@ class LoaderViews:
         prefetch: int = 2,
         device: str | None = None,
     ) -> tf.data.Dataset:
-        """A `tf.data.Dataset` of the batches, without a copy.
+        """Return a `tf.data.Dataset` of the batches, without a copy except for strings and very small batches.
 
         Args:
-            epochs: in one pass over the dataset; None: it never ends (for `fit(steps_per_epoch=...)`).
-            prefetch: batches that tf.data keeps ready, or `tf.data.AUTOTUNE`.
-            device: such as "/GPU:0": prefetch there.
+            epochs: Epochs in one iteration over the dataset; `None`: endless, for `steps_per_epoch`. Default: 1.
+            prefetch: Number of batches that `tf.data` prefetches, or `tf.data.AUTOTUNE`. Default: 2.
+            device: Device to prefetch to, such as `"/GPU:0"`. Default: `None`, no device.
         """
         from loaderpool.adapters.tensorflow import as_dataset
 
@@ -54,12 +50,12 @@ class LoaderViews:
         epochs: int | None = 1,
         prefetch: int = 2,
     ) -> tf.distribute.DistributedDataset:
-        """A dataset for a strategy; `batch_size` is that of one replica. Several processes need `shard="auto"`.
+        """Return a dataset for a `tf.distribute` strategy. Several processes need `shard="auto"`.
 
         Args:
-            strategy: such as `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
-            epochs: as in `as_dataset`.
-            prefetch: as in `as_dataset`.
+            strategy: Strategy such as `MirroredStrategy`. The loader's `batch_size` is then per replica.
+            epochs: As in `as_dataset`.
+            prefetch: As in `as_dataset`.
         """
         from loaderpool.adapters.tensorflow import as_distributed_dataset
 
@@ -67,49 +63,48 @@ class LoaderViews:
 
     @known_names_only
     def for_keras(self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None) -> Any:
-        """What `fit`, `evaluate` and `predict` of Keras 3 take, on TensorFlow, JAX and torch, without a copy.
+        """Return what `fit`, `evaluate` and `predict` of Keras 3.7 or later accept, on TensorFlow, JAX or PyTorch.
 
         Args:
-            epochs: passes over the loader in each of Keras' epochs; None: it never ends (for `steps_per_epoch`).
-            class_weight: in place of `fit`'s, for batches `(x, y)`.
+            epochs: Epochs of the loader in each epoch of Keras; `None`: endless, for `steps_per_epoch`. Default: 1.
+            class_weight: Weight of each class, for batches `(x, y)`; use it instead of `fit(class_weight=...)`.
         """
         from loaderpool.adapters.keras_fit import LoaderAdapter
 
         return LoaderAdapter(self._core, epochs, class_weight)
 
     @known_names_only
-    def tensors(self, device: str | None = None, ahead: int = 2) -> View:
-        """The batches as eager TensorFlow tensors, without tf.data and without a copy.
+    def tensors(self, device: str | None = None, prefetch: int = 2) -> View:
+        """Return the batches as eager TensorFlow tensors, without `tf.data`, and without a copy except for strings.
 
         Args:
-            device: such as "/GPU:0": copy them there.
-            ahead: batches on their way to the device before they are asked for.
+            device: Device to copy batches to, such as `"/GPU:0"`. Default: `None`, no copy.
+            prefetch: Number of batches to copy to the device before you ask for them. Default: 2.
         """
         from loaderpool.adapters.eager_tensors import tensors
 
-        return tensors(self._core, device, ahead)
+        return tensors(self._core, device, prefetch)
 
     @known_names_only
-    def as_torch(self, device: Any = None, ahead: int = 2) -> View:
-        """The batches as PyTorch tensors, without a copy: an `IterableDataset`. Text stays a NumPy array.
+    def as_torch(self, device: Any = None, prefetch: int = 2) -> View:
+        """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy. Strings stay NumPy arrays.
 
         Args:
-            device: such as "cuda": copy them there.
-            ahead: as in `tensors`.
+            device: Device to copy batches to, such as `"cuda"`. Default: `None`, no copy.
+            prefetch: As in `tensors`.
         """
         from loaderpool.adapters.torch_tensors import as_torch
 
-        return as_torch(self._core, device, ahead)
+        return as_torch(self._core, device, prefetch)
 
     @known_names_only
-    def as_jax(self, sharding: Any = None, ahead: int = 2) -> View:
-        """The batches as `jax.Array`s, on the CPU without a copy.
+    def as_jax(self, sharding: Any = None, prefetch: int = 2) -> View:
+        """Return the batches as `jax.Array` objects, on the CPU without a copy.
 
         Args:
-            sharding: a `jax.sharding.Sharding` (of several processes each gives its own rows) or a device; None: the
-                default one.
-            ahead: as in `tensors`.
+            sharding: A `jax.sharding.Sharding` or a device. If it spans several processes, each adds its own rows.
+            prefetch: As in `tensors`.
         """
         from loaderpool.adapters.jax_arrays import as_jax
 
-        return as_jax(self._core, sharding, ahead)
+        return as_jax(self._core, sharding, prefetch)

@@ -39,20 +39,28 @@ def _program_of(start: Any) -> Program:
     if start not in ("fork", "spawn"):
         raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
     if start == "fork" and not machine.can_fork_workers():
-        raise ArgumentError('start="fork" needs os.fork and os.memfd_create, which this Python does not have')
+        raise ArgumentError('start="fork" needs os.fork and os.memfd_create, which this Python lacks. Remove start=')
     from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR  # with subprocess and sockets: not at import
 
     return SPAWNED if start == "spawn" else SUPERVISOR
 
 
 class Pool:
-    """Workers that several loaders share: `Loader(..., workers=pool)`. `close()` or a `with` block ends them all.
+    """Worker processes that several loaders share. `close()` or the end of a `with` block ends them all.
 
     Args:
-        workers: as in `Loader`, at least 1.
-        restarts: as in `Limits`.
-        start: "fork", or "spawn", which is slower and for any system (docs/how-to/spawned-workers.md); None: "fork"
-            where there is one.
+        workers: As in `Loader`, at least 1. Default: `"auto"`.
+        restarts: As in `Limits`. Default: `(50, 60)`.
+        start: `"fork"`, or `"spawn"`, which is slower but works on every system. Default: `"fork"` if available.
+
+    Example:
+        >>> import loaderpool as lp
+
+        >>> with lp.Pool(workers=2) as pool:
+        ...     training = lp.Loader(range(80), workers=pool)
+        ...     validation = lp.Loader(range(20), workers=pool)
+        ...     print(len(training), len(validation))
+        3 1
     """
 
     @known_names_only
@@ -76,11 +84,11 @@ class Pool:
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
 
     def __reduce__(self) -> Any:
-        raise UnpicklableError("a Pool cannot be pickled, for it owns processes: make one where it is used")
+        raise UnpicklableError("a Pool cannot be pickled, because it owns processes. Create it where it is used")
 
     @property
     def workers(self) -> int:
-        """How many workers it has."""
+        """Current number of workers."""
         return self._workers
 
     @property
@@ -97,8 +105,8 @@ class Pool:
 
         if (self._program or usual_program()) is SPAWNED:
             raise ArgumentError(
-                'cache="memory" is a memory file that forked workers share, and the workers of this pool are spawned: '
-                "give a directory"
+                'cache="memory" needs workers started with fork(), but this pool starts them with spawn. Pass a '
+                "directory as cache="
             )
         return checked
 
@@ -111,8 +119,8 @@ class Pool:
         """
         if not process.is_trainer():
             raise ClosedError(
-                f"a loader was used inside a loaderpool {process.role()} (pid {os.getpid()}): it may be constructed "
-                "where the function's module is imported, but only the training process can iterate it"
+                f"a loader was used inside a loaderpool {process.role()} (pid {os.getpid()}): only the main process "
+                "can iterate over it. Create and iterate loaders outside of fn and setup"
             )
         session = self._session
         return self._start() if session is None else session
@@ -140,11 +148,11 @@ class Pool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """`True` after `close()`."""
         return self._is_closed
 
     def resize(self, workers: int) -> None:
-        """Have this many workers from now on, at least 1; the batches stay the same."""
+        """Set the number of workers, at least 1. The batches stay the same."""
         checked = whole_number("workers", workers, at_least=1, at_most=MAX_WORKERS)
         with InterruptsHeld(), self._turn():
             self._auto = None  # which would find another number
@@ -184,7 +192,7 @@ class Pool:
         return found if self._auto is not None else found._replace(most=0)
 
     def close(self) -> None:
-        """End the workers; arrays handed out stay valid."""
+        """End the workers. Arrays that you hold stay valid."""
         with InterruptsHeld():
             with self._turn():  # a start that is under way is closed, too
                 self._is_closed = True

@@ -24,17 +24,24 @@ _MOST_SHARDS = 10_000
 
 
 def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
-    """Make one sample again, in this process and with its random streams, and return what the function returns.
+    """Compute one sample again in the main process, with its own random numbers, and return the function's result.
 
-    Data and globals are those of now: a `LoaderpoolWarning` names changes. The loader may be closed.
+    It uses the current data and globals; a `LoaderpoolWarning` names changes. The loader may be closed.
 
     Args:
-        loader: whose sample it is.
-        index: in the source, as errors name it; with `batch_fn` its whole batch is made.
-        epoch: from 0.
+        loader: Loader of the sample.
+        index: Source index, as in error messages. With `batch_fn`, the whole batch is computed.
+        epoch: Epoch number, from 0. Default: 0.
 
     Raises:
-        BaseException: what the function raises, itself.
+        BaseException: If the function raises; the original exception.
+
+    Example:
+        >>> import loaderpool as lp
+        >>> loader = lp.Loader(range(10), lambda item: item**2, workers=2)
+        >>> lp.replay(loader, index=3)
+        9
+        >>> loader.close()
     """
     found = Replay(loader, whole_number("index", index, at_least=0), epoch)
     engine = loader._core.engine
@@ -121,9 +128,9 @@ def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
     plan = engine.plan
     if plan.is_open and not plan.is_endless:
         what = "generators, which have" if plan.lanes else "a stream, which has"
-        raise ArgumentError(f"the source is {what} no index to read: run the loader with workers=0 instead")
+        raise ArgumentError(f"the source is {what} no index. Run the loader with workers=0 instead")
     if not 0 <= index < plan.size:
-        raise ArgumentError(f"the source has no index {index}: it has {plan.size:,} items, 0 to {plan.size - 1}")
+        raise ArgumentError(f"index must be 0 to {plan.size - 1} (the source has {plan.size:,} items), got {index}")
     position = plan.position_of(epoch, index)
     place = plan.place(epoch, position)
     if place is None:
@@ -136,12 +143,12 @@ def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
 
 
 def _why_nowhere(plan: BasePlan, index: int, epoch: int, position: int) -> str:
-    where = f"this loader does not make source index {index} in epoch {epoch}: it stands at position {position:,}, "
-    other_epochs = "; in another epoch it may stand elsewhere" if plan.shuffle else ""
+    where = f"this loader does not load source index {index} in epoch {epoch}: it is at position {position:,}, "
+    other_epochs = "; the position differs in other epochs" if plan.shuffle else ""
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):
         if dataclasses.replace(plan, shard_index=shard).place(epoch, position) is not None:
             return (
-                f"{where}which is the share of Shard({plan.num_shards}, {shard}), and this loader's is "
+                f"{where}which belongs to Shard({plan.num_shards}, {shard}), but this loader has "
                 f"Shard({plan.num_shards}, {plan.shard_index}){other_epochs}"
             )
-    return f"{where}in the tail of {plan.rows_left_out} rows that drop_remainder=True leaves out{other_epochs}"
+    return f"{where}among the last {plan.rows_left_out} rows, which drop_remainder=True drops{other_epochs}"

@@ -36,7 +36,7 @@ _PAGE = """<!DOCTYPE html>
 {settings}
 <h2>Where it runs</h2>
 {environment}
-<p>Everything else that is known is in this page as JSON, in the element <code>loaderpool-report</code>.</p>
+<p>All other data is in this page as JSON, in the element <code>loaderpool-report</code>.</p>
 <script type="application/json" id="loaderpool-report">{data}</script></body></html>
 """
 
@@ -137,7 +137,7 @@ def _steps(axes: Any, content: Mapping[str, Any]) -> None:
             axes.axvline(each["at_s"], color="black", linestyle=":")
             text = f" {each['workers_before']} → {each['workers']} workers"
             axes.text(each["at_s"], 1.0, text, transform=axes.get_xaxis_transform(), va="bottom", fontsize=8)
-    axes.set(xlabel="seconds before the latest look", ylabel="ms a step", xlim=(edges[0], edges[-1]))
+    axes.set(xlabel="seconds before the latest sample", ylabel="ms per step", xlim=(edges[0], edges[-1]))
     # The first steps, which compile, have a look each, and would make all others flat.
     axes.set_ylim(0, 1.1 * max(whole[-1], *(whole[2 * at] for at, each in enumerate(timeline) if each["steps"] > 1), 0))
     axes.legend(frameon=False, loc="upper right")
@@ -157,7 +157,7 @@ def _calls(axes: Any, content: Mapping[str, Any]) -> None:
         axes.axvline(each["seconds"], color="C1")
         text = f"item {each['name']}: {readable_s(each['seconds'])} "
         axes.text(each["seconds"], 1.0, text, transform=axes.get_xaxis_transform(), ha="right", va="bottom")
-    axes.set(xlabel=f"time of a call, which makes one {calls['of']}", ylabel="calls (one in eight)")
+    axes.set(xlabel=f"time per call (one {calls['of']})", ylabel="calls (one in eight is sampled)")
 
 
 def _environment() -> dict[str, str]:
@@ -167,7 +167,7 @@ def _environment() -> dict[str, str]:
         **versions,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "CPUs": f"{capacity.usable_cpu_count()} of {os.cpu_count()}; by cgroup: {capacity.cgroup_cpu_quota() or 'all'}",
+        "CPUs": f"{capacity.usable_cpu_count()} of {os.cpu_count()}; cgroup: {capacity.cgroup_cpu_quota() or 'none'}",
         "memory available": readable_bytes(capacity.available_memory_bytes()),
     }
 

@@ -230,7 +230,7 @@ def _pickled(items: list[Any], first: int) -> list[bytes | memoryview]:
                 send(item)
             except Exception as error:
                 raise UnpicklableError(
-                    f"the item at position {position} of the source's stream, a {type(item).__name__}, cannot travel "
-                    f"to the workers: {type(error).__name__}: {error}"
+                    f"the item at position {position} of the stream, a {type(item).__name__}, cannot be pickled and "
+                    f"sent to the workers: {type(error).__name__}: {error}"
                 ) from error
         raise

@@ -111,6 +111,12 @@ class LostReport(NamedTuple):
     hosts: tuple[tuple[str, str], ...] = ()  # of those that died the nodes' addresses, and why, the latest last
 
 
+def shown_name(cls: type) -> str:
+    """Return a class's qualified name; of our own classes without the module, which users do not import."""
+    module = "loaderpool" if str(cls.__module__).startswith("loaderpool.") else cls.__module__
+    return f"{module}.{cls.__qualname__}".removeprefix("builtins.")
+
+
 def describe_failure(
     error: BaseException,
     *,
@@ -123,7 +129,7 @@ def describe_failure(
 ) -> Failure:
     """Describe an exception; never raises, whatever the exception's own methods do."""
     return Failure(
-        type_name=f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
+        type_name=shown_name(type(error)),
         text=_text(error),
         traceback_text=_traceback(error),
         pickled=_pickled(error),
@@ -159,7 +165,7 @@ def describe_timeout(
     what = "generator has not yielded" if in_generator else "sample ran"
     text = f"the {what} for {ran_s:.1f} s, longer than Limits(timeout_s={timeout_s:g}), and its worker was replaced"
     if in_generator:
-        text += "; what comes behind cannot be had without it, so on_error does not apply"
+        text += ". A generator cannot continue after this, so on_error= does not apply"
     shown = "\n\n".join(filter(None, map(_users_frames, stacks.split("\n\n")))) or stacks
     return Failure("TimeoutError", text, epoch, worker, shown, index=index, is_timeout=True, node=process.node())
 

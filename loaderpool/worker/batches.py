@@ -130,8 +130,8 @@ class BatchMaker:
         except self._progress.catches as error:
             if isinstance(error, SpecMismatchError) and self._unit == "batch" and len(indices) < self._full_rows:
                 error = SpecMismatchError(
-                    f"{error}. This batch is shorter, with {len(indices)} of {self._full_rows} items: "
-                    "drop_remainder=True leaves it out"
+                    f"{error}. This batch is shorter, with {len(indices)} of {self._full_rows} items. "
+                    "Set drop_remainder=True to drop it"
                 )
             failed = self._progress.failed(error, job.epoch, indices, int(positions[0]))
             if self._config.on_error.action != "skip":

@@ -68,9 +68,9 @@ class CachedFunction:
             value, drew = self._call(index)
         if drew:
             self._refuse(
-                f"fn has drawn from random or numpy.random for source index {index}, and with a cache it is called "
-                "once for each item, so that every epoch would have the same draw. Move what is random to augment=, "
-                "which is called in every epoch with what fn gave; or leave cache= away"
+                f"fn used random or numpy.random for source index {index}. With cache=, it is called only once per "
+                "item, so all epochs would have the same random numbers. Move the random part to augment=, which gets "
+                "the result of fn in every epoch, or remove cache="
             )
         self._counts[Count.MISSES] += 1
         try:
@@ -78,8 +78,8 @@ class CachedFunction:
             value = self._load(made)
         except Exception as error:
             self._refuse(
-                f"what fn gave for source index {index}, a {type(value).__name__}, cannot be kept: {error}. A cache "
-                "keeps pickles: have fn give arrays, numbers, text and the like, or leave cache= away"
+                f"The result of fn for source index {index}, a {type(value).__name__}, cannot be cached: {error}. "
+                "A cache stores pickles: return arrays, numbers or strings from fn, or remove cache="
             )
         if store is not None:
             not_kept = store.put(index, made)
@@ -137,10 +137,9 @@ class Maker(Protocol):
 def refuse_draws(threads: int) -> ArgumentError:
     """Return what is said where a function draws from generators that its threads would share."""
     return ArgumentError(
-        f"the function has drawn from random, numpy.random or torch, and threads={threads}: what each "
-        "sample gets would depend on the other threads. Have it name rng, the sample's own numpy.random.Generator, and "
-        "draw from that; or set threads=1. If samples do not depend on what is drawn (the pause before a retry), "
-        "seed_globals=False says so"
+        "The function uses the global generator of random, numpy.random or torch, which threads share, so its samples "
+        f"would not be reproducible with threads={threads}. Add a parameter `rng` and use it, or set threads=1. If "
+        "samples do not depend on these numbers (such as the pause before a retry), pass seed_globals=False."
     )
 
 
@@ -363,4 +362,4 @@ class Calls:
             value = self._first(indices[len(results) - before])
             for function in self._functions:
                 value = function(value)
-            raise RuntimeError("the function raised StopIteration once, and not when it was called again")
+            raise RuntimeError("the function raised StopIteration once, but not when it was called again")

@@ -40,7 +40,7 @@ class Exclusions:
                 stacks="",
             )
         else:
-            text = f"the sample ended its worker, also when it ran alone: {how_it_ended(exit_code)}"
+            text = f"the sample crashed its worker, also when it ran alone: {how_it_ended(exit_code)}"
             failure = Failure("loaderpool.WorkerLostError", text, epoch, self._worker, index=index, node=process.node())
         self._failures[epoch, index] = failure
 

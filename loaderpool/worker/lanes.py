@@ -147,7 +147,7 @@ class Lane:
             self.close()
             self.take(start, wanted)
             if position not in self._batch:
-                raise GeneratorError("a generator that was run again yielded fewer items than at first")
+                raise GeneratorError("a generator that was run again yielded fewer items than before")
         return self._batch.pop(position)
 
     def close(self) -> None:
@@ -298,7 +298,7 @@ def _items_of(made: Any, start: int) -> Iterator[Any]:
         return map(made.__getitem__, range(start, len(made)))
     if not isinstance(made, Iterable):
         raise GeneratorError(
-            f"make_generator must return what can be iterated, such as a generator; it returned a {type(made).__name__}"
+            f"make_generator must return an iterable, such as a generator, got a {type(made).__name__}"
         )
     return iter(made)
 

@@ -5,7 +5,7 @@
                                               │ 2 completion (pipe, or socket where bytes go with it)
                                               └ 3 report to the supervisor
 
-The order of the three steps is PROTO-4 (docs/explanation/protocol.md): after a death *finished* on the board means
+The order of the three steps is PROTO-4 (docs/internals/protocol.md): after a death *finished* on the board means
 that the supervisor may send the completion again, and anything else that none exists.
 """
 

@@ -48,7 +48,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
 _EARLY_BYTES = 64 << 20
 # What a result takes beside its data, about: of tiny ones it is more than these.
 _OBJECT_BYTES = 512
-_WITHOUT_OUT = " (at the first call, which tells what a sample is like, out is None: return a new array then)"
+_WITHOUT_OUT = " (in the first call, which determines shapes and dtypes, out is None: return a new array)"
 
 
 class Prober:

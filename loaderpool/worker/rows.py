@@ -77,7 +77,7 @@ class Converter:
 
     def built_differently(self, error: SpecMismatchError, index: int) -> SpecMismatchError:
         """Return the error for an item whose structure is another one, as `flatten` raised it."""
-        return SpecMismatchError(f"{error}{', that of element_spec=' * self._is_given} ({item_name(index)})")
+        return SpecMismatchError(f"{error}{', given by element_spec=' * self._is_given} ({item_name(index)})")
 
     def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
         """Return one component of what one call returned."""
@@ -103,8 +103,8 @@ class Converter:
                 raise self._mismatch(component, index, array) from None
         if array.dtype.kind in "iu" and expected.dtype.kind in "iu" and not np.array_equal(cast, array):
             raise SpecMismatchError(
-                f"component {path or '(the whole element)'} of {item_name(index)}: a value does not fit "
-                f"{expected.dtype} (came as {array.dtype}, {array.min()} to {array.max()})"
+                f"component {path or '(whole element)'} of {item_name(index)} has values from {array.min()} to "
+                f"{array.max()} ({array.dtype}), which do not fit {expected.dtype}"
             )
         return cast
 

@@ -153,9 +153,8 @@ class ThreadCalls:
             return filled
         if _image(filled, bytes_of) != by_threads:
             raise ArgumentError(
-                "the function fills one array (or dict) for several samples, and "
-                f"threads={self._threads}: its threads overwrite each other's. Have it make a new one "
-                "in each call, or write into out; or set threads=1"
+                "The function reuses one array (or dict) for several samples, which threads overwrite with "
+                f"threads={self._threads}. Create a new one in each call, write into `out`, or set threads=1."
             )
         self._looks_for_reuse = False
         return filled

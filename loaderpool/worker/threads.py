@@ -8,7 +8,7 @@ Only the calls of the user's functions are made on the threads. What is made of 
 policy, rows in a slot), and what is said to others, is the main thread's, and the same as without threads.
 
 Calls begin in the order in which they were put, tickets one after the other, so the call that the main thread waits for
-is the one that has run longest: it is what the board names (docs/explanation/architecture.md, "Threads").
+is the one that has run longest: it is what the board names (docs/internals/architecture.md, "Threads").
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Result, run_row
-from bench.report import goals_table, machine_line, peers_table, shortfalls, write_docs
+from bench.report import goals_table, machine_line, shortfalls, speed_table, write_docs
 from bench.rows import ALL_PEERS, ROWS, Row
 from bench.works import render_images
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     busy = max(result.busy_cpus for result in results.values())
     command = shlex.join(["scripts/bench/run", *(sys.argv[1:] if arguments is None else arguments)])
     caption = f"{machine_line()}; {(time.monotonic() - started) / 60:.0f} minutes. Command: `{command}`."
-    print(f"{goals_table(results.values())}\n\n{peers_table(results.values())}\n\n{caption}")
+    print(f"{goals_table(results.values())}\n\n{speed_table(results.values())}\n\n{caption}")
     if options.write_docs:
         write_docs(list(results.values()), caption)
     if busy > QUIET_CPUS:

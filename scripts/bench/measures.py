@@ -77,7 +77,7 @@ def _delivery(contestant: str, work: Work, view: str, window: Window) -> tuple[D
                 delivery = verified(batches.tensors(), work, window, tensor_as_array, every)
             else:
                 delivery = verified(batches, work, window, as_array)
-            return delivery, {"slots": batches.statistics().memory.slots} if contestant == "loaderpool" else {}
+            return delivery, {"slots": batches.statistics().memory.buffers} if contestant == "loaderpool" else {}
     with as_dataset(contestant, work) as dataset:
         if view == "function":
             return taken_by_function(dataset, work, window), {}

@@ -1,4 +1,4 @@
-"""What is made of the results: the tables of docs/explanation/performance.md, a picture, what falls short."""
+"""What is made of the results: the tables of docs/benchmarks/results.md, a picture, what falls short."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.harness import Result
-from bench.rows import BEST_PEER, PEERS, Row
+from bench.rows import PEERS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-OURS, PEER, LIMIT = "#1b6ca8", "#b8b8b8", "#e0a63a"
-OUT_OF_SIGHT = 8  # times as fast as loaderpool: a limit that would leave no room for the others
+OURS, OTHERS = "#1b6ca8", "#b8b8b8"
+NAMES = {"loaderpool": "loaderpool", "serial": "from_generator", "keras": "PyDataset", "torch": "DataLoader"}
+NAMES |= {"grain": "Grain", "spdl": "SPDL", "mpire": "mpire", "joblib": "joblib", "pool_imap": "Pool.imap"}
+PICTURED = ("serial", "keras", "torch", "grain", "loaderpool")
 # Of a goal, for a machine that is noisy: half of it.
 GROSS = 2.0
 
@@ -41,30 +42,42 @@ def goals_table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
-def peers_table(results: Iterable[Result]) -> str:
-    """One line for each row that others can run: loaderpool, its limit and the best peer."""
-    lines = [
-        "| work | view | loaderpool | the limit | ratio (goal) | the best peer | ratio (goal) |",
-        "|---|---|---:|---|---:|---|---:|",
+def speed_table(results: Iterable[Result]) -> str:
+    """Milliseconds a batch through tf.data and in `fit`, of loaderpool and of what else is in use."""
+    shown = [result for result in results if result.row.is_rate and result.row.view != "own" and result.peers()]
+    sides = [side for side in NAMES if any(side in result.figures for result in shown)]
+    rows = [
+        [result.row.what, *(f"{1e3 / result.median(side):.3g}" if side in result.figures else "–" for side in sides)]
+        for result in shown
     ]
+    return _table(["work", *(NAMES[side] for side in sides)], rows)
+
+
+def limits_table(results: Iterable[Result]) -> str:
+    """Milliseconds a batch of loaderpool, and of the same work in processes that deliver nothing."""
+    rows = []
     for result in results:
-        row = result.row
-        if not row.is_compared or "loaderpool" not in result.figures:
-            continue
-        goals = [goal for goal in row.goals if goal.of == "loaderpool"]
-        to_peer = next((goal for goal in goals if goal.against in (BEST_PEER, *row.peers)), None)
-        to_limit = next((goal for goal in goals if goal.against not in (BEST_PEER, *row.peers)), None)
-        cells = [row.what, row.view, value_text(result, "loaderpool", spread=True)]
-        limit = (to_limit and to_limit.against) or next(iter(row.contestants[1:]), None)
-        for other, goal in ((limit, to_limit), (next(iter(result.peers()), None), to_peer)):
-            if other not in result.figures:
-                cells += ["–", f"({goal})" if goal else "–"]
-                continue
-            ratio = result.median("loaderpool") / result.median(other)
-            name = f"{other.replace('_', ' ')}, {value_text(result, other, spread=True)}"
-            cells += [name, f"{ratio:.2f} ({goal})" if goal and goal.against else f"{ratio:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        limit = next((goal.against for goal in result.row.goals if goal.against in result.row.contestants), None)
+        if result.row.is_rate and result.row.view == "own" and {limit, "loaderpool"} <= set(result.figures):
+            ours, best = result.median("loaderpool"), result.median(str(limit))
+            rows.append([result.row.what, f"{1e3 / ours:.3g}", f"{1e3 / best:.3g}", f"{ours / best:.0%}"])
+    return _table(["work", "loaderpool", "limit", "share of the limit's rate"], rows)
+
+
+def costs_table(results: Iterable[Result], unit: str) -> str:
+    """Times or sizes, which are rows of one unit, of loaderpool and of the best of the others."""
+    rows = []
+    for result in results:
+        if result.row.unit == unit and result.row.is_compared and "loaderpool" in result.figures:
+            peer = next(iter(result.peers()), "")
+            other = f"{value_text(result, peer)} ({NAMES[peer]})" if peer else "–"
+            rows.append([result.row.what, value_text(result, "loaderpool"), other])
+    return _table(["what", "loaderpool", "the best of the others"], rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def shortfalls(results: Iterable[Result], is_gross: bool = False) -> list[tuple[str, str]]:
@@ -83,16 +96,9 @@ def shortfalls(results: Iterable[Result], is_gross: bool = False) -> list[tuple[
     return lines
 
 
-def value_text(result: Result, side: str, *, spread: bool = False) -> str:
-    """Median, and range if asked for, as time for a batch where it is a rate: `24 us [23 us .. 26 us]`."""
-    text = _unit_text(result.row, result.median(side))
-    values = sorted(result.figures[side], reverse=result.row.is_rate)
-    if not spread or len(values) == 1:
-        return text
-    return f"{text} [{_unit_text(result.row, values[0])} .. {_unit_text(result.row, values[-1])}]"
-
-
-def _unit_text(row: Row, value: float) -> str:
+def value_text(result: Result, side: str) -> str:
+    """The median, as time for a batch where it is a rate: `24 us`."""
+    row, value = result.row, result.median(side)
     if row.unit == "MB":
         return f"{value:,.0f} MB" if value >= 10 else f"{value:.2g} MB"
     seconds = 1 / value if row.is_rate else value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[row.unit]
@@ -103,54 +109,45 @@ def _unit_text(row: Row, value: float) -> str:
 
 def machine_line() -> str:
     """Date, CPUs, the versions of Python and of what is installed."""
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
     names = ["numpy", "tensorflow-cpu", "tensorflow", "jax", "cloudpickle", *PEERS]
-    versions = [f"python {platform.python_version()}"]
-    for name in names:
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions = ", ".join(f"{each} {installed[each]}" for each in names if each in installed)
     cpu = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    name = cpu[1] if cpu else platform.machine()
-    return f"{datetime.date.today()}, {len(os.sched_getaffinity(0))} x {name}, {', '.join(versions)}"
+    cpus = f"{len(os.sched_getaffinity(0))} x {cpu[1] if cpu else platform.machine()}"
+    return f"{datetime.date.today()}, {cpus}, python {platform.python_version()}, {versions}"
 
 
 def write_docs(results: Sequence[Result], caption: str) -> None:
-    """Put the tables into docs/explanation/performance.md, between their marks, and draw the README's picture."""
-    page = DOCS / "explanation" / "performance.md"
-    text = page.read_text(encoding="utf-8")
-    for name, table in (("bench", goals_table(results)), ("peers", peers_table(results))):
-        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}{table}\n\n{caption}\n{end}{rest.partition(end)[2]}"
-    page.write_text(text, encoding="utf-8")
-    draw(results, DOCS / "images" / "peers.png")
+    """Put the tables into the pages, between their marks, and draw the picture of the README."""
+    costs = {"times": costs_table(results, "ms"), "memory": costs_table(results, "MB")}
+    answers = {"speed": speed_table(results), "limits": limits_table(results), **costs}
+    goals = {"bench": goals_table(results)}
+    for name, parts in {"internals/goals-and-experiments.md": goals, "benchmarks/results.md": answers}.items():
+        text = (DOCS / name).read_text(encoding="utf-8")
+        for mark, table in parts.items():
+            begin, end = f"<!-- {mark}:begin -->\n", f"<!-- {mark}:end -->"
+            before, _, rest = text.partition(begin)
+            text = f"{before}{begin}{table}\n\n{caption}\n{end}{rest.partition(end)[2]}"
+        (DOCS / name).write_text(text, encoding="utf-8")
+    for result in results:
+        if result.row.is_shown_whole:
+            draw(result, DOCS / "images" / "speed.png")
 
 
-def draw(results: Sequence[Result], file: Path) -> None:
-    """A bar chart for each row that others can run: throughput beside the row's limit, or time."""
+def draw(result: Result, file: Path) -> None:
+    """Milliseconds a batch as bars: what users come from, and loaderpool."""
     from matplotlib.figure import Figure
 
-    shown = [result for result in results if result.row.is_compared and "loaderpool" in result.figures]
-    lines = -(-len(shown) // 3)
-    figure = Figure(figsize=(15.6, 2.6 * lines), dpi=80, layout="constrained")
-    for number, result in enumerate(shown, 1):
-        _draw_row(figure.add_subplot(lines, 3, number), result)
+    sides = [side for side in PICTURED if side in result.figures]
+    values = [1e3 / result.median(side) for side in sides]
+    figure = Figure(figsize=(8, 0.5 * len(sides) + 1.1), dpi=160, layout="constrained")
+    axis = figure.add_subplot()
+    colors = [OURS if side == "loaderpool" else OTHERS for side in sides]
+    bars = axis.barh([NAMES[side] for side in sides], values, color=colors)
+    axis.bar_label(bars, [f"{value:.0f} ms" for value in values], padding=4)
+    axis.invert_yaxis()
+    axis.margins(x=0.1)
+    axis.set_title("Milliseconds for a batch of 32 JPEG images into tf.data, two CPUs", loc="left", fontsize=11)
+    axis.spines[["top", "right", "bottom"]].set_visible(False)
+    axis.tick_params(bottom=False, labelbottom=False, left=False)
     figure.savefig(file)
-
-
-def _draw_row(axis: Any, result: Result) -> None:
-    row = result.row
-    reach = OUT_OF_SIGHT * result.median("loaderpool") if row.is_rate else float("inf")
-    sides = [side for side in (*row.contestants, *row.peers) if side in result.figures and result.median(side) < reach]
-    sides.sort(key=result.median, reverse=not row.is_rate)
-    colors = [OURS if side == "loaderpool" else LIMIT if side in row.contestants else PEER for side in sides]
-    values = [result.median(side) for side in sides]
-    bars = axis.barh([side.replace("_", " ") for side in sides], values, color=colors)
-    axis.bar_label(bars, [value_text(result, side) for side in sides], padding=4, fontsize=6.5)
-    if not row.is_rate and max(values) > 30 * min(values):  # times reach from microseconds to seconds
-        axis.set_xscale("log")
-    axis.margins(x=0.2)
-    axis.tick_params(labelsize=7)
-    axis.set_title(f"{row.what}\n{row.unit}, {'more' if row.is_rate else 'less'} is better", fontsize=8, loc="left")
-    axis.spines[["top", "right"]].set_visible(False)

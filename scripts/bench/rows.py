@@ -214,8 +214,8 @@ ROWS = (
         ("loaderpool",), goals=(_at_most(0.01, "workers"),), work="cpu", seconds=4.0, warm_s=0.8,
     ),
     Row(
-        "faults/recovery", "from a worker's SIGKILL to its replacement's first row", "measures:recovery", "ms",
-        ("loaderpool",), goals=(_at_most(50.0),),
+        "faults/recovery", "from a worker's SIGKILL to its replacement's first row", "measures:recovery",
+        contestants=("loaderpool",), goals=(_at_most(50.0),), **_TIME,
     ),
     _hosts("burn", "ms", _at_most(1.06, "local")),
     _hosts("jpeg", "ms", _at_most(1.2, "local")),

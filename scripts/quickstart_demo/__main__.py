@@ -54,7 +54,9 @@ def main() -> None:
         from . import more_machines
 
         more_machines.show(train, epochs=2)
-        say(f"{time.monotonic() - started_s:.0f} s in all; docs/how-to/more-machines.md: how to have it on real ones")
+        say(
+            f"{time.monotonic() - started_s:.0f} s in all; docs/guide/scale/ray-cluster.md: how to have it on real ones"
+        )
         return
     _compare(options.figure, train, test, *((1, 1) if options.small else (3, 8)))
     say(f"{options.figure} shows it; {time.monotonic() - started_s:.0f} s in all")
@@ -82,7 +84,7 @@ def _compare(path: Path, train: list[Item], test: list[Item], rounds: int, epoch
     say(
         f"{ratio:.2f} times as many samples/s (median; {spread}) with {_count(result.workers, 'worker')}, "
         f"which took {result.start_s:.1f} s to the first step; "
-        f"{result.batches_lent} of {result.batches} batches reached TensorFlow without a copy"
+        f"{result.batches_zero_copy} of {result.batches} batches reached TensorFlow without a copy"
     )
     others = f"other processes kept {busy:.1f} of {cpus} busy before"
     say(f"{others}{', which workers lack: a quiet machine gives another ratio' if busy >= _BUSY_CPUS else ''}\n")

@@ -48,7 +48,7 @@ class Contest:
     workers: int = 0
     start_s: float = 0.0  # from nothing to loaderpool's first batch and the step on it, once; no turn counts it
     batches: int = 0  # that loaderpool handed over in its turns
-    batches_lent: int = 0  # of these, those that TensorFlow got without a copy
+    batches_zero_copy: int = 0  # of these, those that TensorFlow got without a copy
 
     @property
     def ratios(self) -> list[float]:
@@ -73,7 +73,7 @@ def hold(items: Sequence[Item], *, rounds: int, batch_size: int) -> Contest:
                     contest.ours.append(turn)
                     contest.workers = len(told.workers)
                     contest.batches += told.batches
-                    contest.batches_lent += told.memory.batches_lent
+                    contest.batches_zero_copy += told.memory.batches_zero_copy
                 else:
                     contest.plain.append(_feed_by_generator(networks[0], part, batch_size, number))
     return contest

@@ -71,4 +71,4 @@ def _train(
         network.fit(loader.for_keras(), epochs=epochs, verbose=0, callbacks=[callback])
         elapsed_s = time.monotonic() - started_s
         digest = hashlib.sha256(b"".join(weight.tobytes() for weight in network.get_weights())).hexdigest()
-        return elapsed_s, loader.statistics().hosts_lost, digest
+        return elapsed_s, loader.statistics().nodes_lost, digest

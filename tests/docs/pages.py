@@ -20,7 +20,7 @@ from typing import Literal
 __all__ = ["ROOT", "Block", "all_pages", "matches", "name_of", "needs_tensorflow", "read_blocks"]
 
 ROOT = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"^```(\w*)\s*$")
+_FENCE = re.compile(r"^```(\w*|\{[\w-]+\}.*)\s*$")  # in braces: a directive of Sphinx, which is not run
 _MARK = re.compile(r"^<!-- (no-run|file|run)(?:: (.+?))? -->$")
 _TENSORFLOW = re.compile(r"\b(tensorflow|keras|as_dataset)\b")
 
@@ -38,7 +38,9 @@ class Block:
 
 def all_pages() -> list[Path]:
     """README, the pages beside it, and every page of docs/."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    built = ROOT / "docs" / "_build"
+    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if built not in page.parents]
+    return [*sorted(ROOT.glob("*.md")), *pages]
 
 
 def name_of(page: Path) -> str:

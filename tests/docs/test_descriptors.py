@@ -1,4 +1,4 @@
-"""The table of pipes in docs/explanation/protocol.md is what trainer, supervisor and workers really hold."""
+"""The table of pipes in docs/internals/protocol.md is what trainer, supervisor and workers really hold."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _pipes(actors: dict[str, int]) -> dict[str, _Ends]:
 
 
 def _table() -> collections.Counter[_Ends]:
-    text = (ROOT / "docs" / "explanation" / "protocol.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "internals" / "protocol.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [^|]+ \| (1|one each) \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
     assert len(rows) == 6
     expected: collections.Counter[_Ends] = collections.Counter()

@@ -1,4 +1,4 @@
-"""The glossary and the code have the same words: what names a class, a module or a message is explained, and used."""
+"""The vocabulary has the words of the code: what names a class, a module or a message is in it, and used."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ VERBS = {
 
 def glossary() -> dict[str, str]:
     """Each word with what is said of it."""
-    return dict(_ROW.findall((ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")))
+    return dict(_ROW.findall((ROOT / "docs" / "internals" / "vocabulary.md").read_text(encoding="utf-8")))
 
 
 def words_of(name: str) -> list[str]:

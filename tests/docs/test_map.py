@@ -13,13 +13,13 @@ from tests.support.imports import read_package
 from tests.test_architecture import ROOMS
 
 _PACKAGE = Path(loaderpool.__file__).parent
-_RULES = ROOT / "docs" / "explanation" / "rules.md"
+_RULES = ROOT / "docs" / "internals" / "rules.md"
 _ROOM = re.compile(r"^\| `([\w/]+)` \| [^|]+ \| [^|]+ \| `([\w/.]+)` \|$", re.MULTILINE)
 
 
 def rooms() -> list[tuple[str, str]]:
     """Of the table in architecture.md: each room with the file to open first."""
-    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
     return _ROOM.findall(text.partition("\n## Rooms\n")[2].partition("\n## ")[0])
 
 
@@ -40,7 +40,7 @@ def test_rooms_stand_in_the_order_of_the_architecture_test() -> None:
 
 
 def test_every_word_that_names_a_room_is_in_the_glossary() -> None:
-    glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    glossary = (ROOT / "docs" / "internals" / "vocabulary.md").read_text(encoding="utf-8")
     words = re.findall(r"^\| \*\*([\w ]+)\*\* \|", glossary, re.MULTILINE)
     named = {part for name, _ in rooms() for part in name.split("/")} - {"loaderpool"}
     named |= {path.parent.name for path in _PACKAGE.glob("*/**/__init__.py")}

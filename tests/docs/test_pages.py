@@ -54,9 +54,9 @@ def test_every_block_of_the_page_runs(page: Path) -> None:
 
 def test_the_pages_that_teach_are_all_among_those_that_run() -> None:
     names = {name_of(page) for page in _RUNNABLE}
-    index = ROOT / "docs" / "how-to" / "README.md"  # has links only
-    teaching = {name_of(page) for page in all_pages() if {"how-to", "tutorial.md"} & set(page.parts) and page != index}
-    assert {"README.md", "docs/tutorial.md", "docs/reference/errors.md"} <= names
+    index = ROOT / "docs" / "guide" / "index.md"  # has links only
+    teaching = {name_of(page) for page in all_pages() if {"guide", "tutorial"} & set(page.parts) and page != index}
+    assert {"README.md", "docs/tutorial/1-load.md", "docs/guide/troubleshooting.md"} <= names
     assert teaching <= names
 
 

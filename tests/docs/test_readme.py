@@ -1,49 +1,74 @@
-"""The README is short, and what it says of speed and limits is what the pages behind it say."""
+"""The README is short, each of its blocks runs alone, and its figures are those of the benchmark pages."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
+import pytest
+
 import loaderpool
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, read_blocks
+from tests.docs.prose import findings
+from tests.support.child import run_child
 
 _README = (ROOT / "README.md").read_text(encoding="utf-8")
-_PERFORMANCE = (ROOT / "docs" / "explanation" / "performance.md").read_text(encoding="utf-8")
-# The columns of the peers' table that the README has: all but the view.
-_SHOWN = (0, 2, 3, 4, 5, 6)
+_PROSE = re.sub(r"```.*?```|!\[[^\]]*\]\([^)]*\)", "", _README, flags=re.DOTALL)
+_BLOCKS = [block for block in read_blocks(ROOT / "README.md") if block.kind == "python"]
+# What the project says of itself in one sentence, wherever it does.
+_SENTENCE = (
+    "Run your Python preprocessing function in parallel worker processes and feed the batches to Keras, TensorFlow, "
+    "PyTorch or JAX."
+)
 
 
-def cells(text: str, below: str) -> list[list[str]]:
-    """The rows of the first table below a line, without its head."""
-    lines = text.partition(below)[2].strip().splitlines()
-    table = lines[: next(n for n, line in enumerate(lines) if not line.startswith("|"))]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+def test_it_is_read_in_two_minutes() -> None:
+    assert len(re.sub(r"\]\([^)]*\)", "]", _PROSE).split()) <= 700
+    assert len(re.findall(r"\]\(", _PROSE)) <= 12
+    assert list(findings(_README)) == []
 
 
-def without_spread_and_goal(cell: str) -> str:
-    return re.sub(r" (\[.*?\]|\([≥≤].*?\))", "", cell)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(_BLOCKS)))
+def test_each_block_runs_when_it_is_pasted_alone(number: int) -> None:
+    assert len(_BLOCKS) == 2
+    run_child(_BLOCKS[number].code, imported="tensorflow").check()
 
 
-def test_it_is_read_in_a_few_minutes() -> None:
-    assert len(_README.splitlines()) < 160
+def test_it_says_what_the_project_is_as_all_other_places_do() -> None:
+    places = ["README.md", "pyproject.toml", "CITATION.cff", "docs/index.md", "loaderpool/__init__.py"]
+    texts = {place: " ".join((ROOT / place).read_text(encoding="utf-8").split()) for place in places}
+    assert [place for place, text in texts.items() if _SENTENCE not in text] == []
 
 
-def test_its_results_are_rows_of_the_peers_table() -> None:
-    known = [
-        [without_spread_and_goal(row[column]) for column in _SHOWN]
-        for row in cells(_PERFORMANCE, "<!-- peers:begin -->\n")
-    ]
-    shown = cells(_README, "which a test compares -->\n")
-    assert 6 <= len(shown) <= 8
-    assert [row for row in shown if row not in known] == []
+def test_its_figures_are_those_of_the_benchmark_page() -> None:
+    results = (ROOT / "docs" / "benchmarks" / "results.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in results.splitlines() if line[:1] == "|"]
+    head = next(row for row in rows if row[:2] == ["work", "loaderpool"])
+    jpeg = next(row for row in rows if row[0].startswith("JPEG") and row[0].endswith("through tf.data"))
+    ours, theirs, torch = (float(jpeg[head.index(name)]) for name in ("loaderpool", "from_generator", "DataLoader"))
+    (recovery,) = (row[1] for row in rows if row[0].startswith("from a worker's SIGKILL"))
+    text = " ".join(_README.split())
+    assert f"{theirs / ours:.1f} times as fast as with `from_generator`" in text
+    assert f"{torch / ours:.1f} times as fast as with PyTorch's `DataLoader`" in text
+    assert f"A crashed worker is replaced in {float(recovery.removesuffix(' ms')):.0f} ms" in text
 
 
 def test_its_limits_are_few_and_lead_to_all_of_them() -> None:
     limits = _README.partition("\n## Limits\n")[2].partition("\n## ")[0]
     assert len(re.findall(r"^- ", limits, re.MULTILINE)) <= 5
-    assert "](docs/reference/limits.md)" in limits
+    assert "](docs/reference/limitations.md)" in limits
 
 
 def test_what_is_cited_is_this_version() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [loaderpool.__version__]
+
+
+def test_commands_that_install_are_those_that_work_now() -> None:
+    spec = importlib.util.spec_from_file_location("release", ROOT / "docs" / "release.py")
+    assert spec is not None and spec.loader is not None
+    release = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(release)
+    assert len([*release.files()]) > 40
+    assert [path.name for path in release.files() if path.read_text() != release.current(path)] == []

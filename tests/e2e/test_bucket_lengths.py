@@ -74,20 +74,16 @@ def test_lengths_are_found_with_the_setup_and_on_the_pool_that_is_there(sounds: 
             assert len(loader) == len(read(loader))
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [(LookupError, "LookupError"), (lp.WorkerLostError, r"loaderpool\.errors\.WorkerLostError")],
-)
+@pytest.mark.parametrize("kind", [LookupError, lp.WorkerLostError])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_the_function_raises_names_the_item(workers: int, on: Place, kind: type[Exception], name: str) -> None:
+def test_what_the_function_raises_names_the_item(workers: int, on: Place, kind: type[Exception]) -> None:
     def refuses(item: int) -> int:
         if item == 7:
             raise kind("no such sound")
         return item
 
     for place in (on(workers), {"workers": workers}):
-        said = f"(?s)Buckets.by: {name}: no such sound.*source index 7"
-        with pytest.raises(kind, match=said) as caught:
+        with pytest.raises(kind, match=r"(?s)Buckets.by: no such sound.*source index 7") as caught:
             lp.Loader(range(20), None, buckets=lp.Buckets(refuses, [5]), **place)
         assert isinstance(caught.value, lp.SampleError) and caught.value.index == 7
         assert "loaderpool replay" not in str(caught.value), "there is no loader to replay"
@@ -99,10 +95,10 @@ def test_what_the_function_raises_names_the_item(workers: int, on: Place, kind: 
     [
         (-1, lp.ArgumentError, "at least 0, got -1"),
         (2**63, lp.ArgumentError, "at most 9223372036854775807"),
-        (1.5, lp.ArgumentError, "whole number, got 1.5"),
-        (None, lp.ArgumentError, "whole number, got None"),
-        (True, lp.ArgumentError, "whole number, got True"),
-        ("3", lp.ArgumentError, "whole number, got '3'"),
+        (1.5, lp.ArgumentError, "integer, got 1.5"),
+        (None, lp.ArgumentError, "integer, got None"),
+        (True, lp.ArgumentError, "integer, got True"),
+        ("3", lp.ArgumentError, "integer, got '3'"),
     ],
 )
 def test_what_is_no_length_is_refused_by_name(wrong: Any, error: Any, says: str, workers: int, on: Place) -> None:
@@ -150,7 +146,7 @@ def test_a_function_that_ends_its_worker_is_named(on: Place) -> None:
         return item
 
     for place in (on(2), {"workers": 1}):
-        with pytest.raises(lp.WorkerLostError, match=r"^Buckets.by: a worker .* status 7 at source index 3") as caught:
+        with pytest.raises(lp.WorkerLostError, match=r"^Buckets.by: A worker .* status 7 while .* index 3") as caught:
             lp.Loader(range(9), buckets=lp.Buckets(ends, [5]), **place)
         assert caught.value.index == 3
         assert "loaderpool replay" not in str(caught.value) and "workers=0" in str(caught.value)
@@ -177,7 +173,7 @@ def test_a_pool_that_was_started_for_lengths_ends_with_what_failed() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split("\n")[:2] == ["told 3", "told 3"]
-    assert "drop_remainder=True leaves no batch at all" in result.stdout
+    assert "drop_remainder=True leaves no batches" in result.stdout
     assert result.stdout.split("\n")[3:] == ["", ""]
 
 
@@ -252,11 +248,11 @@ LENGTHS = [1] * 9
     [
         ((None, [3]), lp.ArgumentError, r"^Buckets\.by must be a function .* got None"),
         ((LENGTHS, None), lp.ArgumentError, r"^Buckets\.boundaries must be a list .* got None"),
-        ((LENGTHS, []), lp.ArgumentError, r"^Buckets\.boundaries must be 1 to 65535 numbers, got 0"),
-        ((LENGTHS, [3, 3]), lp.ArgumentError, r"^Buckets\.boundaries must rise.*boundaries\[1\]=3"),
+        ((LENGTHS, []), lp.ArgumentError, r"^Buckets\.boundaries must have 1 to 65535 numbers, got 0"),
+        ((LENGTHS, [3, 3]), lp.ArgumentError, r"^Buckets\.boundaries must increase.*boundaries\[1\]=3"),
         ((LENGTHS, [5, 3]), lp.ArgumentError, r"boundaries\[1\]=3 is not above"),
         ((LENGTHS, [0]), lp.ArgumentError, r"^Buckets\.boundaries\[0\] must be at least 1, got 0"),
-        ((LENGTHS, [2.5]), lp.ArgumentError, r"^Buckets\.boundaries\[0\] must be a whole number"),
+        ((LENGTHS, [2.5]), lp.ArgumentError, r"^Buckets\.boundaries\[0\] must be an integer"),
         ((LENGTHS, 3), lp.ArgumentError, r"^Buckets\.boundaries must be a list"),
         ((LENGTHS, "35"), lp.ArgumentError, r"^Buckets\.boundaries must be a list"),
         ((LENGTHS, {3, 5}), lp.ArgumentError, r"^Buckets\.boundaries must be a list"),
@@ -274,7 +270,7 @@ def test_wrong_buckets_fail_by_name(how: Any, error: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("by", "error", "says"),
     [
-        (LENGTHS[1:], lp.ArgumentError, r"^Buckets\.by must have a length.* got 8$"),
+        (LENGTHS[1:], lp.ArgumentError, r"^Buckets\.by must have one length.* got 8$"),
         ([*LENGTHS[1:], -2], lp.ArgumentError, r"^Buckets\.by\[8\] is -2"),
         ([1.0] * 9, lp.ArgumentError, r"^Buckets\.by must be a function .*float64"),
         ([True] * 9, lp.ArgumentError, r"^Buckets\.by must be a function .*bool"),
@@ -297,7 +293,7 @@ def test_buckets_and_batch_size_go_together_or_say_why_not() -> None:
     buckets = lp.Buckets(LENGTHS, [3])
     with pytest.raises(lp.ArgumentError, match="buckets needs a batch_size"):
         lp.Loader(range(9), None, workers=0, buckets=buckets, batch_size=None)
-    with pytest.raises(lp.ArgumentError, match=r"^drop_remainder=True leaves no batch at all"):
+    with pytest.raises(lp.ArgumentError, match=r"^drop_remainder=True leaves no batches"):
         lp.Loader(range(9), None, workers=0, buckets=buckets, batch_size=16, drop_remainder=True)
 
 

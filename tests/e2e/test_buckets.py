@@ -293,8 +293,8 @@ def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
                 told.append(str(error))
             else:
                 assert lengths[index] in mine
-        others = [text for text in told if "Shard(2, 1), and this loader's is Shard(2, 0)" in text]
-        tail = f"in the tail of {loader._core.plan.rows_left_out} rows"
+        others = [text for text in told if "Shard(2, 1), but this loader has Shard(2, 0)" in text]
+        tail = f"among the last {loader._core.plan.rows_left_out} rows"
         assert len(others) == loader._core.plan.rows_per_epoch == SOUNDS - len(told)
         assert sum(tail in text for text in told) == loader._core.plan.rows_left_out == len(told) - len(others)
 

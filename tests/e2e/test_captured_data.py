@@ -172,7 +172,7 @@ def test_lists_and_dicts_of_objects_are_named_as_code_would_write_them() -> None
     names = dict(enumerate(f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)))
     with pytest.warns(lp.LargeDataWarning) as warned:
         lp.Loader.from_sequence(Batches(names), workers=1).close()
-    fixes = sorted(str(each.message).partition("for all of them: ")[2] for each in warned)
+    fixes = sorted(str(each.message).partition("To share one copy: ")[2] for each in warned)
     assert fixes == [
         "source.numbers = lp.share(np.array(source.numbers))",
         "source.tables['names'] = lp.share(source.tables['names'])",

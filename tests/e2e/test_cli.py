@@ -161,7 +161,7 @@ def test_tune_measures_threads_with_each_number_of_workers(command: Callable[...
 
 @pytest.mark.parametrize(
     ("target", "says"),
-    [("make_cached", "cache and threads=4 exclude"), ("make_generating", "is for functions")],
+    [("make_cached", "cache and threads=4 cannot"), ("make_generating", "is not supported")],
 )
 def test_a_loader_that_can_have_no_threads_says_so_before_it_is_measured(
     command: Callable[..., ChildResult], target: str, says: str
@@ -212,22 +212,22 @@ def test_a_file_may_be_called_so(command: Callable[..., ChildResult], project: P
 @pytest.mark.parametrize(
     ("target", "status", "says"),
     [
-        ("trains:loader", 1, "began to iterate a loader"),
+        ("trains:loader", 1, "iterates a loader"),
         (
             "trains:loader",
             1,
-            "trains.py, line 3): put what the script does by itself under `if __name__ == '__main__':`",
+            "trains.py, line 3). Put the code that trains under `if __name__ == '__main__':`",
         ),
         ("jobs", 2, "package.module:name"),
-        ("jobs.py", 2, "here jobs:name"),
-        ("jobs.py:make_waiting", 2, "here jobs:name"),
+        ("jobs.py", 2, "such as jobs:name"),
+        ("jobs.py:make_waiting", 2, "such as jobs:name"),
         ("jobs:", 2, "package.module:name"),
         ("missing:make", 2, "{cwd}"),
         ("missing.part:make", 2, "no module missing"),
         ("jobs:make_waitin", 2, "Did you mean make_waiting"),
         ("jobs:zzzzzz", 2, "make_waiting, make_cached, make_failing"),
-        ("jobs:a_number", 2, "but int"),
-        ("jobs:make_wrong", 2, "returned no loaderpool.Loader, but list"),
+        ("jobs:a_number", 2, "got int"),
+        ("jobs:make_wrong", 2, "must return a loaderpool.Loader, got list"),
         ("jobs:make_with", 2, "make_with(path)"),
         ("jobs:make_raising", 1, "return undefined_name"),
         ("jobs:make_exiting", 1, "SystemExit: 7"),
@@ -251,7 +251,7 @@ def test_what_cannot_be_a_target_is_not_offered(
 ) -> None:
     _, text = main_here("tune", target)
     assert "make_waiting" in text
-    assert not re.search(r"make_with\b|Loader\b(?!s)", text.partition("names nothing")[2]), text
+    assert not re.search(r"make_with\b|Loader\b(?!s)", text.partition("was not found")[2]), text
 
 
 @pytest.mark.parametrize(
@@ -261,12 +261,12 @@ def test_what_cannot_be_a_target_is_not_offered(
         (["--seconds", "inf"], "not in the range 0<x<=86400"),
         (["--seconds", "soon"], "not a valid float"),
         (["--seconds", "nan"], "not a valid float"),
-        (["--workers", "1,x"], "numbers of workers are 0 to 1024, such as 1,2,4"),
-        (["--workers", "1,-2"], "numbers of workers are 0 to 1024"),
-        (["--workers", "1,99999"], "numbers of workers are 0 to 1024"),
-        (["--threads", "0,4"], "numbers of threads are 1 to 256"),
-        (["--threads", "1,999"], "numbers of threads are 1 to 256"),
-        (["--threads", "1", "--ray", "127.0.0.1:1"], "leave them out with --ray"),
+        (["--workers", "1,x"], "numbers of workers must be integers from 0 to 1024, such as 1,2,4"),
+        (["--workers", "1,-2"], "numbers of workers must be integers from 0 to 1024"),
+        (["--workers", "1,99999"], "numbers of workers must be integers from 0 to 1024"),
+        (["--threads", "0,4"], "numbers of threads must be integers from 1 to 256"),
+        (["--threads", "1,999"], "numbers of threads must be integers from 1 to 256"),
+        (["--threads", "1", "--ray", "127.0.0.1:1"], "--threads cannot be used with --ray"),
         (["--json", "no_such_folder/r.json"], "no_such_folder"),
         (["--plot", "r.txt"], ".png"),
         (["--rounds"], "No such option"),

@@ -93,7 +93,7 @@ def test_a_file_that_changes_is_an_error_that_names_it(on: Place, tmp_path: Path
         path.write_text("line\n" * 100)
         lines = lp.TextLines(path)
         os.truncate(path, 250)
-        with pytest.raises(lp.SampleError, match=rf"{workers}\.txt was written to") as caught:
+        with pytest.raises(lp.SampleError, match=rf"{workers}\.txt has changed") as caught:
             list(lp.Loader(lines, batch_size=10, **on(workers)))
         assert isinstance(caught.value, lp.SourceError)
 

@@ -179,7 +179,7 @@ def test_workers_that_load_the_payload_themselves_map_the_files_too(tmp_path: Pa
             assert [int(v) for b in loader for v in b] == [(1 << 20) + i + 1 for i in range(48)]
             statistics = loader.statistics()
         assert statistics.workers_start == "exec", statistics.workers_start
-        there = f"{{array.nbytes + shared.nbytes:,}} bytes of arrays of function and source stand in memory once"
+        there = f"{{array.nbytes + shared.nbytes:,}} bytes of arrays are shared with the workers and not copied"
         assert there in statistics.notes, statistics
     """
     run_child(textwrap.dedent(code)).check()
@@ -205,6 +205,6 @@ def test_statistics_say_what_was_copied_and_why() -> None:
         statistics = loader.statistics()
     assert bytes_copied(statistics) == small.nbytes + borrowed.nbytes and bytes_shared(statistics) == 0
     assert notes(statistics, "copied into shared memory: ") == [
-        "20,971,520 bytes: its memory is not NumPy's own but of a bytearray",
+        "20,971,520 bytes: its memory is owned by a bytearray, not by NumPy",
         "800,000 bytes: it is smaller than 16 MiB",
     ]

@@ -212,7 +212,7 @@ def test_the_memory_limit_changes_no_bit(
     if limit == "least":
         with pytest.raises(lp.MemoryLimitError) as refused:
             next(iter(make(name, limits=lp.Limits(memory=1), **on(2))))
-        limit = int(str(refused.value).partition("works is Limits(memory=")[2].partition(")")[0])
+        limit = int(str(refused.value).partition("Set Limits(memory=")[2].partition(")")[0])
     assert_same(read(make(name, limits=lp.Limits(memory=limit), **on(2)), passes=2), expected[name])
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
 from loaderpool.tools.doctor import machine_checks, pool_checks
 from tests.support.child import ChildResult, run_command
 
-NAMES = ["CPUs", "memory", "file descriptors", "start of a pool", "crash drill"]
+NAMES = ["CPUs", "memory", "file descriptors", "pool start", "crash test"]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_look_that_raises_or_hangs_is_a_failed_check(monkeypatch: pytest.Monke
     ended = threading.Event()
     monkeypatch.setattr("loaderpool.tools.doctor._start", lambda workers: ended.wait())
     (check,) = pool_checks(1, deadline_s=0.1)
-    assert (check.status, check.found) == ("fail", "not done after 0.1 s")
+    assert (check.status, check.found) == ("fail", "not finished after 0.1 s")
     ended.set()
 
 
@@ -81,5 +81,5 @@ def test_what_is_short_is_said_with_what_to_change(
 def test_too_few_descriptors_are_named_and_fail(doctor: Callable[..., ChildResult]) -> None:
     result = doctor(before="import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (14, 4096))")
     assert result.returncode == 1
-    (line,) = [line for line in result.stdout.splitlines() if "14 (soft)" in line]
+    (line,) = [line for line in result.stdout.splitlines() if "soft limit 14," in line]
     assert line.startswith("fail") and "file descriptors" in line

@@ -69,7 +69,7 @@ def test_batches_come_by_their_number_until_the_consumer_stops(make: type, where
         assert numbers(batches, 300) == list(range(300))
         assert numbers(batches, 300) == list(range(300, 600))
         assert numbers(loader, 20) == list(range(20))  # each pass begins anew, as each fit does
-        with pytest.raises(TypeError, match="endless sequence has no number of batches: say steps_per_epoch"):
+        with pytest.raises(TypeError, match=r"endless sequence has no length. Pass steps_per_epoch"):
             len(loader)
         assert "endless sequence" in repr(loader)
         assert not loader.statistics().notes
@@ -120,9 +120,9 @@ def test_shards_deal_the_batches(where: dict[str, Any], shards: int) -> None:
 @pytest.mark.parametrize(
     ("make", "settings", "text"),
     [
-        (Endless, {"shuffle": True}, "shuffle=True orders the batches of an epoch, and Endless .* is endless"),
-        (Unsized, {"shuffle": 8}, "shuffle=8 orders .* Unsized"),
-        (Endless, {"on_error": ("skip", 0.1)}, "the rate 0.1"),
+        (Endless, {"shuffle": True}, "shuffle=True shuffles the batches of an epoch, but Endless .* is endless"),
+        (Unsized, {"shuffle": 8}, "shuffle=8 shuffles .* Unsized"),
+        (Endless, {"on_error": ("skip", 0.1)}, "the fraction 0.1"),
         (Endless, {"batch_size": 4}, "batch_size"),
         (type("Hooked", (Endless,), {"on_epoch_end": lambda self: None}), {}, "Hooked is endless.* on_epoch_end"),
         (type("Begun", (Unsized,), {"on_epoch_begin": lambda self: None}), {}, "Begun is endless.* on_epoch_begin"),
@@ -138,7 +138,7 @@ def test_a_length_that_cannot_be_said_is_still_an_error() -> None:
         def __len__(self) -> int:
             raise NotImplementedError
 
-    with pytest.raises(lp.SourceError, match="Abstract does not say how many batches"):
+    with pytest.raises(lp.SourceError, match="Abstract does not report its number of batches"):
         lp.Loader.from_sequence(Abstract(), workers=0)
 
 

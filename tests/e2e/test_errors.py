@@ -647,7 +647,7 @@ def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(
                     [item for item in range(start, start + BATCH) if item in good]
                     for start in range(0, len(good) + len(failed), BATCH)
                 ]
-            assert str(error).startswith(f"{errors} samples of this pass failed")
+            assert str(error).startswith(f"{errors} samples failed in this epoch")
             assert error.epoch == epoch
             assert fails(error.index) and error.index > max(failed)
             statistics = loader.statistics()
@@ -664,7 +664,7 @@ def test_a_pass_whose_first_batch_exceeds_the_budget_does_not_count(action: str,
             batches, error = failing_pass(loader)
             assert (batches, getattr(error, "index", None), getattr(error, "epoch", None)) == ([], 3, 0)
         statistics = loader.statistics()
-    assert (loader.epoch, statistics.passes, statistics.errors) == (0, 0, 0)
+    assert (loader.epoch, statistics.iterations, statistics.errors) == (0, 0, 0)
     assert statistics.skipped_indices == statistics.replaced_indices == ()
 
 

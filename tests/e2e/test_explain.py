@@ -73,7 +73,7 @@ def test_a_function_that_waits_is_named_with_the_threads_that_would_do() -> None
     # 4 of each of 2 workers; fewer where other programs leave hardly a CPU to hand batches over.
     assert re.fullmatch(r"lp\.Loader\(\.\.\., threads=[2-5]\)", found.change)
     assert found.expected_step_s < 0.8 * found.step_s
-    assert "2 workers" in found.why and found.expect.startswith("if what is waited for serves more calls, ")
+    assert "2 workers" in found.why and found.expect.startswith("if the source can serve more calls at once, ")
     assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict.name
     assert found._repr_html_().startswith("<div>")
 
@@ -91,7 +91,7 @@ def test_a_function_that_takes_long_to_load_is_told_of(tmp_path: Path, monkeypat
     module = importlib.import_module("slowly_imported")
     found = train(lp.Loader(range(10**6), module.same, batch_size=4, workers=1), steps=30, step_s=0.01)
     assert found.verdict is Verdict.START_UP
-    assert re.search(r"to load the function, with what it imports, took 1[.\d]* s; then", found.why)
+    assert re.search(r"Loading the function and its imports took 1[.\d]* s\. Then", found.why)
 
 
 def test_slow_items_are_named() -> None:

@@ -574,7 +574,7 @@ def test_a_dataset_names_the_batch_that_its_spec_does_not_allow_and_the_cure(
         ):
             list(dataset)
         assert isinstance(loader.last_error, lp.SpecMismatchError)
-        cure = str(loader.last_error).split(", as element_spec=")[1]
+        cure = str(loader.last_error).split(", as in element_spec=")[1]
     spec = eval(cure, {"lp": lp})
     with lp.Loader.from_sequence(AlikeAtFirst(tmp_path / "log"), workers=workers, element_spec=spec) as loader:
         assert len(list(loader.as_dataset(epochs=1))) == BATCHES

@@ -40,7 +40,7 @@ def least_limit(place: dict[str, Any], **loader: Any) -> int:
     """What the error about a limit of one byte names."""
     with pytest.raises(lp.MemoryLimitError) as refused:
         next(iter(lp.Loader(limits=lp.Limits(memory=1), **loader, **place)))
-    found = re.search(r"least that works is Limits\(memory=(\d+)\)", str(refused.value))
+    found = re.search(r"Set Limits\(memory=(\d+)\)", str(refused.value))
     assert found is not None
     return int(found[1])
 
@@ -60,8 +60,8 @@ def test_keeping_every_batch_neither_stops_the_pool_nor_changes_data(
         for number, batch in enumerate(batches):
             check(batch, number)
     statistics = loader.statistics()
-    assert statistics.memory.batches_lent + statistics.memory.batches_copied == 3 * BATCHES
-    assert statistics.memory.batches_lent > 0
+    assert statistics.memory.batches_zero_copy + statistics.memory.batches_copied == 3 * BATCHES
+    assert statistics.memory.batches_zero_copy > 0
     if memory_limit is not None:
         assert statistics.memory.batches_copied > 0
 
@@ -73,8 +73,8 @@ def test_a_consumer_that_lets_go_gets_everything_without_a_copy(on: Place) -> No
             check(batch, number)
             del batch
     statistics = loader.statistics()
-    assert (statistics.memory.batches_lent, statistics.memory.batches_copied) == (3 * BATCHES, 0)
-    assert statistics.memory.slots_lent == 0
+    assert (statistics.memory.batches_zero_copy, statistics.memory.batches_copied) == (3 * BATCHES, 0)
+    assert statistics.memory.buffers_in_use == 0
 
 
 @pytest.mark.parametrize("keep", [slice(2, 5), slice(0, 1), 3, (slice(None), 0), slice(None, None, -2)], ids=str)
@@ -83,14 +83,14 @@ def test_a_part_of_a_batch_kept_alone_keeps_its_data_while_the_pool_goes_on(on: 
         range(800), lambda index: np.full(512, index), batch_size=8, limits=lp.Limits(memory="1MiB"), **on(2)
     )
     kept = [(copied(batch), batch[keep]) for _, batch in zip(range(10), loader, strict=False)]
-    assert loader.statistics().memory.slots_lent >= 1
+    assert loader.statistics().memory.buffers_in_use >= 1
     for _ in range(4):
         assert [int(batch[0, 0]) for batch in loader] == list(range(0, 800, 8))
     for whole, part in kept:
         assert np.array_equal(part, whole[keep])
     del part, kept
     gc.collect()
-    assert loader.statistics().memory.slots_lent == 0
+    assert loader.statistics().memory.buffers_in_use == 0
 
 
 def test_slots_return_when_the_last_view_dies(on: Place) -> None:
@@ -99,15 +99,15 @@ def test_slots_return_when_the_last_view_dies(on: Place) -> None:
     batches = iter(loader)
     held = [next(batches) for _ in range(3)]
     views = [held[0][1], held[0].reshape(-1)[5:], held[1].T]
-    lent = loader.statistics().memory.slots_lent
+    lent = loader.statistics().memory.buffers_in_use
     assert lent == 3
     del held
-    assert loader.statistics().memory.slots_lent == 2
+    assert loader.statistics().memory.buffers_in_use == 2
     assert (views[0] == 1).all() and views[1][0] == 0 and (views[2][:, 0] == 2).all()
     del views[:2]
-    assert loader.statistics().memory.slots_lent == 1
+    assert loader.statistics().memory.buffers_in_use == 1
     del views
-    assert loader.statistics().memory.slots_lent == 0
+    assert loader.statistics().memory.buffers_in_use == 0
 
 
 def test_last_epochs_views_are_right_while_the_next_epochs_are_read(on: Place) -> None:
@@ -162,7 +162,7 @@ def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
     )
     for batches in (list(large), list(large)):
         assert all(part.ctypes.data % 64 == 0 for batch in batches for part in batch)
-    assert large.statistics().memory.batches_copied > 0 and large.statistics().memory.batches_lent > 0
+    assert large.statistics().memory.batches_copied > 0 and large.statistics().memory.batches_zero_copy > 0
     first = next(iter(loader))
     assert all(part.ctypes.data % 64 == 0 for part in first)
 
@@ -191,7 +191,7 @@ def test_the_ring_keeps_to_the_memory_limit(on: Place, limit: str) -> None:
     for iterator in iterators:
         next(iterator)
     statistics = loader.statistics()
-    assert 0 < statistics.memory.slots * statistics.memory.slot_bytes <= nbytes
+    assert 0 < statistics.memory.buffers * statistics.memory.buffer_bytes <= nbytes
     assert indices_in(batch["y"] for batch in loader) == list(range(4 * BATCHES))
     assert len(kept) == BATCHES
 
@@ -227,7 +227,7 @@ def test_the_least_limit_that_the_error_names_works(on: Place, row_bytes: int, b
     for _ in range(2):
         batches = list(works)
         assert [len(batch) for batch in batches] == [batch_size] * 3
-    assert works.statistics().memory.slots * works.statistics().memory.slot_bytes <= least
+    assert works.statistics().memory.buffers * works.statistics().memory.buffer_bytes <= least
 
 
 FREE_BYTES = "loaderpool.system.capacity.available_memory_bytes"
@@ -307,7 +307,7 @@ def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) 
     for iterator in begun:
         assert [int(batch[0, 0]) for batch in iterator] == list(range(2, 200, 2))
     statistics = loader.statistics()
-    assert statistics.memory.slots * statistics.memory.slot_bytes <= 8 * 16384
+    assert statistics.memory.buffers * statistics.memory.buffer_bytes <= 8 * 16384
 
 
 def test_an_iterator_gets_slots_although_kept_batches_and_an_idle_iterator_hold_all(on: Place) -> None:

@@ -54,7 +54,7 @@ def test_a_setting_of_pillows_reaches_workers_by_setup(
             return
         with pytest.raises(OSError, match="truncated") as caught:
             next(iter(loader))
-    assert "workers do not have that" in str(caught.value) and "setup=" in str(caught.value)
+    assert "workers do not have the script's settings" in str(caught.value) and "setup=" in str(caught.value)
 
 
 def test_in_this_process_there_is_no_such_hint(cut_image: Path) -> None:

@@ -112,4 +112,4 @@ def test_a_script_from_standard_input_gets_the_advice() -> None:
     assert "`loaderpool.replay(loader, index=5, epoch=0)`" in done.stdout and "TARGET" not in done.stdout
     assert done.stdout.endswith("again\n")
     script = run_child(code).check()
-    assert "catch the error (`try`) and call `loaderpool.replay(loader, index=5, epoch=0)`" in script.stdout
+    assert "catch the error and call `loaderpool.replay(loader, index=5, epoch=0)`" in script.stdout

@@ -98,7 +98,7 @@ def test_an_error_of_the_function_is_an_exit_status(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train:nope"], "TARGET 'train:nope' names nothing"),
+        (["train:nope"], "TARGET 'train:nope' was not found"),
         (["train:make", "-o", "p.html"], "'p.html' must end in .svg, .json, .txt"),
         (["train:make", "-o", "none/p.svg"], "the directory 'none' does not exist"),
         (["train:make", "--seconds", "x"], "'x' is not a valid float range"),

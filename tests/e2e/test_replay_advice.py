@@ -32,7 +32,7 @@ except ValueError as error:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_in_a_script_what_the_message_says_under_a_try_makes_the_sample_again(workers: int) -> None:
     text = run_child(SCRIPT.format(workers=workers, again="pass")).check().stdout
-    assert "replay TARGET" not in text and "catch the error (`try`) and call" in text
+    assert "replay TARGET" not in text and "catch the error and call" in text
     found = re.search(r"`(loaderpool\.replay\(.*?\))`", text)
     assert found is not None
     result = run_child(SCRIPT.format(workers=workers, again=f"import loaderpool; {found[1]}"))

@@ -100,7 +100,7 @@ def test_hosts_are_told_as_far_as_they_tell(tmp_path: Path) -> None:
             take(loader, 3)
             loader.report(tmp_path / "report.html")
     found = inside(tmp_path / "report.html")
-    assert len(found["statistics"]["hosts"]) == 2
+    assert len(found["statistics"]["nodes"]) == 2
     assert found["statistics"]["calls"] is None
 
 

@@ -209,7 +209,7 @@ def test_the_loaders_state_is_never_a_guess(on: Place) -> None:
         assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 4)
         other = iter(loader)
         next(other)
-        with pytest.raises(lp.StateError, match="2 iterators of this loader are live"):
+        with pytest.raises(lp.StateError, match="2 iterators of this loader are active"):
             loader.state_dict()
         assert other.state_dict()["epoch"] == 1
         del one
@@ -231,7 +231,7 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(on: Place) -> No
     with SHAPES["samples"](**on(1)) as loader:
         state = over_json(loader.state_dict())
         changes: list[tuple[dict[str, Any], str]] = [
-            ({"seed": 4}, r"seed \(saved 3, now 4\)"),
+            ({"seed": 4}, r"seed: saved 3, current 4\."),
             ({"batch_size": 5}, "batch_size"),
             ({"source": range(100)}, "size"),
             ({"source": list(range(ITEMS))}, "source"),

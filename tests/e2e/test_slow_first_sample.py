@@ -106,7 +106,7 @@ def test_a_function_that_takes_out_gets_it_from_the_first_call_on(workers: int) 
             r"\['x'\] of source index 0: expected float32\[3\]",
         ),
         (lambda item: {"x": np.zeros(3, np.float32), "item": 0.5}, r"\['item'\] of source index 0: expected int64\[\]"),
-        (lambda item: (np.zeros(3, np.float32), item), "built differently: .*that of element_spec= .source index 0"),
+        (lambda item: (np.zeros(3, np.float32), item), "another structure: .*given by element_spec= .source index 0"),
     ],
 )
 def test_a_first_sample_of_another_kind_is_named(fn: Callable[..., Any], says: str, workers: int) -> None:

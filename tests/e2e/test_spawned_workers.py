@@ -307,7 +307,7 @@ def test_what_workers_have_in_their_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_refused_is_named(tmp_path: Path) -> None:
-    with spawned(1) as pool, pytest.raises(lp.ArgumentError, match='cache="memory" is a memory file'):
+    with spawned(1) as pool, pytest.raises(lp.ArgumentError, match='cache="memory" needs workers'):
         lp.Loader(range(4), abs, workers=pool, cache="memory")
     with pytest.raises(lp.ArgumentError, match='start must be "fork", "spawn" or None'):
         lp.Pool(1, start="thread")  # type: ignore[arg-type]
@@ -322,7 +322,7 @@ def test_where_there_is_no_memfd_a_pool_is_spawned_by_itself(monkeypatch: pytest
         assert_same(got, read(loader))
     with pytest.raises(lp.ArgumentError, match="memfd_create"):
         lp.Pool(1, start="fork")
-    with pytest.raises(lp.ArgumentError, match='cache="memory" is a memory file'):
+    with pytest.raises(lp.ArgumentError, match='cache="memory" needs workers'):
         lp.Loader(range(4), abs, workers=1, cache="memory")
 
 

@@ -44,7 +44,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 def read_by(loader: lp.Loader) -> str | None:
     """What reads the stream."""
     said = " ".join(loader.statistics().notes)
-    return "process" if "read by a process" in said else "thread" if "read on a thread" in said else None
+    return "process" if "read in a separate process" in said else "thread" if "read on a thread" in said else None
 
 
 def test_one_process_reads_pass_after_pass(on: Place) -> None:
@@ -70,7 +70,7 @@ def test_what_cannot_travel_is_read_here(on: Place) -> None:
         with lp.Loader(source, batch_size=4, **on(2)) as loader:
             assert pids_in(read(loader)) == {os.getpid()}
             statistics = loader.statistics()
-            assert any("on a thread of this process: " in note and why in note for note in statistics.notes)
+            assert any("on a thread of the main process: " in note and why in note for note in statistics.notes)
     with lp.Loader(Telling(), batch_size=4, workers=0) as loader:
         assert pids_in(read(loader)) == {os.getpid()}
         assert read_by(loader) is None
@@ -194,7 +194,7 @@ def test_a_stream_that_its_reader_cannot_load_says_why(on: Place, tmp_path: Path
 
     with lp.Loader(Stubborn(), make, batch_size=4, **on(2)) as loader:
         for _ in range(2):
-            with pytest.raises(lp.SetupError, match="could not load it: LookupError: not here"):
+            with pytest.raises(lp.SetupError, match="could not load the source: LookupError: not here"):
                 read(loader)
 
 
@@ -374,7 +374,7 @@ SCRIPT = """
             yield from super().__iter__()
             raise Failed("at the end")
 
-    for make_source, how in (Points, "by a process"), (lambda: iter(Points()), "on a thread"):
+    for make_source, how in (Points, "in a separate process"), (lambda: iter(Points()), "on a thread"):
         with lp.Loader(make_source(), use, batch_size=4, workers=2) as loader:
             assert [n for batch in loader for n in batch.tolist()] == [2.0 * n + 2 for n in range(10)]
             assert any(f"the stream is read {how}" in note for note in loader.statistics().notes), how

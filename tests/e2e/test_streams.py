@@ -163,7 +163,7 @@ def test_an_iterator_is_read_once_and_says_so() -> None:
             next(iter(loader))
         with pytest.raises(lp.StateError, match="can be read only once"):
             loader.state_dict()
-        with pytest.raises(lp.SourceError, match="this loader reads it"):
+        with pytest.raises(lp.SourceError, match="this loader has read it"):
             loader.replace(workers=1)
     calm = lp.Loader(iter(Numbers()), make, batch_size=BATCH, workers=0)
     with calm, calm.replace(batch_size=4) as other:  # nobody has read anything yet
@@ -617,7 +617,7 @@ def test_wrong_orders_are_refused_by_name() -> None:
     for source, settings, match in [
         (Numbers(), {"shuffle": True}, "shuffle=True needs a source with __len__"),
         (range(10), {"shuffle": 5}, "shuffle=5 is a window for streams"),
-        (Numbers(), {"on_error": ("skip", 0.1)}, "must be a number for a stream"),
+        (Numbers(), {"on_error": ("skip", 0.1)}, "must be an integer for a stream"),
         (Numbers(), {"shuffle": 0}, "shuffle must be at least 1"),
     ]:
         with pytest.raises(lp.ArgumentError, match=match):
@@ -625,7 +625,7 @@ def test_wrong_orders_are_refused_by_name() -> None:
     with pytest.raises(lp.ArgumentError, match="shuffle must be True or False"):
         lp.Loader(range(10), shuffle=2.5, workers=0)  # type: ignore[arg-type]
     with lp.Loader(Numbers(), make, workers=0) as loader:
-        with pytest.raises(TypeError, match="whose end shows when it comes"):
+        with pytest.raises(TypeError, match="because the source is a stream"):
             len(loader)
         assert "a stream" in repr(loader)
     with pytest.raises(lp.SourceError, match="can only be iterated"):
@@ -688,7 +688,7 @@ def test_a_stream_that_is_not_the_saved_one_is_an_error_and_no_other_epoch(on: P
         loader.load_state_dict(state)
         with pytest.raises(lp.SourceError, match="has only 20 items"):
             read(loader)
-        with pytest.raises(lp.StateError, match="num_shards is 0"):
+        with pytest.raises(lp.StateError, match="num_shards must be an integer of at least 1, got 0"):
             loader.load_state_dict({**state, "num_shards": 0})
 
 

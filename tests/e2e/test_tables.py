@@ -50,7 +50,7 @@ def test_a_table_is_read_by_row_in_workers_that_need_no_library(name: str) -> No
     assert_same(batches, expected)
     assert {int(count) for batch in batches for count in batch[4]} == {0}, "a worker has imported a library of tables"
     assert statistics.workers_start == "fork"
-    assert not any("items of the source are read from bytes" in note for note in statistics.notes), (
+    assert not any("items of the source were packed into bytes" in note for note in statistics.notes), (
         "text went as Python objects"
     )
     text_bytes = sum(map(len, COLUMNS["text"])) + 17 * ROWS  # with a view, or two offsets, of each

@@ -341,7 +341,7 @@ def test_tensors_lie_in_the_arena(tf: Any, pool: lp.Pool) -> None:
             del x, y, tensor
         statistics = loader.statistics()
     assert batches == 20
-    assert (statistics.memory.batches_lent, statistics.memory.batches_copied) == (20, 0)
+    assert (statistics.memory.batches_zero_copy, statistics.memory.batches_copied) == (20, 0)
 
 
 def test_a_write_through_the_arena_shows_in_the_tensor(tf: Any, pool: lp.Pool) -> None:
@@ -403,9 +403,9 @@ def test_a_cached_dataset_is_read_again_without_the_pool(tf: Any, pool: lp.Pool)
     with lp.Loader(range(40), wide, batch_size=4, workers=pool) as loader:
         cached = loader.as_dataset().cache()
         first = [int(y[0]) for _, y in cached]
-        passes = loader.statistics().passes
+        passes = loader.statistics().iterations
         assert [int(y[0]) for _, y in cached] == first == list(range(0, 40, 4))
-        assert loader.statistics().passes == passes == 1
+        assert loader.statistics().iterations == passes == 1
 
 
 # ---- iterators ----
@@ -531,13 +531,13 @@ def test_what_arrives_before_the_budget_is_exceeded_is_what_arrives_on_the_numpy
 
     with lp.Loader(range(500), fn, batch_size=4, on_error=(action, 20), workers=workers) as loader:
         wanted = []
-        with pytest.raises(ValueError, match="21 samples of this pass failed"):
+        with pytest.raises(ValueError, match="21 samples failed in this epoch"):
             for batch in loader:
                 wanted.append(batch["y"].tolist())
         before = loader.statistics()
         for epoch in (1, 2):
             seen = []
-            with pytest.raises(tf.errors.OpError, match="21 samples of this pass failed"):
+            with pytest.raises(tf.errors.OpError, match="21 samples failed in this epoch"):
                 for batch in loader.as_dataset():
                     seen.append(batch["y"].numpy().tolist())
             assert seen == wanted

@@ -142,7 +142,7 @@ def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[
     assert (found["pid"], found["command"], found["format"]) == (training.pid, "top", 2)
     shown = top(training.pid, "--once").stdout
     assert f"item {HELD} for " in shown
-    assert "the training waits for a batch for " in shown
+    assert "training has waited " in shown
     training.release()
     found = look_until(training, lambda found: (found["loaders"][0]["explanation"] or {}).get("slowest"))
     slowest = found["loaders"][0]["explanation"]["slowest"][0]
@@ -278,7 +278,7 @@ def test_it_ends_with_the_training_and_leaves_the_last_screen(
     training.process.send_signal(signal.SIGKILL)
     assert training.process.wait(DEADLINE_S) == -signal.SIGKILL
     screen.read_until("train.py waiting")
-    screen.read_until(f"The training has ended: there is no process {training.pid}.")
+    screen.read_until(f"The training has ended: process {training.pid} does not exist.")
     assert screen.end() == 0
 
 
@@ -332,5 +332,5 @@ except PermissionError:
     pass
 """
     said = top(training.pid, before=f"{become}\n{open_it}", status=1).stderr
-    assert said == (f"Error: process {training.pid} cannot be looked at: Permission denied.\n")
+    assert said == (f"Error: process {training.pid} cannot be read: Permission denied.\n")
     assert f"{training.pid}" not in top(before=become, status=1).stderr

@@ -135,8 +135,8 @@ def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(t
     assert "os.fork" not in errors
     assert errors.count("LoaderpoolWarning") == 2
     assert "importing 'on_import' started the runtime of JAX (" in errors
-    assert "loading function and source started the runtime of JAX (" in errors
-    assert "capture NumPy arrays in place of its tensors" in errors
+    assert "loading the function and the source started the runtime of JAX (" in errors
+    assert "capture NumPy arrays instead of tensors" in errors
 
 
 def test_workers_see_no_accelerator_of_the_trainers(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
     )
     for name, cure in (("grad", "detach()"), ("elsewhere", "cpu()"), ("sparse", "to_dense()")):
         line = next(line for line in lines if line.startswith(name))
-        assert line.startswith(f"{name} the element: an object of type Tensor does not become an array ("), line
+        assert line.startswith(f"{name} the element: an object of type Tensor cannot be converted to an array ("), line
         assert cure in line  # of torch's own message
         lines.remove(line)
     assert lines == [
@@ -275,6 +275,6 @@ def test_what_torch_has_and_means_otherwise_is_answered(tmp_path: Path) -> None:
     told(lambda: lp.Loader(Stream(), batch_size=4))
     """
     lines, _ = shown(tmp_path, {}, script)
-    assert "has parts of the dtypes float32 and int64; return a tuple" in lines[0]
+    assert "parts have the dtypes float32 and int64: return a tuple" in lines[0]
     assert lines[1] == "['float32', 'int64']"
-    assert "an IterableDataset of PyTorch: use Loader.from_generator(lambda: iter(dataset))" in lines[2]
+    assert "a PyTorch IterableDataset: use Loader.from_generator(lambda: iter(dataset))" in lines[2]

@@ -152,7 +152,7 @@ def test_the_message_of_a_shorter_last_batch_says_drop_remainder(workers: int) -
             next(batches), next(batches)
             with pytest.raises((SampleError, SpecMismatchError)) as raised:
                 next(batches)
-        assert "This batch is shorter, with 2 of 4 items: drop_remainder=True leaves it out" in str(raised.value)
+        assert "This batch is shorter, with 2 of 4 items. Set drop_remainder=True to drop it" in str(raised.value)
 
 
 def test_a_full_batch_that_is_built_differently_says_nothing_of_it() -> None:

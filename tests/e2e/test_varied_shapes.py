@@ -238,7 +238,7 @@ def test_a_component_that_pad_says_false_for_must_not_vary(on: Place, workers: i
         assert len(list(loader)) == 5
     with (
         lp.Loader(range(SIZE), later(0), **how, **on(workers)) as loader,
-        pytest.raises(lp.SpecMismatchError, match=r"\['y'\] of source index 41.*pad= has False for this component"),
+        pytest.raises(lp.SpecMismatchError, match=r"\['y'\] of source index 41.*pad is False for this component"),
     ):
         list(loader)
 
@@ -256,7 +256,7 @@ def labelled(index: int) -> Any:
 def test_a_value_that_does_not_fit_is_refused_before_the_first_batch(on: Place, workers: int) -> None:
     refused = [
         (-0.5, r"component \['y'\]: the pad value -0.5 does not fit.*int32"),
-        ({"x": 0, "y": -1}, r"pad has nothing for component \['words'\]"),
+        ({"x": 0, "y": -1}, r"pad has no value for component \['words'\]"),
     ]
     for pad, says in refused:
         loader = lp.Loader(range(18), labelled, batch_size=5, pad=pad, **on(workers))
@@ -286,8 +286,8 @@ def test_a_number_in_the_spec_is_the_length_that_is_padded_to(on: Place, workers
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_that_is_longer_is_named(on: Place, workers: int) -> None:
     says = (
-        r"component \[0\] of source index 5: expected float32\[9, 4\], got float32\[10, 4\]: a batch is padded to that "
-        r"length \(axis 0 of a sample\).*give a larger one, or give None"
+        r"component \[0\] of source index 5: expected float32\[9, 4\], got float32\[10, 4\]\. Batches are padded to .*"
+        r"for axis 0 of a sample\. Set a larger length, or None"
     )
     loader = lp.Loader(range(SIZE), sequence, batch_size=8, pad=True, element_spec=fixed(9), **on(workers))
     with loader, pytest.raises(lp.SpecMismatchError, match=says):

@@ -174,9 +174,9 @@ CASES = {
         "MEMORY_LIMIT", settings={"workers": 10, "limits": lp.Limits(memory=3 * 4096)}, change="Limits(memory="
     ),
     "slow disk": Case("SOURCE_WAITS", row, SlowDisk(), change="threads="),
-    "tiny batches": Case("HAND_OVER", np.float32, step=no_step),
+    "tiny batches": Case("BATCH_OVERHEAD", np.float32, step=no_step),
     "hoarding": Case(
-        "CONSUMER_HOARDS",
+        "BATCHES_KEPT",
         large,
         settings={"workers": 1, "limits": lp.Limits(memory="256MiB")},
         step=functools.partial(time.sleep, 0.003),

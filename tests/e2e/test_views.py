@@ -145,7 +145,7 @@ def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
         tensorflow_runtime.let_go_of_arrays()
         for _ in loader:
             pass
-        assert loader.statistics().memory.slots_lent <= 1
+        assert loader.statistics().memory.buffers_in_use <= 1
 
 
 def test_a_slot_comes_back_when_its_tensor_dies(framework: Framework, on: Place) -> None:
@@ -155,12 +155,12 @@ def test_a_slot_comes_back_when_its_tensor_dies(framework: Framework, on: Place)
         del y
         for _ in range(3):
             next(batches)
-        assert loader.statistics().memory.slots_lent >= 1
+        assert loader.statistics().memory.buffers_in_use >= 1
         assert (framework.arrays((x,))[0][:, 0, 0, 0] == [0, 1, 2, 3]).all()
         del x, batches
         gc.collect()
         tensorflow_runtime.let_go_of_arrays()
-        assert loader.statistics().memory.slots_lent == 0
+        assert loader.statistics().memory.buffers_in_use == 0
 
 
 @pytest.mark.corner
@@ -267,9 +267,9 @@ def test_small_dtypes_are_given_or_refused_by_name(framework: Framework, on: Pla
 @pytest.mark.parametrize(
     ("arguments", "error", "told"),
     [
-        ({"prefetch": 2}, TypeError, r"prefetch"),
-        ({"ahead": -1}, lp.ArgumentError, r"ahead must be at least 0"),
-        ({"ahead": 1.5}, lp.ArgumentError, r"ahead must be a whole number"),
+        ({"prefetch_factor": 2}, TypeError, r"prefetch"),
+        ({"prefetch": -1}, lp.ArgumentError, r"prefetch must be at least 0"),
+        ({"prefetch": 1.5}, lp.ArgumentError, r"prefetch must be an integer"),
         ({"device": "/GPU:7"}, (lp.ArgumentError, TypeError), r"device"),
         ({"device": "cuda:99"}, (lp.ArgumentError, TypeError), r"device"),
         ({"sharding": "rows"}, (lp.ArgumentError, TypeError), r"sharding"),
@@ -282,12 +282,12 @@ def test_a_wrong_argument_is_named(
         framework.view(loader, **arguments)
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_tensors_are_copied_to_a_device_ahead_of_the_step(tf: Any, on: Place, ahead: int) -> None:
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_tensors_are_copied_to_a_device_ahead_of_the_step(tf: Any, on: Place, prefetch: int) -> None:
     with lp.Loader(range(60), wide, batch_size=4, **on(2)) as loader:
         expected = read(loader, passes=2)
         loader.epoch = 0
-        batches = iter(loader.tensors(device="/CPU:1", ahead=ahead))
+        batches = iter(loader.tensors(device="/CPU:1", prefetch=prefetch))
         for number, (x, y) in enumerate(batches):
             assert x.device.endswith("CPU:1") and y.device.endswith("CPU:1")
             assert_same((x.numpy(), y.numpy()), expected[number])
@@ -295,7 +295,7 @@ def test_tensors_are_copied_to_a_device_ahead_of_the_step(tf: Any, on: Place, ah
             if number == 7:
                 state = batches.state_dict()
         loader.load_state_dict(state)
-        rest = [copied((x.numpy(), y.numpy())) for x, y in loader.tensors(device="/CPU:1", ahead=ahead)]
+        rest = [copied((x.numpy(), y.numpy())) for x, y in loader.tensors(device="/CPU:1", prefetch=prefetch)]
         assert_same(rest, expected[8:15])
 
 

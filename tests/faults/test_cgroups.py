@@ -52,7 +52,7 @@ def test_a_sample_that_the_oom_killer_always_takes_is_named_with_the_cause() -> 
             try:
                 next(batches)
             except lp.WorkerLostError as error:
-                print(error.index, "The kernel killed it for lack of memory" in str(error))
+                print(error.index, "The kernel killed it because memory ran out" in str(error))
         with loader.replace(on_error="skip") as loader:
             print(sum(map(len, loader)), loader.statistics().skipped_indices)
     """)  # fmt: skip
@@ -74,7 +74,7 @@ def test_buffers_keep_within_what_the_cgroup_has() -> None:
 @pytest.mark.parametrize(
     ("left", "told"),
     [
-        (0, "the supervisor process could not be started"),
+        (0, "Could not start the supervisor process"),
         (1, "no worker could be started"),
         (2, ""),
         (3, ""),

@@ -159,7 +159,7 @@ def test_a_module_that_starts_a_thread_on_import_is_named_and_not_forked(make: M
     with lp.Loader(range(40), module.fn, workers=0, **settings) as loader:
         expected = read(loader, passes=2)
     with lp.Loader(range(40), module.fn, workers=2, **settings) as loader:
-        with pytest.warns(lp.LoaderpoolWarning, match="importing 'cf_thread' started 1 thread,") as warned:
+        with pytest.warns(lp.LoaderpoolWarning, match=r"importing 'cf_thread' started 1 thread\.") as warned:
             batches = read(loader)
         assert_same(batches + read(loader), expected)  # it warns once: a second one would be an error here
         statistics = loader.statistics()
@@ -190,7 +190,7 @@ def test_the_import_that_the_function_asks_for_is_named(make: Make) -> None:
     """And not one inside it: that is the user's to find in it."""
     outer = both("import cf_inner", THREAD, IDENTITY)
     module = make(cf_inner=THREAD, cf_outer=outer)
-    with pytest.warns(lp.LoaderpoolWarning, match="importing 'cf_outer' started 2 threads,"):
+    with pytest.warns(lp.LoaderpoolWarning, match=r"importing 'cf_outer' started 2 threads\."):
         assert start_of(module) == "exec"
 
 
@@ -207,7 +207,7 @@ def test_a_module_that_a_function_of_the_script_uses_is_named(make: Make) -> Non
     """Such a module goes with the function as a module, not as the home of a name."""
     module = make(cf_thread=both(THREAD, IDENTITY))
     loader = lp.Loader(range(8), lambda item: module.fn(item), batch_size=4, workers=1)
-    with loader, pytest.warns(lp.LoaderpoolWarning, match="importing 'cf_thread' started 1 thread,"):
+    with loader, pytest.warns(lp.LoaderpoolWarning, match=r"importing 'cf_thread' started 1 thread\."):
         assert indices_in(loader) == list(range(8))
 
 
@@ -226,7 +226,7 @@ class StartsAThread:
 def test_a_thread_that_unpickling_started_is_noticed() -> None:
     captured = StartsAThread()
     loader = lp.Loader(range(4), lambda item: item if captured else 0, batch_size=4, workers=1)
-    warned = pytest.warns(lp.LoaderpoolWarning, match="loading function and source started 1 thread,")
+    warned = pytest.warns(lp.LoaderpoolWarning, match=r"loading the function and the source started 1 thread\.")
     with loader, warned:
         assert indices_in(loader) == list(range(4))
 
@@ -242,7 +242,7 @@ def test_a_thread_of_the_interpreters_own_start_is_noticed(tmp_path: Path) -> No
         env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "PYTHONHASHSEED": None},
     ).check()
     assert child.stdout == "[[0, 1, 2, 3]] exec\n"
-    assert "the interpreter's own start" in child.stderr
+    assert "the start of the interpreter" in child.stderr
 
 
 def test_a_warning_that_is_made_an_error_breaks_nothing(make: Make) -> None:
@@ -270,7 +270,7 @@ def test_the_same_pool_stays_as_it_is_when_a_clean_loader_comes(make: Make) -> N
             assert third.statistics().workers_start == "exec"
 
 
-@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
+@pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
 def test_the_number_of_such_workers_can_change(make: Make) -> None:
     module = make(cf_thread=both(THREAD, IDENTITY))
     with lp.Loader(range(400), module.fn, batch_size=4, workers=1) as loader:
@@ -282,7 +282,7 @@ def test_the_number_of_such_workers_can_change(make: Make) -> None:
         assert seen == list(range(400))
 
 
-@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
+@pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
 def test_such_workers_begin_where_the_supervisor_did(make: Make, tmp_path: Path) -> None:
     """What a module changes on import it changes once, although it was imported in the supervisor before."""
     source = """
@@ -310,7 +310,7 @@ def test_such_workers_begin_where_the_supervisor_did(make: Make, tmp_path: Path)
     assert batch["argv"].tolist() == [sys.argv[-1]]
 
 
-@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
+@pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
 def test_what_hooks_change_reaches_such_workers(make: Make) -> None:
     source = """
         import numpy as np
@@ -336,7 +336,7 @@ def test_what_hooks_change_reaches_such_workers(make: Make) -> None:
 # ---- deaths, hangs, errors
 
 
-@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
+@pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSEGV", "exit"])
 def test_the_death_of_such_a_worker_changes_no_bit(make: Make, tmp_path: Path, way: str) -> None:
     source = f"""
@@ -361,7 +361,7 @@ def test_the_death_of_such_a_worker_changes_no_bit(make: Make, tmp_path: Path, w
     assert (tmp_path / "died").exists()
 
 
-@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
+@pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
 def test_a_sample_that_kills_such_workers_is_named_with_its_stack(make: Make) -> None:
     source = """
         import ctypes
@@ -374,7 +374,7 @@ def test_a_sample_that_kills_such_workers_is_named_with_its_stack(make: Make) ->
     assert (raised.value.index, raised.value.signal_name) == (5, "SIGSEGV")
 
 
-@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
+@pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
 def test_a_sample_that_hangs_such_a_worker_is_shown(make: Make) -> None:
     source = """
         def fn(item):
@@ -392,7 +392,7 @@ def test_a_sample_that_hangs_such_a_worker_is_shown(make: Make) -> None:
         list(loader)
 
 
-@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
+@pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
 def test_an_import_that_fails_in_the_worker_only_is_an_error_at_once(make: Make) -> None:
     source = """
         if os.environ.get("LOADERPOOL_ROLE") == "worker":
@@ -448,7 +448,7 @@ def test_such_workers_end_with_the_trainer(tmp_path: Path, end: str) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:the workers are not forked:loaderpool.LoaderpoolWarning")
+@pytest.mark.filterwarnings("ignore:Workers are started without fork:loaderpool.LoaderpoolWarning")
 def test_such_workers_end_with_the_supervisor_and_another_has_its_own(make: Make) -> None:
     module = make(cf_slow=both(THREAD, "def fn(item):\n    time.sleep(0.005)\n    return item"))
     with lp.Loader(range(200), module.fn, batch_size=4, workers=2) as loader:

@@ -119,7 +119,7 @@ def test_how_many_deaths_are_too_many_can_be_set(tmp_path: Path) -> None:
         return item
 
     loader = lp.Loader(range(8), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts_per_item=2))
-    with loader, pytest.raises(WorkerLostError, match="4 in a row"):
+    with loader, pytest.raises(WorkerLostError, match="4 workers crashed on this task"):
         list(loader)
     assert (tmp_path / "deaths").read_bytes() == b"xxxx"
 
@@ -142,7 +142,7 @@ def test_a_batch_fn_that_dies_names_the_epoch_and_the_signal() -> None:
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL in the setup hook"),
         (lambda: os.kill(os.getpid(), signal.SIGSEGV), "inside a C extension that the setup hook uses"),
-        (lambda: os._exit(3), r"The setup hook \(or a library that it uses\) ended its process"),
+        (lambda: os._exit(3), r"The setup hook \(or a library that it uses\) ended the process"),
     ],
     ids=["SIGKILL", "SIGSEGV", "_exit"],
 )
@@ -178,7 +178,7 @@ def test_workers_that_close_all_descriptors_are_an_error_and_no_hang() -> None:
         return item
 
     loader = lp.Loader(range(16), fn, batch_size=BATCH, workers=2)
-    with loader, pytest.raises(WorkerLostError, match=r"closed file descriptors.*index|index.*closed file descriptors"):
+    with loader, pytest.raises(WorkerLostError, match=r"index[\s\S]*closed file descriptors"):
         list(loader)
 
 

@@ -129,7 +129,7 @@ if __name__ == "__main__":
         ("[float(row) for batch in beside for row in batch]", str([float(item) for item in range(8)])),
         ("len([row for batch in loader for row in batch])", "40"),
         ("loader.statistics().batches", ""),
-        ("next(batches)", "this iterator was asked for a batch while it makes one on the same thread"),
+        ("next(batches)", "next() was called while the same thread is inside next() of this iterator"),
     ],
 )
 def test_a_handler_may_use_the_pool_for_which_the_main_thread_waits(what: str, says: str) -> None:

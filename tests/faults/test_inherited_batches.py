@@ -55,7 +55,7 @@ with lp.Loader(range(4000), fn, batch_size=8, workers=2, pad={pad}, limits=lp.Li
     batch = next(batches)
     parts = [batch, batch[2:5]] if isinstance(batch, np.ndarray) else list(batch.values())
     expected = [part.tobytes() for part in parts]
-    assert loader.statistics().memory.slots_lent
+    assert loader.statistics().memory.buffers_in_use
     finish = in_child(look, parts, expected)
     kept = next(batches)
     before = kept.copy() if isinstance(kept, np.ndarray) else None
@@ -101,7 +101,7 @@ ARRAYS = {
 with lp.Loader(range(64), lambda item: np.zeros(1000), batch_size=8, workers=1) as loader:
     batches = iter(loader)
     batch = next(batches)
-    assert loader.statistics().memory.slots_lent == 1
+    assert loader.statistics().memory.buffers_in_use == 1
     write(batch)
     child_of_child = lambda wait, batch: (in_child(look, batch)(), wait())
     batch[...] = 7

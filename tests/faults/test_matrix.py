@@ -345,7 +345,7 @@ class Cell:
 
     def check_error(self, outcome: str, error: Any) -> None:
         if outcome == "lost":
-            assert "the process that reads the source's stream" in str(error)
+            assert "The stream process" in str(error)
         elif outcome == "import":
             assert "import" in str(error)
         elif self.place == "machine.reserve" or way(self.where, self.how) == "ENOMEM":

@@ -1,4 +1,4 @@
-"""The thirteen rules of the circle (docs/explanation/rules.md), one test each: it fails where its rule is broken.
+"""The thirteen rules of the circle (docs/internals/rules.md), one test each: it fails where its rule is broken.
 
 Most are told of the pieces alone, without a process. What they say more about is in the tests of those pieces.
 """
@@ -669,7 +669,7 @@ def fn(item):
 
 def test_rule_11_a_death_in_an_import_is_an_error_of_the_import(ends_here: Any, tmp_path: Path) -> None:
     loader = lp.Loader(range(8), ends_here.fn, batch_size=4, workers=1)
-    with loader, pytest.raises(lp.PoolBrokenError, match="while it imported"):
+    with loader, pytest.raises(lp.PoolBrokenError, match="while importing"):
         list(loader)
     assert (tmp_path / "imports").read_text() == "xx", "here, and once in a supervisor"
 
@@ -681,7 +681,7 @@ def test_rule_11_a_pool_goes_on_behind_a_death_in_an_import(ends_here: Any, has_
         for _ in range(10):  # more often than supervisors may die without progress
             with lp.Loader(range(8), ends_here.fn, batch_size=4, workers=pool) as loader:
                 for _ in range(2):
-                    with pytest.raises(lp.PoolBrokenError, match="while it imported"):
+                    with pytest.raises(lp.PoolBrokenError, match="while importing"):
                         list(loader)
                 arena = loader._core.engine.session.arena  # type: ignore[union-attr]
                 taken = arena.extents.taken_bytes
@@ -694,10 +694,10 @@ def test_rule_11_a_stream_is_read_no_further_once_its_loader_died_in_an_import(e
     before = descendants(os.getpid())
     with lp.Pool(1) as pool:
         loader = lp.Loader((n for n in itertools.count()), ends_here.fn, batch_size=4, workers=pool)
-        with pytest.raises(lp.PoolBrokenError, match="while it imported"):
+        with pytest.raises(lp.PoolBrokenError, match="while importing"):
             next(iter(loader))
         endless = lp.Loader(Endless(), ends_here.fn, batch_size=4, workers=pool)
-        with pytest.raises(lp.PoolBrokenError, match="while it imported"):
+        with pytest.raises(lp.PoolBrokenError, match="while importing"):
             next(iter(endless))
     _wait_until(lambda: descendants(os.getpid()) == before)
     _wait_until(lambda: not any("loaderpool" in thread.name for thread in threading.enumerate()))

@@ -31,7 +31,7 @@ def meets(error, work):
     try:
         return work()
     except error as met:
-        assert "no file descriptors left" in str(met) and "its limit is 200" in str(met), met
+        assert "ran out of file descriptors (limit: 200)" in str(met), met
         return "told"
 """
 
@@ -69,7 +69,7 @@ for each in taken: os.close(each)
 try:
     list(loader)
 except lp.PoolBrokenError as error:
-    assert "make a new loader" in str(error), error
+    assert "Create a new loader" in str(error), error
 else:
     raise AssertionError("the error was forgotten")
 pool.close()

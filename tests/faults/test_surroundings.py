@@ -54,7 +54,7 @@ def kill_supervisor(loader):
 
 
 def told_of_files(told):
-    return [text for each in told if "have changed since the loader was made" in (text := str(each.message))]
+    return [text for each in told if "changed after the loader was created" in (text := str(each.message))]
 
 
 made = lp.Loader(range(400), surroundings, batch_size=4, workers=1)

@@ -105,7 +105,7 @@ def test_what_a_left_out_sample_did_is_in_the_budgets_error() -> None:
 
 def test_the_culprit_in_a_large_chunk_is_found() -> None:
     loader = lp.Loader(range(50_000), killing({31_234}, ()), batch_size=8, workers=2)
-    with loader, pytest.raises(WorkerLostError, match="at last while this sample ran alone") as raised:
+    with loader, pytest.raises(WorkerLostError, match="the last was running only this sample") as raised:
         for _ in loader:
             pass
     assert raised.value.index == 31_234
@@ -136,7 +136,7 @@ def test_samples_that_kill_only_together_are_given_up_without_a_culprit() -> Non
         return np.full((200, 200), item, np.float32)
 
     loader = lp.Loader(range(ITEMS), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts=None))
-    with loader, pytest.raises(WorkerLostError, match="each of them ran alone without harm") as raised:
+    with loader, pytest.raises(WorkerLostError, match="but each sample alone succeeded") as raised:
         list(loader)
     assert raised.value.index is None
 
@@ -229,7 +229,7 @@ def test_workers_that_cannot_start_end_the_pool_though_restarts_are_not_limited(
         time.sleep(0.5)  # all is made that may be
         flag.touch()
         kill_worker(loader)
-        with pytest.raises(WorkerLostError, match="exited with status 3 before it had begun any sample"):
+        with pytest.raises(WorkerLostError, match="exited with status 3 before it started any sample"):
             time.sleep(2.0)  # a ticket that came in time would be blamed
             list(loader)
 
@@ -252,14 +252,14 @@ def test_the_stack_of_a_fault_in_c_code_is_shown() -> None:
     loader = lp.Loader(range(8), fn, batch_size=BATCH, workers=1)
     with (
         loader,
-        pytest.raises(WorkerLostError, match=r"The worker's last words:\nFatal Python error: Aborted[\s\S]*in fn"),
+        pytest.raises(WorkerLostError, match=r"Last output of the worker:\nFatal Python error: Aborted[\s\S]*in fn"),
     ):
         list(loader)
 
 
 def test_a_kill_for_memory_is_said() -> None:
     report = LostReport(Verdict.ALONE, 3, 0, -signal.SIGKILL, 123, 5, is_out_of_memory=True)
-    assert "killed it for lack of memory" in str(lost_error(report))
+    assert "killed it because memory ran out" in str(lost_error(report))
 
 
 def test_a_worker_that_dies_between_sending_bytes_and_noting_it_changes_no_bit(tmp_path: Path) -> None:

@@ -143,5 +143,5 @@ def test_a_stream_that_ends_before_the_place_to_go_on_from() -> None:
     for size in (37, 38, 40):  # the place is behind its last batch, which may have been a smaller one
         assert list(read_batches(StreamSource(Counting(size)), plan, window=5, seed=0, epoch=0)) == []
     for size in (0, 30, 36):
-        with pytest.raises(lp.SourceError, match=f"has only {size} items, and .* behind item 40"):
+        with pytest.raises(lp.SourceError, match=f"has only {size} items, but .* after item 40"):
             list(read_batches(StreamSource(Counting(size)), plan, window=5, seed=0, epoch=0))

@@ -43,7 +43,7 @@ def test_tune_measures_numbers_of_nodes(
     assert [each["setting"]["workers"] for each in (one, two)] == [1, 2]
     assert two["samples_per_s"] > one["samples_per_s"] > 0
     assert one["bytes_per_s"] == pytest.approx(one["samples_per_s"] * 20_000)
-    assert f"Use workers=lp.RayPool({cluster.address!r}, hosts=2)" in capsys.readouterr().out
+    assert f"Use workers=lp.RayPool({cluster.address!r}, nodes=2)" in capsys.readouterr().out
 
 
 def free_port() -> int:
@@ -56,7 +56,7 @@ def free_port() -> int:
     ("ray", "says"),
     [
         ("127.0.0.1:{port}", "no Ray cluster answers at 127.0.0.1:{port}"),
-        ("ray://127.0.0.1:1", "a cluster of which this machine is a node"),
+        ("ray://127.0.0.1:1", "Ray Client is not supported"),
         ("nowhere", '"auto" or "host:port"'),
     ],
 )

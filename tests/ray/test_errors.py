@@ -59,11 +59,11 @@ def as_if(tmp_path: Path, **versions: str) -> dict[str, Any]:
 def test_another_loaderpool_is_an_error_and_another_numpy_a_warning(cluster: RayCluster, tmp_path: Path) -> None:
     with lp.RayPool(cluster.address, 1, actor_options=as_if(tmp_path, loaderpool="9.9.9")) as pool:
         loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
-        with loader, soon(), pytest.raises(lp.ClusterError, match=r"node .* has loaderpool 9\.9\.9, the trainer has "):
+        with loader, soon(), pytest.raises(lp.ClusterError, match=r"node .* has loaderpool 9\.9\.9, but the main "):
             next(iter(loader))
     pool = lp.RayPool(cluster.address, actor_options=as_if(tmp_path, numpy="2.99.0"))
     with pool, lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader:
-        with pytest.warns(lp.LoaderpoolWarning, match=r"node .* has NumPy 2\.99\.0, the trainer has ") as caught:
+        with pytest.warns(lp.LoaderpoolWarning, match=r"node .* has NumPy 2\.99\.0, but the main process ") as caught:
             list(loader)
         assert len(caught) == 1 and caught[0].filename == __file__
 
@@ -75,7 +75,7 @@ def test_an_environment_that_cannot_be_is_an_error_at_once(cluster: RayCluster, 
         pool,
         loader,
         soon(),
-        pytest.raises(lp.ClusterError, match=r"no host can be started as is asked: .*none"),
+        pytest.raises(lp.ClusterError, match=r"Ray cannot start remote workers with these options: .*none"),
     ):
         next(iter(loader))
 
@@ -84,7 +84,7 @@ def test_what_listens_and_says_nothing_is_told_after_ten_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         pool = lp.RayPool(f"127.0.0.1:{silent.getsockname()[1]}")
         loader, began_s = lp.Loader(range(8), abs, batch_size=4, workers=pool), time.monotonic()
-        with pool, loader, pytest.raises(lp.ClusterError, match="what listens there has said nothing for 10 s"):
+        with pool, loader, pytest.raises(lp.ClusterError, match="the server there did not respond within 10 s"):
             next(iter(loader))
         assert time.monotonic() - began_s < 20
 
@@ -109,20 +109,20 @@ def test_a_lost_host_is_told_in_our_words_alone(cluster: RayCluster, capfd: pyte
         assert out.count(text) == times, out
 
     node = cluster.add()
-    pool = lp.RayPool(cluster.address, hosts=4)
+    pool = lp.RayPool(cluster.address, nodes=4)
     with pool, lp.Loader(range(300), tells, batch_size=4, workers=pool) as loader:
-        told_when(loader, lambda told: [host.state for host in told.hosts] == ["running"] * 4)
+        told_when(loader, lambda told: [host.state for host in told.nodes] == ["running"] * 4)
         strike(cluster.hosts)
-        wait_for("loaderpool: a host was lost, on ", 1)
+        wait_for("loaderpool: lost the remote workers on node ", 1)
         cluster.remove(node)
-        wait_for("loaderpool: a host was lost, on ", 2)
+        wait_for("loaderpool: lost the remote workers on node ", 2)
         until_s = time.monotonic() + 20  # Ray calls a node dead after 15 s
         while time.monotonic() < until_s:
             list(loader)
         out += "".join(capfd.readouterr())
     assert " is made" in out, "what the function prints comes from the nodes as ever"
     told = [line for line in out.splitlines() if "is made" not in line]
-    assert [line.startswith("loaderpool: a host was lost, on ") for line in told] == [True, True], told
+    assert [line.startswith("loaderpool: lost the remote workers on node ") for line in told] == [True, True], told
     assert max(map(len, told)) < 300, told
 
 
@@ -143,9 +143,9 @@ def test_a_node_that_sees_no_files_is_an_error_under_skip(cluster: RayCluster, t
         time.sleep(0.01)
         return int(Path(f"{folder}/{number}.txt").read_text())
 
-    pool, got = lp.RayPool(cluster.address, hosts=3), []
+    pool, got = lp.RayPool(cluster.address, nodes=3), []
     loader = lp.Loader(range(60), load, batch_size=4, workers=pool, on_error="skip")
-    said = r"node .* does not see /nowhere/\d+\.txt, and node .* does: "
+    said = r"node .* cannot open /nowhere/\d+\.txt, but node .* can\. "
     with pool, loader, soon(), pytest.raises(lp.SourceError, match=said):
         for _ in range(20):  # until all three hosts are there
             got = [number for batch in loader for number in batch.tolist()]
@@ -154,8 +154,8 @@ def test_a_node_that_sees_no_files_is_an_error_under_skip(cluster: RayCluster, t
 
 def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster) -> None:
     said = (
-        r"there has been no host for 1 s: each needs 1 CPU, and in the cluster are free 0 of 3 CPU\. Ask for less "
-        r"\(workers_per_host=, actor_options=\), or end what has the rest"
+        r"No node has had room for remote workers for 1 s, and the loader waits: each node needs 1 CPU; free in the "
+        r"cluster: 0 of 3 CPU\. Ask for less \(workers_per_node=, actor_options=\), or stop other programs"
     )
     waiting = lp.RayPool(cluster.address)
     waiting._settings["no_host_s"] = 1.0
@@ -167,6 +167,6 @@ def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster
                 warnings.simplefilter("error", lp.LoaderpoolWarning)
                 with pytest.raises(lp.LoaderpoolWarning, match=said):
                     next(iter(other))
-            assert [host.state for host in other.statistics().hosts] == ["starting"] * 3
+            assert [host.state for host in other.statistics().nodes] == ["starting"] * 3
             pool.close()
             assert len(read(other)) == 20

@@ -84,7 +84,7 @@ def test_a_large_captured_array_lies_once_on_each_node_and_on_no_disk(cluster: R
         return table[item * 1000 : item * 1000 + 4]
 
     with (
-        lp.RayPool(cluster.address, workers_per_host=1) as pool,
+        lp.RayPool(cluster.address, workers_per_node=1) as pool,
         lp.Loader(range(600), looked_up, batch_size=4, workers=pool) as loader,
     ):
         got = np.concatenate(list(loader))

@@ -27,8 +27,8 @@ def test_a_host_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.Mon
         with (
             pool,
             loader,
-            pytest.raises(lp.WorkerLostError, match=r"2 hosts .*; the last on node .*: memory ran out") as e,
+            pytest.raises(lp.WorkerLostError, match=r"2 hosts .*; : the node ran out of memory") as e,
         ):
             for _ in loader:
                 pass
-        assert all("memory ran out on its node: have fewer workers on each host" in why for _, why in e.value.hosts)
+        assert all("the node ran out of memory; set a smaller workers_per_node=" in why for _, why in e.value.nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.docs.pages import ROOT
 from tests.support.batches import assert_same, read, read_while, told_when
+from tests.support.child import run_child
 from tests.support.processes import command_of, descendants, is_alive, parents, strike, wait_gone
 from tests.support.ray_cluster import RayCluster, impatient_pool
 
@@ -37,6 +40,13 @@ def expected() -> list[Any]:
         return read(loader, passes=2)
 
 
+def test_the_three_lines_of_the_readme_run(cluster: RayCluster) -> None:
+    (block,) = re.findall(
+        r"^```python\n([^`]*RayPool[^`]*)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert run_child(block, env={"RAY_ADDRESS": cluster.address}).check().stdout.split()[-1] == "499500.0"
+
+
 def test_the_same_bits_and_a_saved_place_both_ways(cluster: RayCluster, expected: list[Any]) -> None:
     with lp.RayPool(cluster.address) as pool, loader_of(pool) as loader:
         got = read(loader)
@@ -46,13 +56,13 @@ def test_the_same_bits_and_a_saved_place_both_ways(cluster: RayCluster, expected
         del batches
         assert pool.workers == 3
         told = loader.statistics()
-        assert len({host.node for host in told.hosts}) == 3 and all(len(host.node) == 56 for host in told.hosts)
-        assert {host.address for host in told.hosts} == {cluster.address.partition(":")[0]}
-        assert all(host.workers == 1 and host.batches for host in told.hosts)
+        assert len({host.node for host in told.nodes}) == 3 and all(len(host.node) == 56 for host in told.nodes)
+        assert {host.address for host in told.nodes} == {cluster.address.partition(":")[0]}
+        assert all(host.workers == 1 and host.batches for host in told.nodes)
     with loader_of(2) as loader:
         loader.load_state_dict(state)
         assert_same(got + read(loader), expected)
-    with lp.RayPool(cluster.address, hosts=2) as pool, loader_of(pool) as loader:
+    with lp.RayPool(cluster.address, nodes=2) as pool, loader_of(pool) as loader:
         loader.load_state_dict(state)
         assert_same(got + read(loader), expected)
 
@@ -81,7 +91,7 @@ def test_a_death_changes_no_bit(cluster: RayCluster, expected: list[Any], what: 
     with impatient_pool(cluster.address, 5) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: kill}) + read(loader), expected)
         lost = int(what != "the dispatcher"), int(what == "the dispatcher")
-        told_when(loader, lambda told: (told.hosts_lost, told.supervisor_restarts) == lost)
+        told_when(loader, lambda told: (told.nodes_lost, told.supervisor_restarts) == lost)
 
 
 def test_a_host_that_is_stopped_is_replaced(cluster: RayCluster, expected: list[Any]) -> None:

@@ -49,7 +49,7 @@ def read_shard(address: str, folder: str, index: int) -> bytes:
             assert time.monotonic() < deadline_s, "the other trainer has no batch: it has no host"
             time.sleep(0.05)
 
-    with lp.RayPool(address, hosts=1) as pool, make_loader(pool, _TRAINERS, index) as loader:
+    with lp.RayPool(address, nodes=1) as pool, make_loader(pool, _TRAINERS, index) as loader:
         return pickle.dumps(read_while(loader, {0: meet}) + read(loader))
 
 

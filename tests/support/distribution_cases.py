@@ -128,7 +128,7 @@ def alone_devices_look_at_the_slots_and_give_them_back() -> None:
             gc.collect()
             for _ in made:
                 pass
-            assert made.statistics().memory.slots_lent <= 1
+            assert made.statistics().memory.buffers_in_use <= 1
 
 
 @case

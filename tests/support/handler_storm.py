@@ -180,7 +180,7 @@ def storm(make: Callable[[], lp.Loader], shots: int, seed: int, constructions: i
     loader = make()
     for _ in range(3):
         assert rows(loader) == WANTED
-    slots = loader.statistics().memory.slots
+    slots = loader.statistics().memory.buffers
     for _ in range(shots):
         work = chance.choice(works)
         signals.shoot(lambda work=work: work(loader), chance.choice(numbers), chance.random() ** 2 * 0.012)
@@ -191,7 +191,7 @@ def storm(make: Callable[[], lp.Loader], shots: int, seed: int, constructions: i
         got = _rows_whatever_comes(loader, signals)
         assert got == WANTED, (where, got)
         signals.check()
-    assert loader.statistics().memory.slots <= slots, (loader.statistics().memory.slots, slots)
+    assert loader.statistics().memory.buffers <= slots, (loader.statistics().memory.buffers, slots)
     loader.close()
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
     assert not children, children

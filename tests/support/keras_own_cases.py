@@ -219,7 +219,7 @@ def sparse_results_are_refused_by_name_in_the_first_batch() -> None:
                 with pytest.raises(lp.SpecMismatchError, match=re.escape(cure)) as raised:
                     getattr(model(), method)(made.for_keras(), verbose=0)
                 assert "component [0]" in str(raised.value) and "indices, values and shape" in str(raised.value)
-        with pytest.raises(lp.SourceError, match=re.escape(f"is sparse, a {type(make()).__name__}")):
+        with pytest.raises(lp.SourceError, match=re.escape(f"is a sparse {type(make()).__name__}")):
             lp.Loader(make(), batch_size=2, workers=0)
 
 

@@ -14,7 +14,7 @@ def notes(statistics: Statistics, beginning: str) -> list[str]:
 
 def bytes_shared(statistics: Statistics) -> int:
     """Of arrays that stand in memory once."""
-    return _bytes(r"([\d,]+) bytes of arrays of function and source stand", statistics)
+    return _bytes(r"([\d,]+) bytes of arrays are shared", statistics)
 
 
 def bytes_copied(statistics: Statistics) -> int:

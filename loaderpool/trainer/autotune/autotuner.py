@@ -166,7 +166,7 @@ class Autotuner:
         self._changes.append(now_s)
         than = "no shorter than" if tried.is_more else "longer than"
         step, before = readable_s(seen.step_s), readable_s(tried.step_s)
-        return Proposal(tried.before, f"steps of {step} were {than} with {tried.before} ({before})")
+        return Proposal(tried.before, f"steps of {step} were {than} with {counted(tried.before, 'worker')} ({before})")
 
     def _without_useless(self, tried: _Try, seen: Observed) -> Proposal | None:
         """Return how many would have been as fast, where something that workers share lets no more be faster."""
@@ -189,7 +189,7 @@ class Autotuner:
         enough_before, self._enough = self._enough, self._enough_in(seen) if is_fed else None
         if self._enough is None or enough_before is None:
             return None
-        return self._fewer(seen, max(self._enough, enough_before), "data were always ready")
+        return self._fewer(seen, max(self._enough, enough_before), "data was always ready")
 
     def _when_waiting(self, window: Window, now_s: float) -> Proposal | None:
         seen = window.observed
@@ -214,13 +214,13 @@ class Autotuner:
         if workers <= seen.workers:
             return None
         waited = f"training waited {Case.of(seen).steady_wait_share:.0%} of the time"
-        return Proposal(workers, f"{waited}; a batch takes {readable_s(demand.making_s)} of a worker")
+        return Proposal(workers, f"{waited}; a batch takes one worker {readable_s(demand.making_s)}")
 
     def _fewer(self, seen: Observed, enough: int, why: str) -> Proposal | None:
         workers = max(enough, self._least, self._least if self._floor is None else self._floor.workers)
         if workers >= seen.workers:
             return None
-        return Proposal(workers, f"{why}, and {counted(workers, 'worker')} should do")
+        return Proposal(workers, f"{why}; {counted(workers, 'worker')} should be enough")
 
     def _enough_in(self, seen: Observed) -> int:
         """How many workers feed the step with something to spare, but no more than one."""

@@ -83,7 +83,7 @@ class PoolWorkers:
         now_s = look.now_ns / 1e9
         if (there := self._cannot_start(look, workers, now_s)) is not None:
             self._most = max(self._least, there)
-            return self._noted(workers, self._most, f"no more than {counted(there, 'worker')} could be started", now_s)
+            return self._noted(workers, self._most, f"only {counted(there, 'worker')} could be started", now_s)
         tuned = self._loaders.get(weakref.ref(loader))
         if tuned is None:
             loaders = self._loaders

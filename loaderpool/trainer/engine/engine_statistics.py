@@ -20,40 +20,40 @@ _STATES: tuple[Literal["starting"], Literal["running"], Literal["leaving"]] = ("
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatistics:
-    """A worker's counts since it started; in a `RayPool` those of a host."""
+    """Counts of one worker since it started; with a `RayPool`, of all workers on a node."""
 
-    index: int  # never used again: a replacement has the next one
-    pid: int | None  # None: a host
-    batches: int  # finished
-    samples: int
-    busy_s: float  # at work
-    wait_s: float  # for memory or work
-    cpu_s: float  # 0.0 of a host
-    host: str = ""  # its node's address
+    index: int  # Number of the worker; a replacement gets a new number.
+    pid: int | None  # Process ID; `None` for a node.
+    batches: int  # Batches finished.
+    samples: int  # Samples computed.
+    busy_s: float  # Seconds spent on tasks.
+    wait_s: float  # Seconds spent waiting for a batch buffer or a task.
+    cpu_s: float  # CPU time in seconds; 0.0 for a node.
+    node: str = ""  # Address of the node, or empty.
 
 
 @dataclasses.dataclass(frozen=True)
-class HostStatistics:
-    """Counts of a `RayPool`'s host, which is its actor on a node."""
+class NodeStatistics:
+    """Counts of one node of a `RayPool`."""
 
-    node: str  # Ray's id
-    address: str
-    workers: int  # 0 while it starts
-    state: Literal["starting", "running", "leaving"]
-    batches: int  # that it made
-    busy_s: float  # sum of its workers
+    node: str  # Ray's ID of the node.
+    address: str  # Address of the node.
+    workers: int  # Number of workers; 0 while the node starts.
+    state: Literal["starting", "running", "leaving"]  # State of the node in the pool.
+    batches: int  # Batches loaded on the node.
+    busy_s: float  # Seconds spent on tasks, summed over its workers.
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryStatistics:
-    """The slots in shared memory that batches are written to."""
+    """Batch buffers in shared memory."""
 
-    slots: int = 0  # 0 before the first batch
-    slot_bytes: int = 0  # size of one
-    slots_lent: int = 0  # that the training's arrays use now
-    batches_lent: int = 0  # given without a copy
-    batches_copied: int = 0  # as too few slots were free
-    batches_oversize: int = 0  # larger than a slot
+    buffers: int = 0  # Number of batch buffers; 0 before the first batch.
+    buffer_bytes: int = 0  # Size of one batch buffer in bytes.
+    buffers_in_use: int = 0  # Batch buffers that your arrays use now.
+    batches_zero_copy: int = 0  # Batches delivered as zero-copy views.
+    batches_copied: int = 0  # Batches copied because too few batch buffers were free.
+    batches_oversize: int = 0  # Batches larger than their buffer.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,8 @@ class EngineStatistics:
     supervisor_restarts: int = 0
     workers_start: Literal["fork", "exec", "spawn"] | None = None
     workers: tuple[WorkerStatistics, ...] = ()
-    hosts: tuple[HostStatistics, ...] = ()
-    hosts_lost: int = 0
+    nodes: tuple[NodeStatistics, ...] = ()
+    nodes_lost: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -74,14 +74,14 @@ def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None)
     """What is known of a loader in a pool once function and source have travelled."""
     placements = [placement] if feeds is None else [placement, feeds.placement]
     shared = sum(each.shared_bytes for each in placements)
-    notes = [f"{shared:,} bytes of arrays of function and source stand in memory once"] if shared else []
+    notes = [f"{shared:,} bytes of arrays are shared with the workers and not copied"] if shared else []
     notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
     if shipment.packed_items:
-        notes.append(f"{shipment.packed_items:,} items of the source are read from bytes, and not as objects")
+        notes.append(f"{shipment.packed_items:,} items of the source were packed into bytes that the workers share")
     if feeds is not None and feeds.read_by == "process":
-        notes.append("the stream is read by a process of its own")
+        notes.append("the stream is read in a separate process")
     elif feeds is not None:
-        notes.append(f"the stream is read on a thread of this process: {feeds.why_on_thread}")
+        notes.append(f"the stream is read on a thread of the main process: {feeds.why_on_thread}")
     return EngineStatistics(notes=tuple(notes))
 
 
@@ -89,13 +89,13 @@ def with_counts(
     known: EngineStatistics, session: EngineSession, ring: Ring | None, counts: DeliveryCounts
 ) -> EngineStatistics:
     """The same with the counts of this moment; `ring` is None before the first batch."""
-    workers, hosts = _workers(session)  # first: it takes in the latest news
+    workers, nodes = _workers(session)  # first: it takes in the latest news
     return EngineStatistics(
         memory=MemoryStatistics(
-            slots=0 if ring is None else ring.count,
-            slot_bytes=0 if ring is None else ring.slot_bytes,
-            slots_lent=0 if ring is None else len(ring.lender.lent),
-            batches_lent=counts.lent,
+            buffers=0 if ring is None else ring.count,
+            buffer_bytes=0 if ring is None else ring.slot_bytes,
+            buffers_in_use=0 if ring is None else len(ring.lender.lent),
+            batches_zero_copy=counts.lent,
             batches_copied=counts.copied,
             batches_oversize=counts.oversize,
         ),
@@ -103,13 +103,13 @@ def with_counts(
         supervisor_restarts=session.supervisor_restarts,
         workers_start="spawn" if not session.hands_over_files else "exec" if session.warnings.obstacles else "fork",
         workers=workers,
-        hosts=hosts,
-        hosts_lost=session.workers.hosts_lost,
+        nodes=nodes,
+        nodes_lost=session.workers.hosts_lost,
         notes=known.notes,
     )
 
 
-def _workers(session: EngineSession) -> tuple[tuple[WorkerStatistics, ...], tuple[HostStatistics, ...]]:
+def _workers(session: EngineSession) -> tuple[tuple[WorkerStatistics, ...], tuple[NodeStatistics, ...]]:
     """Those that run; and all hosts."""
     if session.is_closed:
         return (), ()
@@ -124,7 +124,7 @@ def _workers(session: EngineSession) -> tuple[tuple[WorkerStatistics, ...], tupl
             busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
             wait_s=board.read(worker.cell, Field.WAIT_NS) / 1e9,
             cpu_s=capacity.process_cpu_s(worker.pid) if worker.pid else 0.0,
-            host="" if worker.place is None else worker.place.address,
+            node="" if worker.place is None else worker.place.address,
         )
         for worker in found
         if worker.place is None or worker.place.workers
@@ -132,10 +132,10 @@ def _workers(session: EngineSession) -> tuple[tuple[WorkerStatistics, ...], tupl
     return workers, tuple(_host(board, worker) for worker in found if worker.place is not None)
 
 
-def _host(board: Board, host: WorkerProcess) -> HostStatistics:
+def _host(board: Board, host: WorkerProcess) -> NodeStatistics:
     assert host.place is not None
     node, address, workers = host.place
-    return HostStatistics(
+    return NodeStatistics(
         node=node,
         address=address,
         workers=workers,

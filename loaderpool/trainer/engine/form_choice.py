@@ -166,8 +166,8 @@ def _as_function_returns(
         if batch_size is not None:
             if not shape or shape[0] not in (None, batch_size):
                 raise SpecMismatchError(
-                    f"element_spec{path} is {component}, but a batch has batch_size={batch_size} rows (give "
-                    "None where the last batch may be smaller)"
+                    f"element_spec{path} is {component}, but a batch has batch_size={batch_size} rows. Use "
+                    "None if the last batch may be smaller"
                 )
             shape = (static_rows, *shape[1:])
         text = actual.text if component.text is not None and actual.text is not None else component.text

@@ -11,7 +11,7 @@ from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.engine.reorder_buffer import Arrived, ReorderBuffer
 from loaderpool.trainer.session.engine_session import EngineSession
 
-RUNNING_GENERATORS = "loaderpool: running generators up to their place"
+RUNNING_GENERATORS = "loaderpool: running generators up to their saved position"
 
 
 class WayToPlace:
@@ -35,7 +35,7 @@ class WayToPlace:
                 RUNNING_GENERATORS, measure=functools.partial(_furthest, session, places, plan.most_rows)
             )
         elif of_stream and plan.begins_at:
-            what = f"loaderpool: reading the stream up to item {plan.begins_at:,}, where it goes on"
+            what = f"loaderpool: reading the stream up to item {plan.begins_at:,} to resume there"
             self._work = LongWork(what, measure=str)
         if self._work is not None and session.long_work is None:
             session.long_work = self._work
@@ -60,7 +60,7 @@ def _furthest(session: EngineSession, places: LanePlaces, rows: int) -> str:
     if not found:
         return ""
     generator, item = max(found, key=lambda each: each[1])
-    return f"item {item:,} of generator {generator}, of {rows * max(places.taken):,} at most"
+    return f"item {item:,} of generator {generator} (at most {rows * max(places.taken):,})"
 
 
 class LaneBuffer:

@@ -141,7 +141,7 @@ class LoadMessage:
 
 # Who holds the lock gives it back in milliseconds; but a close may be a finalizer, which must not wait for ever.
 _LOCK_TIMEOUT_S = 1.0
-_LOADING = "loaderpool: loading the function in a clean process, with the modules that it imports"
+_LOADING = "loaderpool: loading the function and its imports in a clean process"
 
 # What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
 # the next are read. More: they may take most of it beside the batches.

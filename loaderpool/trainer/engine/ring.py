@@ -85,8 +85,8 @@ def plan_ring(
     if limit < least:
         setting = f"Limits(memory={memory_limit:,})" if memory_limit is not None else f"the default of {limit:,} bytes"
         raise MemoryLimitError(
-            f"{setting} is too small: one batch takes {slot_bytes:,} bytes and at least {_LEAST_SLOTS} slots are "
-            f"needed. The least that works is Limits(memory={least}) ({least / 2**20:.1f} MiB); or lower batch_size"
+            f"{setting} is too small: one batch takes {slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch "
+            f"buffers are needed. Set Limits(memory={least}) ({least / 2**20:.1f} MiB) or more, or lower batch_size."
         )
     tickets = workers * tickets_per_worker + travelling(hosts, slot_bytes)
     counts = _slot_counts(slot_bytes, form.max_chunk, workers, tickets, limit)
@@ -361,7 +361,7 @@ class Ring:
             self._add(extent)
 
     def _take_extent(self) -> Extent:
-        return self._session.arena.take(self.plan.slot_bytes, "a slot for batches")
+        return self._session.arena.take(self.plan.slot_bytes, "a batch buffer")
 
     def _add(self, extent: Extent) -> None:
         number = self._session.take_number()

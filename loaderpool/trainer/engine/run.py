@@ -167,7 +167,7 @@ class Run:
             if self._redo_batches_before(arrived, words[1], report):
                 return
         elif status == Status.ABANDONED and not self.is_over:  # never the slot's bytes, wherever the error is
-            text = f"batch {first} was given up, though it is wanted: a defect of loaderpool, please report it"
+            text = f"Batch {first} was lost although it is still needed. This is a bug in loaderpool; please report it."
             arrived.make_error = functools.partial(LoaderpoolError, text)
         elif status == Status.OVERSIZE and isinstance(attachment, tuple):
             mapped, nbytes, whole = attachment

@@ -57,7 +57,7 @@ class EngineFailure:
         where = f" on node {why.node}" if why.node else ""
         if is_of_one:
             place = f"the supervisor{where}"
-            what = f"{place} could not load function and source"
+            what = f"{place} could not load the function and the source"
             self.note(functools.partial(setup_error, why, what, advice, place))
         else:
             what = f"no worker could be started{where}"
@@ -66,9 +66,9 @@ class EngineFailure:
     def note_load_died(self, how: str) -> None:
         """The supervisor died while it loaded function and source."""
         text = (
-            f"the supervisor process died ({how}) while it imported the modules that function and source need; it is "
-            "not tried again, for the import would end the next one, too. Import what ends its process in setup= or in "
-            "the function instead; if the machine ran out of memory, capture less"
+            f"The supervisor process crashed ({how}) while importing the modules of the function and the source. It is "
+            "not restarted, because the import would crash the next one too. Import the module in setup= or in the "
+            "function instead. If the machine ran out of memory, capture less data."
         )
         self.note(functools.partial(PoolBrokenError, text))
 

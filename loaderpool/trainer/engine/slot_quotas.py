@@ -1,6 +1,6 @@
 """How the runs of one loader share its ring: each is sure of a slot, whatever the others' consumers do.
 
-That is rule 7 (docs/explanation/rules.md).
+That is rule 7 (docs/internals/rules.md).
 
 RING-3: where several runs are active, their quotas add up to no more than the slots that there are, or will be as soon
 as outgrown ones are back, without those that are lent and no active run's. A run fills at most its quota, and of these
@@ -162,9 +162,9 @@ class SlotQuotas(Generic[_Run]):
         share, rest = divmod(ring.prospect - ring.lent_count(but=()), runs)
         if share < 1:
             raise MemoryLimitError(
-                f"{len(active)} iterators of this loader are active and Limits.memory leaves no slot for "
-                f"{'another' if with_new else 'one of them'}: each needs at least one of {ring.slot_bytes:,} bytes. "
-                "Raise Limits.memory, or end the other iterators"
+                f"{len(active)} iterators of this loader are active, and Limits.memory leaves no batch buffer for "
+                f"{'another' if with_new else 'one of them'}: each needs at least {ring.slot_bytes:,} bytes. "
+                "Raise Limits.memory, or close the other iterators."
             )
         for run in active:
             run.restart(share)

@@ -13,16 +13,16 @@ from loaderpool.system import capacity
 from loaderpool.trainer.session.warnings import level_outside
 
 _FREE_SHARE = 2  # in memory without a bound: this part of what is free
-_GOES_ON = "The training goes on, and fn is called in every epoch for items that are not kept"
+_GOES_ON = "Training continues, and fn is called in every epoch for items that are not stored."
 _TEXTS = {
-    Count.NO_ROOM: "does not keep all: {no_room}. " + _GOES_ON,
-    Count.BROKEN: "does not keep all: it cannot be written to any more (deleted, damaged, or descriptors were closed). "
+    Count.NO_ROOM: "does not store all items: {no_room}. " + _GOES_ON,
+    Count.BROKEN: "does not store all items: it can no longer be written (deleted, damaged, or its files were closed). "
     + _GOES_ON,
-    Count.DAMAGED: "is damaged: {damaged} entries did not have what was written there. They were not used, and fn was "
-    "called for them again. Is the disk failing? Delete the directory if this goes on",
+    Count.DAMAGED: "is damaged: {damaged} entries could not be read, so fn was called again for them. If this "
+    "continues, delete the directory and check the disk.",
 }
-_NO_MEMORY = "the machine has too little memory left: give it a smaller max_bytes, or a directory in place of memory"
-_NO_DISK = "the disk is full: make room there, or give it a max_bytes"
+_NO_MEMORY = "the machine has too little free memory. Set a smaller max_bytes, or pass a directory as cache="
+_NO_DISK = "the disk is full. Free some space, or set max_bytes"
 
 
 def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCache:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from loaderpool.config import ErrorPolicy
-from loaderpool.errors import ClosedError, LoaderpoolError
+from loaderpool.errors import ClosedError, LoaderpoolError, counted
 from loaderpool.plan.base import BasePlan
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler, wait_for_the_end
@@ -63,8 +63,8 @@ class ErrorBudget:
                 self._make_error = functools.partial(
                     sample_error,
                     failures[-1],
-                    preface=f"{self._errors} samples of this pass failed, more than on_error=({self._policy.action!r}, "
-                    f"{self._policy.budget}) allows; the last one:\n",
+                    preface=f"{counted(self._errors, 'sample')} failed in this epoch, more than on_error="
+                    f"({self._policy.action!r}, {self._policy.budget}) allows. The last one:\n",
                 )
                 break
             self._waiting.append(failures)
@@ -203,8 +203,8 @@ class Pass:
                 self._end_of_stream(log)
                 return None
             raise LoaderpoolError(
-                f"epoch {log.epoch} ended after {log.delivered} of {log.batches} batches, though "
-                "nobody closed the pass: a defect of loaderpool, please report it"
+                f"Epoch {log.epoch} ended after {log.delivered} of {log.batches} batches. This is a bug in loaderpool; "
+                "please report it."
             ) from None
 
     def _end_of_stream(self, log: PassLog) -> None:

@@ -259,7 +259,7 @@ class Observer:
 
         records, engine = self._records, self._engine
         if self._is_closed:
-            raise ClosedError("this Loader is closed, and what it has recorded is gone: call trace() before")
+            raise ClosedError("This Loader is closed, and its records are gone. Call trace() before close().")
         number, pools, has_hosts = None, [], False
         if isinstance(engine, PoolEngine):
             session = engine.session

@@ -55,7 +55,7 @@ class LaneLog:
         """
         back = self._noted - consumed
         if back > len(self._latest):
-            raise StateError(f"that is {back} batches back; of generators the places of the last {_KEPT} are kept")
+            raise StateError(f"That is {back} batches back; for generators only the last {_KEPT} positions are kept.")
         counts = list(self._counts)
         for at in range(len(self._latest) - back, len(self._latest)):
             counts[self._latest[at]] -= 1
@@ -193,7 +193,7 @@ class IterationLog:
         """
         left = batches_taken - self._forgotten
         if left < 0:
-            raise StateError(f"batches_taken={batches_taken} is more than {_MOST_PASSES} passes back")
+            raise StateError(f"batches_taken={batches_taken} is too long ago: only {_MOST_PASSES} iterations are kept.")
         for log in self.passes:
             available = log.delivered - len(log.omitted)
             if left < available or (left == available and log is self.passes[-1]):
@@ -201,7 +201,7 @@ class IterationLog:
             left -= available
         if left:
             raise StateError(
-                f"batches_taken={batches_taken}, but only {batches_taken - left} batches were handed out since the "
+                f"batches_taken={batches_taken}, but only {batches_taken - left} batches were delivered since the "
                 "latest iteration began"
             )
         return None

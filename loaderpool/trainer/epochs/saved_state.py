@@ -42,13 +42,13 @@ def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
     """
     if stream is not None and stream.is_one_shot:
         raise StateError(
-            f"source is a {stream.kind}, which can be read only once: what it gave is gone in another process. Pass an "
-            "object whose __iter__ begins anew each time; the items before the place are then read again and dropped"
+            f"source is a {stream.kind}, which can be read only once, so its position cannot be saved. Pass an object "
+            "whose __iter__ starts from the beginning each time: to resume, items before the position are read again."
         )
     if tracker.has_hooks:
         raise StateError(
-            "on_epoch_begin or on_epoch_end of the sequence changes its data between epochs, and what they have "
-            "changed is not the loader's to save: use shuffle=True instead of such a hook, or save the sequence"
+            "The sequence changes its data in on_epoch_begin or on_epoch_end, and the loader cannot save such changes. "
+            "Use shuffle=True instead of such a method, or save the sequence."
         )
 
 
@@ -63,20 +63,20 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
         try:
             count = operator.index(batches_taken)
         except TypeError:
-            raise ArgumentError(f"batches_taken must be a whole number, got {brief(batches_taken)}") from None
+            raise ArgumentError(f"batches_taken must be an integer, got {brief(batches_taken)}") from None
         if count < 0 or isinstance(batches_taken, bool):
-            raise ArgumentError(f"batches_taken must be a number from 0 on, got {brief(batches_taken)}")
+            raise ArgumentError(f"batches_taken must be at least 0, got {brief(batches_taken)}")
         return tracker.latest.position(count) or tracker.next_log().position(0)
     live = [each for each in (undoing.owner() for undoing in list(tracker.live.values())) if each is not None]
     if len(live) > 1:
         raise StateError(
-            f"{len(live)} iterators of this loader are live, each at a place of its own: ask one of them, by its own "
-            "state_dict()"
+            f"{len(live)} iterators of this loader are active, each at its own position. Call state_dict() of one of "
+            "the iterators instead."
         )
     if tracker.latest_is_dataset:
         raise StateError(
-            "tf.data fetches batches ahead, so only you know how many were taken: state_dict(batches_taken=n), counted "
-            "since the dataset's iteration began"
+            "tf.data prefetches batches, so the loader does not know how many were used. Call "
+            "state_dict(batches_taken=n), with n counted since the iteration over the dataset began."
         )
     if live:
         found: Position = live[0].position
@@ -108,12 +108,12 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position
         StateError: it is no state of a loader, or one of another loader; says what differs.
     """
     if not isinstance(state, Mapping):
-        raise ArgumentError(f"state must be a dict as state_dict() gives it, got a {type(state).__name__}")
+        raise ArgumentError(f"state must be a dict from state_dict(), got a {type(state).__name__}")
     version = state.get("loaderpool_state")
     if type(version) is not int or version != _VERSION:
         raise StateError(
-            "this is no state of a Loader that this version of loaderpool can read: state_dict() gives a dict with "
-            f'"loaderpool_state": {_VERSION}, this one has {_shown(version)}'
+            "This version of loaderpool cannot read this state: expected a dict with "
+            f'"loaderpool_state": {_VERSION}, got {_shown(version)}.'
         )
     try:
         _check_names("the state", state, _NAMES, optional={"lanes"})
@@ -127,11 +127,11 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position
         in_order = bool(fingerprint.fields["deterministic"])
         if (state["taken"] or plan.lanes) and num_shards != plan.num_shards:
             raise StateError(
-                f"under deterministic=False, and of generators, each shard has its own batches taken: a state saved "
-                f"with num_shards={_shown(num_shards)} cannot go on with num_shards={plan.num_shards}"
+                f"This state was saved with num_shards={_shown(num_shards)} and cannot be loaded with num_shards="
+                f"{plan.num_shards}: with deterministic=False or generators, each shard has its own position."
             )
         if plan.lanes and (start or state["taken"]):
-            raise ValueError("it has a position, or batches taken out of turn, and generators have neither")
+            raise ValueError("it has a position or batches out of order, which generators never have")
         taken = _read_taken(state["taken"], plan.after(start).batches_per_epoch, in_order)
         lanes = _read_lanes(state["lanes"], plan, in_order) if "lanes" in state else None
     except StateError:  # which is a ValueError, too
@@ -148,18 +148,19 @@ def _check_names(
     if missing:
         raise ValueError(f"{what} lacks {', '.join(sorted(missing))}")
     if unknown:
-        raise ValueError(f"{what} has {', '.join(sorted(map(_shown, unknown)))}, which state_dict() never gives")
+        raise ValueError(f"{what} has {', '.join(sorted(map(_shown, unknown)))}, which state_dict() never returns")
 
 
 def _refuse_others(saved: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     differing = [
-        f"{name} (saved {_shown(saved.get(name))}, now {_shown(value)})"
+        f"{name}: saved {_shown(saved.get(name))}, current {_shown(value)}"
         for name, value in fields.items()
         if name not in saved or _text(saved[name]) is None or _text(saved[name]) != _text(value)
     ]
-    differing += [f"{_shown(name)} (saved {_shown(saved[name])}, now none)" for name in saved if name not in fields]
+    differing += [f"{_shown(name)}: saved {_shown(saved[name])}, current none" for name in saved if name not in fields]
     if differing:
-        raise StateError(f"this state is another loader's; they differ in {', '.join(differing)}")
+        differences = "; ".join(differing)
+        raise StateError(f"Cannot load this state: it was saved by a loader with different settings. {differences}.")
 
 
 def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
@@ -167,7 +168,7 @@ def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"taken is {_shown(value)}")
     if value and in_order:
-        raise ValueError("it has batches taken out of turn, and with deterministic=True there are none")
+        raise ValueError("it has batches out of order, which deterministic=True never has")
     taken: dict[int, int] = {}
     end = total = 0
     for each in value:
@@ -178,7 +179,7 @@ def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
         count = _whole("taken: a count of batches", each[1], at_least=1, at_most=batches - first)
         taken[first], end, total = count, first + count, total + count
     if total > _MOST_TAKEN:
-        raise ValueError(f"taken has {total} batches out of turn, more than {_MOST_TAKEN}")
+        raise ValueError(f"taken has {total} batches out of order, more than {_MOST_TAKEN}")
     return taken
 
 
@@ -190,7 +191,7 @@ def _read_lanes(value: Any, plan: BasePlan, in_order: bool) -> LanePlaces:
     if not isinstance(counts, (list, tuple)) or not isinstance(over, (list, tuple)):
         raise ValueError(f"lanes is {_shown(value)}")
     if len(counts) != plan.lanes or not counts:
-        raise ValueError(f"it has places of {len(counts)} generators, not {plan.lanes}")
+        raise ValueError(f"it has positions of {len(counts)} generators, expected {plan.lanes}")
     for count in counts:
         _whole("lanes: how many batches are taken", count, at_most=plan.batches_per_epoch // plan.lanes)
     before = -1
@@ -199,14 +200,14 @@ def _read_lanes(value: Any, plan: BasePlan, in_order: bool) -> LanePlaces:
     places = LanePlaces(tuple(counts), frozenset(over))
     turns = [(count - 1) * plan.lanes + lane for lane, count in enumerate(counts)]  # of the latest batch of each
     if in_order and len(over) < plan.lanes and max(turns) >= places.begin_at:
-        raise ValueError(f"lanes is {_shown(value)}, and with deterministic=True generators take turns")
+        raise ValueError(f"lanes is {_shown(value)}, but with deterministic=True generators take turns")
     return places
 
 
 def _whole(name: str, value: Any, at_least: int = 0, at_most: int | None = None) -> int:
     if type(value) is not int or value < at_least or (at_most is not None and value > at_most):
-        most = "" if at_most is None else f" to {max(at_most, 0)}"
-        raise ValueError(f"{name} is {_shown(value)}, not a whole number from {at_least}{most}")
+        bounds = f"of at least {at_least}" if at_most is None else f"from {at_least} to {max(at_most, 0)}"
+        raise ValueError(f"{name} must be an integer {bounds}, got {_shown(value)}")
     return value
 
 

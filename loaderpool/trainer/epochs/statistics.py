@@ -10,8 +10,8 @@ from loaderpool.system import clock
 from loaderpool.trainer.engine.delivery import Engine
 from loaderpool.trainer.engine.engine_statistics import (
     EngineStatistics,
-    HostStatistics,
     MemoryStatistics,
+    NodeStatistics,
     WorkerStatistics,
 )
 from loaderpool.trainer.epochs.counters import Counters
@@ -23,70 +23,70 @@ from loaderpool.trainer.explain.observed import Decision
 
 @dataclasses.dataclass(frozen=True)
 class StepStatistics:
-    """The training's steps, from batch to batch; None: there was none yet."""
+    """Times of training steps, each from one batch to the next. Means and shares are `None` before the first step."""
 
-    count: int  # of steps
-    seconds: float  # that they took
-    wait_s: float  # of these, waiting for data
-    mean_s: float | None
-    wait_share: float | None  # wait_s / seconds
-    ready_share: float | None  # of steps whose batch was ready
-    ready_mean_s: float | None  # of those steps
-    first_batch_s: float | None  # wait for the first batch
+    count: int  # Number of steps.
+    seconds: float  # Total time of all steps in seconds, including waits at the start of each epoch except the first.
+    wait_s: float  # Seconds spent waiting for data.
+    mean_s: float | None  # Mean time of a step in seconds.
+    wait_share: float | None  # Share of the time spent waiting for data: `wait_s / seconds`.
+    ready_share: float | None  # Share of steps whose batch was ready.
+    ready_mean_s: float | None  # Mean time in seconds of steps whose batch was ready.
+    first_batch_s: float | None  # Seconds spent waiting for the first batch.
 
 
 @dataclasses.dataclass(frozen=True)
 class CallStatistics:
-    """Times of the function's calls; percentiles are right within a factor of two."""
+    """Times of function calls. Percentiles are accurate within a factor of two."""
 
-    of: str  # what a call makes: "sample" or "batch"
-    timed: int  # about one call in eight
-    mean_s: float
-    p50_s: float  # half of the calls were faster
-    p90_s: float
-    p99_s: float
-    slowest: tuple[SlowItem, ...]  # at most 16, longest first
+    of: str  # Result of a call: `"sample"` or `"batch"`.
+    timed: int  # Number of calls that were timed, about one in eight.
+    mean_s: float  # Mean time of a call in seconds.
+    p50_s: float  # Median time of a call in seconds.
+    p90_s: float  # 90th percentile of call times in seconds.
+    p99_s: float  # 99th percentile of call times in seconds.
+    slowest: tuple[SlowItem, ...]  # Slowest items, at most 16, longest first.
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheStatistics:
-    """The loader's cache; all 0 without one."""
+    """Counts of a loader's cache; all 0 without a cache."""
 
-    hits: int  # results that came from it
-    misses: int  # that `fn` made
-    damaged: int  # entries made again
-    bytes: int  # size
-    is_full: bool  # something found no room
+    hits: int  # Results read from the cache.
+    misses: int  # Results computed by `fn`.
+    damaged: int  # Damaged entries that were computed again.
+    bytes: int  # Size of the cache in bytes.
+    is_full: bool  # `True` if an item did not fit.
 
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Counts since the loader was made; of a worker, since it started. Shares are from 0.0 to 1.0."""
+    """Counts since the loader was made, or since a worker started. Shares are from 0.0 to 1.0."""
 
-    passes: int  # that gave at least one batch
-    epoch: int  # of the next pass
-    batches: int  # handed over
-    samples: int  # rows
-    bytes: int  # of these batches
-    elapsed_s: float  # from the first batch to the latest
-    samples_per_s: float
-    steps: StepStatistics
-    calls: CallStatistics | None  # None: none yet, or workers=0
-    cpu_s_per_sample: float | None  # of workers
-    padding_share: float  # of what was padded
-    memory: MemoryStatistics
-    cache: CacheStatistics
-    skipped_indices: tuple[int, ...]  # by `on_error`, latest 1000
-    replaced_indices: tuple[int, ...]  # by `on_error`, latest 1000
-    errors: int  # samples skipped or replaced
-    restarts: int  # of workers that died
-    supervisor_restarts: int
-    workers_start: Literal["fork", "exec", "spawn"] | None  # "exec": modules start threads on import
-    workers: tuple[WorkerStatistics, ...]
-    decisions: tuple[Decision, ...]  # of workers="auto", latest 64
-    hosts: tuple[HostStatistics, ...]  # of a `RayPool`
-    hosts_lost: int  # that died or left
-    notes: tuple[str, ...]  # what was shared or copied and why, and what is slow
+    iterations: int  # Iterations that delivered at least one batch.
+    epoch: int  # Epoch number of the next iteration.
+    batches: int  # Batches delivered.
+    samples: int  # Rows of the delivered batches.
+    bytes: int  # Size of the delivered batches in bytes.
+    elapsed_s: float  # Seconds from the first batch to the latest.
+    samples_per_s: float  # Rows delivered per second, after the first batch.
+    steps: StepStatistics  # Times of training steps.
+    calls: CallStatistics | None  # Times of function calls; `None` before the first one, and with `workers=0`.
+    cpu_s_per_sample: float | None  # CPU seconds of the workers per sample; `None` if unknown.
+    padding_share: float  # Share of padding in padded components.
+    memory: MemoryStatistics  # Batch buffers.
+    cache: CacheStatistics  # Counts of the cache.
+    skipped_indices: tuple[int, ...]  # Latest 1000 source indices that `on_error` skipped.
+    replaced_indices: tuple[int, ...]  # Latest 1000 source indices that `on_error` replaced.
+    errors: int  # Samples that `on_error` skipped or replaced.
+    restarts: int  # Worker restarts after a crash.
+    supervisor_restarts: int  # Supervisor restarts after a crash.
+    workers_start: Literal["fork", "exec", "spawn"] | None  # Start method; `"exec"` if imports start threads.
+    workers: tuple[WorkerStatistics, ...]  # Counts of each worker.
+    decisions: tuple[Decision, ...]  # Latest 64 changes made by `workers="auto"`.
+    nodes: tuple[NodeStatistics, ...]  # Counts of each node of a `RayPool`.
+    nodes_lost: int  # Nodes that crashed or left.
+    notes: tuple[str, ...]  # Messages about data that was shared or copied, and about slow parts.
 
 
 def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Observer) -> Statistics:
@@ -95,10 +95,10 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
     elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
     told = EngineStatistics() if engine is None else engine.statistics()
     cached = NO_COUNTS if engine is None else engine.cache_counts()
-    of_shards = (f"{repeated:,} rows are repeated in each epoch, so that all shards have as many batches",)
+    of_shards = (f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many batches",)
     return Statistics(
         **{**vars(told), "notes": told.notes + of_shards * bool(repeated)},
-        passes=counters.passes,
+        iterations=counters.passes,
         epoch=tracker.epoch,
         batches=counters.batches,
         samples=counters.samples,

@@ -40,7 +40,7 @@ def batched(case: Case) -> Advice | None:
         return None
     if case.call_s >= CHEAP_CALL_S:
         return None
-    return changes.with_batch_fn(), "fewer calls, where one of NumPy's does what many of Python's do"
+    return changes.with_batch_fn(), "fewer calls: one NumPy call can replace many Python calls"
 
 
 def cached(case: Case) -> Advice | None:
@@ -52,9 +52,8 @@ def cached(case: Case) -> Advice | None:
     if needed > room:
         return None
     expect = (
-        f"from the second epoch on fn is not called: at best {readable_s(case.demand.ready_s)} a step, as with data "
-        f"always ready; {seen.items:,} items take {readable_bytes(needed)}, and half of the free memory is "
-        f"{readable_bytes(room)}"
+        f"after the first epoch, at best {readable_s(case.demand.ready_s)} a step, as with data always ready; "
+        f"{seen.items:,} items take {readable_bytes(needed)}, and half of the free memory is {readable_bytes(room)}"
     )
     return changes.with_cache(), expect
 
@@ -67,7 +66,7 @@ def is_worth_it(case: Case, step_s: float) -> bool:
 def more_generators(case: Case) -> tuple[str, str, str]:
     """Why more workers would have nothing to do, the change, and what it brings."""
     lanes = counted(case.seen.lanes, "generator")
-    why = f"only {lanes} run{'s' * (case.seen.lanes == 1)} at once: more workers would have nothing to do"
+    why = f"Only {lanes} run{'s' * (case.seen.lanes == 1)} at once, so more workers would have nothing to do."
     return why, changes.read_in_parts(), "as many generators at once as there are parts, up to cycle_length"
 
 
@@ -78,10 +77,10 @@ def read_in_parts(case: Case) -> tuple[str, str, float | None]:
     workers = max(seen.workers, min(math.ceil(FEEDS * both_s / demand.target_s), math.ceil(seen.cpus)))
     step_s = case.shorter(max(demand.target_s, both_s / workers))
     expect = (
-        f"{counted(workers, 'worker')} read beside one another, {readable_s(both_s)} of reading and making for a batch"
+        f"{counted(workers, 'worker')} read in parallel, {readable_s(both_s)} of reading and processing for a batch"
     )
     if step_s is not None:
-        expect += f"; at best {readable_s(step_s)} a step, with as many parts or more"
+        expect += f"; at best {readable_s(step_s)} a step, with at least as many parts"
     is_set = workers > seen.workers and not seen.most_workers
     return changes.read_in_parts(workers if is_set else 0), expect, step_s
 
@@ -91,5 +90,5 @@ def fewer(case: Case) -> Advice | None:
     pace = case.fewer_as_fast()
     if pace is None:
         return None
-    expect = "the same rate, with the memory of fewer workers; more would not help"
+    expect = "the same rate, with less memory; more workers would not help"
     return with_workers(case, pace.workers, expect)

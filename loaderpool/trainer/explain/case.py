@@ -153,24 +153,26 @@ class Case:
 
     # -- phrases of several verdicts
 
+    def how_busy(self) -> str:
+        """Say how busy workers were."""
+        return f"{counted(self.seen.workers, 'worker')} worked {self.busy_share:.0%} of the time."
+
     def what_workers_did(self) -> str:
         """Say how busy they were, and with what."""
-        seen = self.seen
-        each = f"{counted(seen.workers, 'worker')} worked {self.busy_share:.0%} of the time"
-        text = f"{each}; a sample takes {readable_s(self.call_s)} of one"
-        return f"{text}, {self.cpu_share:.0%} of that computing" if self.knows_cpu_time else text
+        text = f"{self.how_busy()} A sample takes {readable_s(self.call_s)} of worker time"
+        return f"{text}, {self.cpu_share:.0%} of it computing." if self.knows_cpu_time else f"{text}."
 
     def what_cpus_did(self) -> str:
         """Say who uses the CPUs, and who waits for one."""
         seen = self.seen
-        text = f"workers and training use {cpus_used(seen):.1f} of {counted(seen.cpus, 'usable CPU')}"
+        text = f"Workers and training use {cpus_used(seen):.1f} of {counted(seen.cpus, 'usable CPU')}"
         if cpus_of_others(seen) >= 0.1:
             text += f", other programs {cpus_of_others(seen):.1f}"
         if self.queued_share >= 0.01:
-            text += f"; workers waited for a CPU {self.queued_share:.0%} of their time"
+            text += f". Workers waited for a CPU {self.queued_share:.0%} of their time"
         if seen.throttled_s:
-            text += f"; the cgroup's limit held processes back for {readable_s(seen.throttled_s)}"
-        return text
+            text += f". The cgroup's CPU limit held processes back for {readable_s(seen.throttled_s)}"
+        return f"{text}."
 
     def shorter(self, step_s: float) -> float | None:
         """Return it where that is shorter than steps are: one that is too long belies the window."""
@@ -185,10 +187,10 @@ class Case:
         seen, demand = self.seen, self.demand
         is_sure = step_s > demand.cpu_bound_s and (demand.is_ready_measured or step_s > demand.ready_s)
         about = "about" if is_sure else "at best"
-        text = f"{about} {readable_s(step_s)} a step in place of {readable_s(seen.step_s)}"
+        text = f"{about} {readable_s(step_s)} a step instead of {readable_s(seen.step_s)}"
         if step_s <= (1 + WAITS_ABOVE) * demand.ready_s:
             return f"{text}, as with data always ready ({seen.step_s / step_s:.2g}x)"
-        return f"{text} ({seen.step_s / step_s:.2g}x); with data always ready it would be {readable_s(demand.ready_s)}"
+        return f"{text} ({seen.step_s / step_s:.2g}x); data always ready would mean {readable_s(demand.ready_s)}"
 
 
 def _is_in_vain(few: Pace, many: Pace) -> bool:

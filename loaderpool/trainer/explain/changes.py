@@ -31,7 +31,7 @@ def with_batch_size(rows: int) -> str:
 
 def with_batch_fn() -> str:
     """A function that makes a whole batch."""
-    return "lp.Loader(..., batch_fn=make_batch)  # in place of fn: make_batch(items) makes them all at once"
+    return "lp.Loader(..., batch_fn=make_batch)  # instead of fn: make_batch(items) returns a whole batch"
 
 
 def with_cache() -> str:
@@ -41,7 +41,7 @@ def with_cache() -> str:
 
 def in_any_order() -> str:
     """Batches are handed over as they are finished."""
-    return "lp.Loader(..., deterministic=False)  # if batches may come in another order in each run"
+    return "lp.Loader(..., deterministic=False)  # if the order of batches may differ between runs"
 
 
 def read_in_parts(workers: int = 0) -> str:
@@ -52,7 +52,7 @@ def read_in_parts(workers: int = 0) -> str:
 
 def without_tf_data() -> str:
     """Keras takes batches without tf.data in between."""
-    return "model.fit(loader.for_keras())  # in place of as_dataset(); in a loop of your own: loader.tensors()"
+    return "model.fit(loader.for_keras())  # instead of as_dataset(); in your own loop: loader.tensors()"
 
 
 def without_epoch_ends() -> str:

@@ -19,33 +19,33 @@ _SHOWN_ITEMS = 3
 
 @dataclasses.dataclass(frozen=True)
 class SlowItem:
-    """An item whose call was among the slowest."""
+    """Item whose function call was among the slowest."""
 
-    index: int  # in the source or its generator
-    epoch: int
-    seconds: float
-    replay: str  # the command that makes it again, or empty
-    generator: int | None = None  # that yielded it
+    index: int  # Index in the source, or number of the item in its generator.
+    epoch: int  # Epoch of the call.
+    seconds: float  # Duration of the call in seconds.
+    replay: str  # Command that runs the item again, or empty.
+    generator: int | None = None  # Number of the generator that yielded it, or `None`.
 
     @property
     def name(self) -> str:
-        """What texts call it: 17, or 17 of generator 2."""
+        """Name of the item in messages: `17`, or `17 of generator 2`."""
         return numbered(self.index, self.generator)
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why training waits for data; `print` it, or take `to_dict()`."""
+    """Why training waits for data. `print` it, or use `to_dict()`."""
 
-    verdict: Verdict  # its `value` is a word
-    wait_share: float  # of the time
-    wait_s: float  # mean of a step
-    step_s: float  # mean
-    why: str  # the evidence
-    change: str  # code to paste, or empty
-    expect: str  # what that would bring
-    expected_step_s: float | None  # None: unknown
-    slowest: tuple[SlowItem, ...]  # longest first
+    verdict: Verdict  # Bottleneck; `verdict.value` is its name.
+    wait_share: float  # Share of the time spent waiting for data, 0.0 to 1.0.
+    wait_s: float  # Mean seconds of a step spent waiting for data.
+    step_s: float  # Mean seconds of a step, including the wait.
+    why: str  # Evidence for the bottleneck.
+    change: str  # Code to paste, or empty.
+    expect: str  # Expected effect of the change, or empty.
+    expected_step_s: float | None  # Expected seconds of a step after the change; `None` if unknown.
+    slowest: tuple[SlowItem, ...]  # Slowest items, longest first.
 
     def __str__(self) -> str:
         return "\n".join([self.headline, *(f"{label}: {text}" for label, text in self._lines())])
@@ -60,7 +60,7 @@ class Explanation:
         return f"<div><p><b>{html.escape(self.headline)}</b></p><table>{rows}</table></div>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as numbers, texts, lists and dicts, for JSON."""
+        """Return all fields as JSON-serializable values."""
         return {**dataclasses.asdict(self), "verdict": self.verdict.name, "slowest": self._slowest_dicts()}
 
     def _slowest_dicts(self) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """The first line: the verdict, and how long is waited."""
+        """First line: the bottleneck, and how long training waited."""
         verdict = self.verdict.value.upper()
         if self.verdict is Verdict.WARM_UP:
             return f"{verdict}: {self.why}"

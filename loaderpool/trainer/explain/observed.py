@@ -73,12 +73,12 @@ COPIED_OFTEN = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """A change of the number of workers by `workers="auto"`."""
+    """Change of the number of workers made by `workers="auto"`."""
 
-    time_s: float  # as of `time.time()`
-    workers_before: int
-    workers: int
-    reason: str
+    time_s: float  # Time of the change, as returned by `time.time()`.
+    workers_before: int  # Number of workers before the change.
+    workers: int  # Number of workers after the change.
+    reason: str  # Reason for the change.
 
 
 class Autotuned(NamedTuple):

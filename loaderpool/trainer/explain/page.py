@@ -158,10 +158,10 @@ def told_of(looks: Sequence[Look], about: AboutLoader, at_work: Mapping[int, dic
         "wait_shares": list(_wait_shares(lately)),
         "calls_of": about.calls_of,
         "call_s": {f"p{each}": calls.quantile_ns(each / 100) / 1e9 for each in (50, 90, 99)} if calls.calls else {},
-        "slots": last.work.slots,
-        "slots_lent": last.work.slots_lent,
-        "slots_ready": last.work.slots_ready,
-        "slot_bytes": last.work.slot_bytes,
+        "buffers": last.work.slots,
+        "buffers_in_use": last.work.slots_lent,
+        "buffers_ready": last.work.slots_ready,
+        "buffer_bytes": last.work.slot_bytes,
         "decision": dataclasses.asdict(decisions[-1]) if decisions else None,
         "workers": list(_workers(looks, at_work)),
     }
@@ -181,7 +181,7 @@ def _workers(looks: Sequence[Look], at_work: Mapping[int, dict[str, Any]]) -> It
     before = next((look for look in reversed(looks) if last.now_ns - look.now_ns >= _LEAST_SHARE_NS), looks[0])
     since_ns = last.now_ns - before.now_ns
     for number, worker in last.work.workers.items():
-        at = at_work.get(number, {"state": "host"})
+        at = at_work.get(number, {"state": "remote"})
         earlier = before.work.workers.get(number)
         busy_share = cpus = None
         if earlier is not None and since_ns > 0:

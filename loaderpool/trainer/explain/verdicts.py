@@ -1,9 +1,9 @@
 """Which verdict the numbers of a window give: a decision procedure, each branch with its evidence.
 
 | fewer than 20 steps | WARM_UP |
-| waited below 5 % | CONSUMER_HOARDS, NOISY_NEIGHBOUR, HAND_OVER, COMPUTE_BOUND |
+| waited below 5 % | BATCHES_KEPT, NOISY_NEIGHBOUR, BATCH_OVERHEAD, COMPUTE_BOUND |
 | waited for the first batch only, and not for much longer since | START_UP |
-| workers=0 | HAND_OVER, CPUS_FULL, TOO_FEW_WORKERS |
+| workers=0 | BATCH_OVERHEAD, CPUS_FULL, TOO_FEW_WORKERS |
 | workers are busy | MEMORY_BANDWIDTH, CPUS_FULL, STRAGGLERS, SOURCE_LIMIT, SOURCE_WAITS, TOO_FEW_WORKERS |
 | workers are idle | what is before, in or behind the ring; or as if they were busy, where they are too slow anyhow |
 | nothing of that, or CPU time was not measured | INCOMPLETE; in the first seconds WARM_UP |
@@ -55,8 +55,8 @@ class Verdict(enum.Enum):
     MEMORY_BANDWIDTH = "memory bandwidth"
     MEMORY_LIMIT = "memory limit"
     STRAGGLERS = "stragglers"
-    HAND_OVER = "hand-over"
-    CONSUMER_HOARDS = "consumer hoards"
+    BATCH_OVERHEAD = "batch overhead"
+    BATCHES_KEPT = "batches are kept"
     STREAM_READER = "stream's reader"
     NOISY_NEIGHBOUR = "noisy neighbour"
     EPOCH_START = "epoch start"
@@ -99,9 +99,7 @@ def _without_small_gain(case: Case, found: Finding) -> Finding:
     if found.verdict is Verdict.COMPUTE_BOUND or found.step_s is None or advice.is_worth_it(case, found.step_s):
         return found
     times = f"{GAINS:.2f} times"
-    return dataclasses.replace(
-        found, change="", expect=f"no change that is known makes steps {times} as fast", step_s=None
-    )
+    return dataclasses.replace(found, change="", expect=f"no known change makes steps {times} as fast", step_s=None)
 
 
 def _branches(case: Case, waits_above: float) -> Iterable[_Branch]:
@@ -126,50 +124,50 @@ def _noisy_neighbour(case: Case) -> Finding | None:
     share = seen.trainer_queued_s / seen.whole_s
     quiet_s = (1 - min(share, 0.99)) * seen.step_s
     workers = case.enough_workers(quiet_s)
-    why = f"the training's thread waited for a CPU {share:.0%} of the time; {case.what_cpus_did()}"
+    why = f"The training thread waited for a CPU {share:.0%} of the time. {case.what_cpus_did()}"
     if workers == seen.workers or seen.cpu_s < cpus_of_others(seen) * seen.whole_s:
         return Finding(Verdict.NOISY_NEIGHBOUR, why)
-    expect = f"{counted(workers, 'worker')} would do; at best {readable_s(quiet_s)} a step, on a CPU of its own"
+    expect = f"at best {readable_s(quiet_s)} a step, if training has a CPU to itself"
     return Finding(Verdict.NOISY_NEIGHBOUR, why, *advice.with_workers(case, workers, expect))
 
 
-def _hand_over(case: Case) -> Finding | None:
+def _batch_overhead(case: Case) -> Finding | None:
     """Steps are so short that the way of a batch from process to process is a good part of them."""
     seen = case.seen
     if seen.step_s >= CHEAP_BATCH_S or (not seen.workers and seen.wait_share < WAITS_ABOVE):
         return None
     why = (
-        f"a step takes {readable_s(seen.step_s)}, and making its batch {readable_s(case.demand.making_s)}: so short "
-        "that handing a batch over from a worker is a good part of it"
+        f"A step takes {readable_s(seen.step_s)}, and loading its batch {readable_s(case.demand.making_s)}. Both are "
+        "so short that transferring each batch is a large part of the step."
     )
     if seen.by_tf_data:
-        return Finding(Verdict.HAND_OVER, why, changes.without_tf_data(), "less time for each hand-over")
+        return Finding(Verdict.BATCH_OVERHEAD, why, changes.without_tf_data(), "less overhead for each batch")
     if seen.calls_of != "sample":
-        return Finding(Verdict.HAND_OVER, why)
+        return Finding(Verdict.BATCH_OVERHEAD, why)
     if not seen.workers:
-        return Finding(Verdict.HAND_OVER, why, *(advice.batched(case) or advice.NOTHING))
+        return Finding(Verdict.BATCH_OVERHEAD, why, *(advice.batched(case) or advice.NOTHING))
     times = min(MOST_TIMES_LARGER, 2 ** math.ceil(math.log2(CHEAP_BATCH_S / seen.step_s)))
     rows = max(2, times * round(seen.samples / seen.steps))
-    return Finding(Verdict.HAND_OVER, why, changes.with_batch_size(rows), f"{times} times fewer hand-overs")
+    return Finding(Verdict.BATCH_OVERHEAD, why, changes.with_batch_size(rows), f"{times} times fewer batches")
 
 
 def _tiny_batches(case: Case) -> Finding | None:
     """Making them takes so little that workers are busy with handing them over, whatever the CPUs do."""
-    return _hand_over(case) if case.demand.making_s < CHEAP_BATCH_S / 3 else None
+    return _batch_overhead(case) if case.demand.making_s < CHEAP_BATCH_S / 3 else None
 
 
 def _compute_bound(case: Case) -> Finding:
     """Nothing is to be gained from data; perhaps some workers can be given back."""
     seen = case.seen
     waited = readable_s(seen.wait_s / seen.steps)
-    why = f"data were ready: a step takes {readable_s(seen.step_s)}, {waited} of it waiting"
+    why = f"Data was ready: a step takes {readable_s(seen.step_s)}, {waited} of it waiting."
     if not seen.workers:
         return Finding(Verdict.COMPUTE_BOUND, why)
-    why += f"; {case.what_workers_did()}"
+    why += f" {case.what_workers_did()}"
     workers = case.enough_workers(seen.step_s)
     if workers == seen.workers or seen.most_workers:  # "auto" has taken back what is worth it
         return Finding(Verdict.COMPUTE_BOUND, why)
-    expect = f"the same step, and the memory of {counted(seen.workers - workers, 'worker')} given back"
+    expect = f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
     return Finding(Verdict.COMPUTE_BOUND, why, changes.with_workers(workers), expect, seen.step_s)
 
 
@@ -184,15 +182,15 @@ def _start_up(case: Case) -> Finding | None:
     if not seen.start_s or case.start_wait_share >= WAITS_ABOVE:
         return None
     later_s = (seen.seconds - seen.start_s) / seen.steps
-    why = f"the first batch came after {readable_s(seen.start_s)}: "
+    why = f"The first batch came after {readable_s(seen.start_s)}. "
     if seen.load_s >= _LOAD_TOLD_FROM_S:
         why += (
-            f"to load the function, with what it imports, took {readable_s(seen.load_s)}; then workers start, and make "
-            "the first sample"
+            f"Loading the function and its imports took {readable_s(seen.load_s)}. Then workers started and loaded the "
+            "first sample."
         )
     else:
-        why += "workers start, import, and make the first sample"
-    expect = f"nothing to change: that is paid once, and steps behind it take {readable_s(later_s)}"
+        why += "In that time workers start, import modules and load the first sample."
+    expect = f"nothing to change: it happens once, and later steps take {readable_s(later_s)}"
     return Finding(Verdict.START_UP, why, expect=expect, step_s=later_s)
 
 
@@ -201,15 +199,15 @@ def _start_up(case: Case) -> Finding | None:
 
 def _in_process_workers(case: Case) -> Finding:
     seen, demand = case.seen, case.demand
-    making = f"workers=0: batches are made between the steps, {readable_s(demand.making_s)} each"
+    making = f"With workers=0, batches are loaded between steps ({readable_s(demand.making_s)} each)."
     workers = case.at_most_lanes(demand.least_workers())
     step_s = demand.step_s(workers)
     if step_s > (1 - TOLERANCE) * seen.step_s and workers < demand.least_workers():
         lanes, change, expect = advice.more_generators(case)
-        return Finding(Verdict.TOO_FEW_WORKERS, f"{making}; {lanes}", change, expect)
+        return Finding(Verdict.TOO_FEW_WORKERS, f"{making} {lanes}", change, expect)
     if step_s > (1 - TOLERANCE) * seen.step_s:
-        return Finding(Verdict.CPUS_FULL, f"{making}; {case.what_cpus_did()}", *advice.cheaper(case))
-    why = f"{making}, beside {readable_s(demand.ready_s)} of the training's own"
+        return Finding(Verdict.CPUS_FULL, f"{making} {case.what_cpus_did()}", *advice.cheaper(case))
+    why = f"{making} Without loading, a step takes {readable_s(demand.ready_s)}."
     expect = case.what_a_step_becomes(step_s)
     return Finding(Verdict.TOO_FEW_WORKERS, why, changes.with_workers(workers), expect, step_s)
 
@@ -220,7 +218,7 @@ def _in_process_workers(case: Case) -> Finding:
 def _unknown_cpu_time(case: Case) -> Finding | None:
     if case.knows_cpu_time:
         return None
-    why = f"{case.what_workers_did()}; no CPU time was measured of them, which would tell whether it computes or waits"
+    why = f"{case.what_workers_did()} Their CPU time was not measured, so it is unknown whether they compute or wait."
     return Finding(Verdict.INCOMPLETE, why)
 
 
@@ -236,9 +234,9 @@ def _memory_bandwidth(case: Case) -> Finding | None:
     if growth < SLOWED_DOWN:
         return None
     why = (
-        f"with {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
-        f"{few.workers}, at {case.bytes_per_s / 1e9:.1f} GB/s of finished batches: most likely memory bandwidth is "
-        "full. Smaller dtypes (uint8 rather than float32) and a parameter named out help more than workers"
+        f"With {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
+        f"{few.workers}, at {case.bytes_per_s / 1e9:.1f} GB/s of finished batches. Memory bandwidth is most likely "
+        "full. Smaller dtypes (uint8 instead of float32) and a parameter named `out` help more than workers."
     )
     return Finding(Verdict.MEMORY_BANDWIDTH, why, *(advice.fewer(case) or advice.NOTHING))
 
@@ -246,7 +244,7 @@ def _memory_bandwidth(case: Case) -> Finding | None:
 def _cpus_full(case: Case) -> Finding | None:
     if not case.has_full_cpus:
         return None
-    return Finding(Verdict.CPUS_FULL, f"{case.what_cpus_did()}; {case.what_workers_did()}", *advice.cheaper(case))
+    return Finding(Verdict.CPUS_FULL, f"{case.what_cpus_did()} {case.what_workers_did()}", *advice.cheaper(case))
 
 
 def _source_limit(case: Case) -> Finding | None:
@@ -261,8 +259,8 @@ def _source_limit(case: Case) -> Finding | None:
         beside = f'{rate}, and no more with the {seen.in_vain} that workers="auto" tried'
     else:
         return None
-    shared = "something that workers share is the limit (disk, network, a lock)"
-    why = f"{beside}, although CPUs are free: {shared}{_reads(case)}"
+    shared = "Something that workers share is the limit (a disk, a network or a lock)"
+    why = f"{beside}, although CPUs are free. {shared}.{_reads(case)}"
     return Finding(Verdict.SOURCE_LIMIT, why, *(advice.cached(case) or advice.fewer(case) or advice.NOTHING))
 
 
@@ -271,7 +269,7 @@ def _source_waits(case: Case) -> Finding | None:
     if case.computes:
         return None
     seen, demand = case.seen, case.demand
-    why = f"{case.what_workers_did()}, and the rest waiting for data to read, a server or a lock{_reads(case)}"
+    why = f"{case.what_workers_did()} The rest is waiting for a disk, a server or a lock.{_reads(case)}"
     threads = demand.least_threads()
     if seen.can_have_threads and case.cpu_share < BLOCKS_BELOW and threads > seen.threads:
         step_s = demand.step_s(seen.workers, threads)
@@ -282,7 +280,7 @@ def _source_waits(case: Case) -> Finding | None:
 
 def _too_few_workers(case: Case) -> Finding:
     provided = "if memory bandwidth is not full, " if case.bytes_per_s >= HEAVY_BYTES_PER_S else ""
-    why = f"{case.what_workers_did()}; {case.what_cpus_did()}"
+    why = f"{case.what_workers_did()} {case.what_cpus_did()}"
     return _more_workers(case, Verdict.TOO_FEW_WORKERS, why, provided)
 
 
@@ -290,9 +288,9 @@ def _more_workers(case: Case, verdict: Verdict, why: str, provided: str = "") ->
     workers = case.at_most_lanes(max(case.demand.least_workers(), case.seen.workers + 1))
     if workers <= case.seen.workers:
         lanes, change, expect = advice.more_generators(case)
-        return Finding(verdict, f"{why}; {lanes}", change, expect)
+        return Finding(verdict, f"{why} {lanes}", change, expect)
     if workers > MAX_WORKERS:
-        return Finding(verdict, f"{why}; there are no more workers")
+        return Finding(verdict, f"{why} Training needs {workers:,} workers, and a pool has at most {MAX_WORKERS:,}.")
     step_s = case.demand.step_s(workers)
     expect = provided + case.what_a_step_becomes(step_s)
     return Finding(verdict, why, *advice.with_workers(case, workers, expect), step_s)
@@ -307,12 +305,12 @@ def _epoch_start(case: Case) -> Finding | None:
         return None
     later_s = (seen.seconds - seen.epoch_starts_s) / seen.steps
     why = (
-        f"the first batches of {counted(seen.epochs, 'epoch')} were waited for {readable_s(seen.epoch_starts_s)}, of "
-        f"{readable_s(seen.wait_s)} in all"
+        f"Training waited {readable_s(seen.epoch_starts_s)} for the first batches of {counted(seen.epochs, 'epoch')}, "
+        f"of {readable_s(seen.wait_s)} in all."
     )
     if not seen.by_tf_data or seen.is_stream:
         return Finding(Verdict.EPOCH_START, why)
-    expect = f"at best {readable_s(later_s)} a step: workers make the next epoch's batches ahead"
+    expect = f"at best {readable_s(later_s)} a step, because workers prefetch batches of the next epoch"
     return Finding(Verdict.EPOCH_START, why, changes.without_epoch_ends(), expect, later_s)
 
 
@@ -322,8 +320,8 @@ def _stream_reader(case: Case) -> Finding | None:
         return None
     share = seen.idle_s / (seen.busy_s + seen.idle_s)
     why = (
-        f"workers had nothing to do {share:.0%} of their time, as the stream's one reader had read nothing yet: it "
-        f"takes up to {readable_s(seen.step_s)} for a batch"
+        f"Workers were idle {share:.0%} of the time, because the stream had no items ready. Reading a batch takes up "
+        f"to {readable_s(seen.step_s)}."
     )
     change, expect, step_s = advice.read_in_parts(case)
     return Finding(Verdict.STREAM_READER, why, change, expect, step_s)
@@ -339,20 +337,19 @@ def _stragglers(case: Case) -> Finding | None:
         return None
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
-        f"calls that took over 8 times the median one ({median}) took {readable_s(seen.slow_s)} more than it, of "
-        f"{readable_s(case.steady_wait_s)} of waiting; {counted(seen.workers, 'worker')} worked {case.busy_share:.0%} "
-        "of the time"
+        f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} in total, and "
+        f"training waited {readable_s(case.steady_wait_s)}. {case.how_busy()}"
     )
     step_s = case.demand.step_s(seen.workers)  # in any order
     if case.is_outpaced and step_s < GAINS * seen.step_s:  # then, too: what helps is what helps any work
         more = _source_waits(case) or _too_few_workers(case)
         if more.step_s is not None and more.step_s * GAINS < step_s:
             provided = "" if case.computes else _IF_SERVED
-            expect = f"{provided}at best {readable_s(more.step_s)} a step, as the order still waits for slow calls"
+            expect = f"{provided}at best {readable_s(more.step_s)} a step, because slow calls still delay later batches"
             return Finding(Verdict.STRAGGLERS, why, more.change, expect, more.step_s)
     if not seen.deterministic:
         return Finding(Verdict.STRAGGLERS, why)
-    expect = f"other batches go ahead{case.at_best(step_s)}"
+    expect = f"slow calls no longer delay other batches{case.at_best(step_s)}"
     return Finding(Verdict.STRAGGLERS, why, changes.in_any_order(), expect, case.shorter(step_s))
 
 
@@ -362,22 +359,22 @@ def _stragglers_beside_work(case: Case) -> Finding | None:
     return _stragglers(case) if slow_s >= SLOW_CALLS_ARE * case.seen.busy_s else None
 
 
-def _consumer_hoards(case: Case) -> Finding | None:
+def _batches_kept(case: Case) -> Finding | None:
     """Batches are copied out as the consumer keeps those before; that takes time, or workers lack the slots."""
     seen = case.seen
     if seen.copied < COPIED_OFTEN * seen.steps or seen.slots_lent <= USUALLY_LENT:
         return None
     why = (
-        f"arrays of the training look at {seen.slots_lent} of {counted(seen.slots, 'slot')}, so that {seen.copied:,} "
-        f"of {seen.steps:,} batches had to be copied out, {readable_s(seen.copy_s / seen.steps)} a step: let go of "
-        "batches, or keep copies of what is needed of them"
+        f"Training keeps references to {seen.slots_lent} of {counted(seen.slots, 'batch buffer')}, so {seen.copied:,} "
+        f"of {seen.steps:,} batches were copied ({readable_s(seen.copy_s / seen.steps)} a step). Drop old batches, or "
+        "keep copies of the parts that you need."
     )
-    return Finding(Verdict.CONSUMER_HOARDS, why)
+    return Finding(Verdict.BATCHES_KEPT, why)
 
 
 def _copies_all_the_time(case: Case) -> Finding | None:
     """Data are ready, and yet handing them over takes its time."""
-    return _consumer_hoards(case) if case.seen.copy_s >= WAITS_ABOVE * case.seen.seconds else None
+    return _batches_kept(case) if case.seen.copy_s >= WAITS_ABOVE * case.seen.seconds else None
 
 
 def _memory_limit(case: Case) -> Finding | None:
@@ -385,12 +382,11 @@ def _memory_limit(case: Case) -> Finding | None:
     if not case.lacks_slots:
         return None
     why = (
-        f"Limits.memory leaves {counted(seen.slots, 'slot')} of {readable_bytes(seen.slot_bytes)}, where workers and "
-        f"training would have {seen.slots_wanted}; {counted(seen.workers, 'worker')} worked {case.busy_share:.0%} of "
-        "the time"
+        f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of {readable_bytes(seen.slot_bytes)}. Workers and "
+        f"training need {seen.slots_wanted}. {case.how_busy()}"
     )
     step_s = case.demand.step_s(seen.workers)
-    expect = f"workers wait for no slot{case.at_best(step_s)}"
+    expect = f"workers do not wait for a free batch buffer{case.at_best(step_s)}"
     change = changes.with_memory(seen.slots_wanted * seen.slot_bytes)
     return Finding(Verdict.MEMORY_LIMIT, why, change, expect, case.shorter(step_s))
 
@@ -401,32 +397,28 @@ def _incomplete(case: Case) -> Finding:
     calls = seen.samples if seen.calls_of == "sample" else seen.steps
     if seen.seconds < CLEAR_S or (calls < CLEAR_CALLS and seen.seconds < 3 * CLEAR_S):
         sofar = f"{readable_s(seen.seconds)} and {counted(calls, 'call')}"
-        return Finding(Verdict.WARM_UP, f"{sofar} do not tell what is waited for: {CLEAR_S:.0f} s and {CLEAR_CALLS} do")
-    why = (
-        f"{counted(seen.workers, 'worker')} worked {case.busy_share:.0%} of the time, and training waited all the "
-        "same; what is counted does not tell for what"
-    )
-    return Finding(Verdict.INCOMPLETE, why)
+        return Finding(Verdict.WARM_UP, f"{sofar} so far, and {CLEAR_S:.0f} s and {CLEAR_CALLS} calls are needed")
+    return Finding(Verdict.INCOMPLETE, f"{case.how_busy()} Training waited, and the measurements do not show why.")
 
 
 # In this order: the one whose evidence is most its own comes first.
-_FED: tuple[_Branch, ...] = (_copies_all_the_time, _noisy_neighbour, _hand_over, _compute_bound)
-_IN_PROCESS: tuple[_Branch, ...] = (_start_up, _hand_over, _in_process_workers)
+_FED: tuple[_Branch, ...] = (_copies_all_the_time, _noisy_neighbour, _batch_overhead, _compute_bound)
+_IN_PROCESS: tuple[_Branch, ...] = (_start_up, _batch_overhead, _in_process_workers)
 _BUSY: tuple[_Branch, ...] = (
     _tiny_batches, _unknown_cpu_time, _memory_bandwidth, _cpus_full, _stragglers_beside_work, _source_limit,
     _source_waits, _too_few_workers,
 )  # fmt: skip
 _IDLE: tuple[_Branch, ...] = (
-    _epoch_start, _stream_reader, _copies_all_the_time, _stragglers, _consumer_hoards, _memory_limit, _noisy_neighbour,
-    _hand_over,
+    _epoch_start, _stream_reader, _copies_all_the_time, _stragglers, _batches_kept, _memory_limit, _noisy_neighbour,
+    _batch_overhead,
 )  # fmt: skip
 
 
-_IF_SERVED = "if what is waited for serves more calls, "
+_IF_SERVED = "if the source can serve more calls at once, "
 
 
 def _reads(case: Case) -> str:
     seen = case.seen
     if not seen.read_bytes:
         return ""
-    return f"; workers read {readable_bytes(seen.read_bytes / seen.seconds)} a second from disks"
+    return f" Workers read {readable_bytes(seen.read_bytes / seen.seconds)} a second from disks."

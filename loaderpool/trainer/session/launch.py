@@ -62,9 +62,9 @@ class ModuleFiles:
                 found.append(f"  {name} ({file.path})")
         if not found:
             return ""
-        what = "files of these modules have changed since the loader was made. Workers that start now import the new"
-        cure = "If the function uses them, make the loader again, and its pool, to have the new files in all workers."
-        return "\n".join([f"{what} ones, and others have the old:", *found, cure])
+        what = "The files of these modules changed after the loader was created. New workers import the new files, and"
+        cure = "If your function uses them, create the loader and its pool again to use the new files in all workers."
+        return "\n".join([f"{what} older workers keep the old ones:", *found, cure])
 
 
 def _look_at(path: str) -> _File | None:
@@ -176,7 +176,7 @@ def launch(
     """
     around = around or Surroundings.of_now()
     if not sys.executable:
-        raise PoolBrokenError("sys.executable is empty: an embedded Python must set it to a Python interpreter")
+        raise PoolBrokenError("sys.executable is empty. Set it to the path of a Python interpreter")
     with contextlib.ExitStack() as mine, contextlib.ExitStack() as theirs:
         try:
             control_read, control_write = map(machine.above_standard, os.pipe())
@@ -217,7 +217,7 @@ def launch(
             )
         except OSError as error:
             advice = capacity.start_advice(error, "this process has no file descriptors left")
-            raise PoolBrokenError(f"the supervisor process could not be started: {error}; {advice}") from error
+            raise PoolBrokenError(f"Could not start the supervisor process: {error}; {advice}") from error
         mine.pop_all()
         return Launched(process, control_write, completions_read, my_socket)
 

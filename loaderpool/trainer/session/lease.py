@@ -2,7 +2,7 @@
 
 The finalizer may run inside any garbage collection, on any thread, in the middle of anything: it takes no lock, and a
 write that does not fit the pipe is left in a deque for the next turn of the trainer's loop (rule 4,
-docs/explanation/rules.md).
+docs/internals/rules.md).
 """
 
 from __future__ import annotations

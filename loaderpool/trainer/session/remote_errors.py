@@ -17,6 +17,7 @@ from loaderpool.errors import (
     SourceError,
     SpecMismatchError,
     WorkerLostError,
+    counted,
 )
 from loaderpool.plan.generator_positions import generated_item, item_name
 from loaderpool.transport.reports import (
@@ -38,33 +39,34 @@ def host_lost_error(report: LostReport, preface: str, how_to_replay: str) -> Wor
     Args:
         report: with the hosts that did.
         preface: begins the message.
-        how_to_replay: a sentence with a space before it.
+        how_to_replay: a line with a line end before it.
     """
     address, why = report.hosts[-1]
-    last = f"on node {address}: {why.rstrip('.')}"
+    last = f"node {address}: {why.rstrip('.')}"
     if report.verdict is Verdict.HOST:
         text = (
-            f"{report.deaths} hosts died over {_work(report)}, the last of them while it had nothing else to do, "
-            f"{last}. A sample that ends its worker, or hangs, ends no host: the likely cause is memory that runs out "
-            "on the node, or what the function does as it is imported, or to processes other than its own. Lower "
-            f"`batch_size`, have fewer workers on each host, or give it more memory.{how_to_replay}"
+            f"Nodes were lost {counted(report.deaths, 'time')} over {_work(report)}. The last one, with no other task, "
+            f"was {last}. A crash or hang in a sample ends only a worker, not a node. Likely causes: the node runs out "
+            "of memory, or your code ends other processes, also when it is imported. Choose one:\n    batch_size=, "
+            "workers_per_node=: set smaller values\n    actor_options=: reserve more memory on each node"
+            f"{how_to_replay}"
         )
     elif report.verdict is Verdict.STORM:
         assert report.max_restarts is not None
         most, seconds = report.max_restarts
         text = (
-            f"{report.deaths} hosts were lost within {seconds:g} s, more than restarts=({most}, {seconds:g}) allows; "
-            f"the last {last}. {_nodes(report)}So many mean that the fault is general, not one batch's: look at what "
-            "ends processes there, such as memory that runs out, or at the network"
+            f"Nodes were lost {counted(report.deaths, 'time')} within {seconds:g} s, more than restarts=({most}, "
+            f"{seconds:g}) allows. The last was {last}. {_nodes(report)}A single batch is probably not the cause. "
+            "Check the memory of the nodes, the network, and what else ends processes there."
         )
     else:
         text = (
-            f"{report.deaths} hosts in a row were lost before they had begun any batch, the last {last}. "
-            f"{_nodes(report)}Look at what hosts begin with: the environment (actor_options=), Python and Ray of the "
-            "node, and its memory"
+            f"Nodes were lost {counted(report.deaths, 'time')} in a row before they started any batch. The last was "
+            f"{last}. {_nodes(report)}Check the environment (actor_options=), the versions of Python and Ray, and the "
+            "memory of the nodes."
         )
     error = WorkerLostError(preface + text)
-    error.epoch, error.indices, error.hosts, error.node = report.epoch, report.indices, report.hosts, address
+    error.epoch, error.indices, error.nodes, error.node = report.epoch, report.indices, report.hosts, address
     error.batch = report.batches.start if report.batches else None
     error.__dict__["report"] = report
     return error
@@ -79,12 +81,12 @@ def how_to_see(path: str, directory: str) -> str:
     """
     if path and not os.path.isabs(path):
         return (
-            f"The path is relative, and that node looked for {os.path.join(directory, path)}: give absolute paths, as "
-            "of Path(path).resolve(), of files that all nodes see."
+            f"The path is relative, and that node looked for {os.path.join(directory, path)}. Use absolute paths, such "
+            "as Path(path).resolve(), to files that all nodes can open."
         )
     return (
-        "Have all nodes mount the same file system at the same place, or leave that node out "
-        '(RayPool(actor_options={"resources": ...})).'
+        "Mount the same file system at the same path on all nodes, or exclude that node with "
+        'RayPool(actor_options={"resources": ...}).'
     )
 
 
@@ -93,14 +95,14 @@ def unseen_advice(failure: Failure) -> str:
     path, directory = failure.unseen or ("", "")
     if not path or (os.path.isabs(path) and not os.path.exists(path)):
         return ""
-    seen = f" This machine has {path}." if os.path.isabs(path) else ""
+    seen = f" The file {path} exists on this machine." if os.path.isabs(path) else ""
     return f"{seen} {how_to_see(path, directory)}"
 
 
 def _work(report: LostReport) -> str:
     batches, shown = report.batches, ", ".join(map(str, report.indices[:8]))
     what = f"batch {batches.start}" if len(batches) == 1 else f"batches {batches.start} to {batches.stop - 1}"
-    work = f"{what} of epoch {report.epoch}" if batches else f"the same work in epoch {report.epoch}"
+    work = f"{what} of epoch {report.epoch}" if batches else f"the same task in epoch {report.epoch}"
     if report.indices:
         work += f" (source indices [{shown}{', ...' if len(report.indices) > 8 else ''}])"
     return work
@@ -162,7 +164,7 @@ def sample_error(
     if failure.is_setup:
         return setup_error(failure, "the setup hook raised")
     if failure.load_advice:
-        return setup_error(failure, "a worker could not load function and source", failure.load_advice)
+        return setup_error(failure, "a worker could not load the function and the source", failure.load_advice)
     is_of_call = failure.worker is not None or failure.index is not None or bool(failure.indices)
     if original is not None and issubclass(original.cls, SpecMismatchError):
         return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
@@ -178,10 +180,10 @@ def sample_error(
         "remote_traceback": failure.traceback_text,
         "original_type": failure.type_name,
     }
-    # Its class has the name of the user's, which tracebacks show: the message has it only behind something else.
-    error = _dual(SampleError, original, named if preface else message, told) if original is not None else None
+    # Its class has the name of the user's, which tracebacks show: the message need not have it.
+    error = _dual(SampleError, original, preface + message, told) if original is not None else None
     if error is None:
-        error = SampleTimeoutError(named) if failure.is_timeout else SampleError(named)
+        error = SampleTimeoutError(preface + message) if failure.is_timeout else SampleError(named)
         vars(error).update(told)
     return _with_context(error, failure, cause)
 
@@ -207,9 +209,9 @@ def source_error(failure: Failure, position: int, cause: BaseException | None = 
     failure = _with_source_lines(failure)
     original = original_of(cause) if cause is not None else unpickled(failure)
     message = (
-        f"{failure.text}\nraised by the source, while the batch from position {position} on was "
-        f"read in epoch {failure.epoch}; all batches before it were delivered.\n\n"
-        f"Traceback where the source is read:\n{failure.traceback_text}"
+        f"{failure.text}\nraised by the source while reading the batch from position {position} "
+        f"in epoch {failure.epoch}. All batches before it were delivered.\n\n"
+        f"Traceback of the source:\n{failure.traceback_text}"
     )
     told = {
         "position": position,
@@ -246,35 +248,36 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
         return host_lost_error(report, preface, _how_to_replay(None, report.epoch))
     ended = how_it_ended(report.exit_code or 0)
     name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
-    worker = f"a worker (pid {report.pid}{f', node {report.node}' if report.node else ''}){' was' * bool(name)} {ended}"
+    worker = f"A worker (pid {report.pid}{f', node {report.node}' if report.node else ''}){' was' * bool(name)} {ended}"
     if report.in_setup and report.verdict is not Verdict.STORM:
-        text = f"{worker} in the setup hook; {report.deaths} in a row died before their first sample. "
+        text = f"{worker} in the setup hook. {report.deaths} workers in a row crashed before their first sample."
     elif report.verdict is Verdict.ALONE and report.index is not None:
         text = (
-            f"{worker} at {item_name(report.index)}, epoch {report.epoch}; {report.deaths} in a row died "
-            "over this work, at last while this sample ran alone. "
+            f"{worker} while loading {item_name(report.index)} (epoch {report.epoch}). {report.deaths} workers "
+            "crashed on this task; the last was running only this sample."
         )
     elif report.verdict is Verdict.ALONE:
-        text = f"{worker} in epoch {report.epoch}; {report.deaths} in a row died over the same work. "
+        text = f"{worker} in epoch {report.epoch}. {report.deaths} workers in a row crashed on the same task."
     elif report.verdict is Verdict.TOGETHER:
         text = (
-            f"{worker} in epoch {report.epoch}; {report.deaths} died over the same samples, though each of them ran "
-            "alone without harm: together they are too much. "
+            f"{worker} in epoch {report.epoch}. {report.deaths} workers crashed on the same samples, but each sample "
+            "alone succeeded: together they may need too much memory."
         )
     elif report.verdict is Verdict.STORM:
         assert report.max_restarts is not None
         most, seconds = report.max_restarts
         text = (
-            f"{report.deaths} workers died within {seconds:g} s, more than restarts=({most}, {seconds:g}) allows; "
-            f"the last, {worker.removeprefix('a worker ')}. So many mean that the fault is general, not one sample's. "
+            f"{counted(report.deaths, 'worker')} crashed within {seconds:g} s, more than restarts=({most}, "
+            f"{seconds:g}) allows. The last one {worker.removeprefix('A worker ')}. A single sample is probably not "
+            "the cause."
         )
     else:
-        text = f"{worker} before it had begun any sample, and so did {report.deaths - 1} before it. "
-    text += _likely_cause(report, name, "setup hook" if report.in_setup else "function")
+        text = f"{worker} before it started any sample, like {counted(report.deaths - 1, 'worker')} before it."
+    text += "\n" + _likely_cause(report, name, "setup hook" if report.in_setup else "function")
     if report.verdict is Verdict.ALONE and report.index is not None:
         text += _how_to_replay(report.index if can_replay else None, report.epoch)
     if report.stacks.strip():
-        text += f"\n\nThe worker's last words:\n{with_source_lines(report.stacks).strip()}"
+        text += f"\n\nLast output of the worker:\n{with_source_lines(report.stacks).strip()}"
     error = WorkerLostError(preface + text)
     error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
     error.node = report.node
@@ -292,10 +295,10 @@ def reader_lost_error(report: LostReport, position: int) -> SourceError:
     ended = how_it_ended(report.exit_code or 0)
     name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
     text = (
-        f"the process that reads the source's stream (pid {report.pid}) {'was ' if name else ''}{ended}, while the "
-        f"batch from position {position} on was read in epoch {report.epoch}; all batches before it were delivered. "
-        f"{_likely_cause(report, name, 'source')} The next pass reads the stream from its beginning, in a new process. "
-        "To have it read in this process instead, once, pass iter(source)."
+        f"The stream process (pid {report.pid}) {'was ' if name else ''}{ended} while reading the batch from position "
+        f"{position} in epoch {report.epoch}. All batches before it were delivered.\n"
+        f"{_likely_cause(report, name, 'source')}\nThe next iteration reads the stream from the beginning in a new "
+        "process. To read it once, in this process, pass iter(source)."
     )
     error = SourceError(text)
     error.position, error.epoch, error.signal_name = position, report.epoch, name
@@ -304,28 +307,28 @@ def reader_lost_error(report: LostReport, position: int) -> SourceError:
 
 def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
     if report.was_stopped:
-        return "It had been stopped (SIGSTOP) for 5 s, by the function or by somebody else, and was ended for it."
+        return "It was stopped (SIGSTOP) for 5 s, by your code or from outside, so loaderpool replaced it."
     if report.is_out_of_memory:
         return (
-            "The kernel killed it for lack of memory (its count of such kills went up): lower `workers`, `batch_size` "
-            "or `Limits.memory`, or give the machine (or its cgroup) more memory."
+            "The kernel killed it because memory ran out (its count of such kills increased). Lower `workers`, "
+            "`batch_size` or `Limits.memory`, or give the machine (or its cgroup) more memory."
         )
     by_signal = {
-        "SIGKILL": "SIGKILL usually is the kernel's OOM killer, whose counters however did not move, or somebody's "
-        "kill -9: look at `dmesg`, or lower `workers` or `batch_size`.",
-        "SIGSEGV": f"SIGSEGV is a fault inside a C extension that the {culprit} uses.",
+        "SIGKILL": "SIGKILL usually means that memory ran out, although the kernel's counter of such kills did not "
+        "increase, or that a user ran kill -9. Check `dmesg`, or lower `workers` or `batch_size`.",
+        "SIGSEGV": f"SIGSEGV is a crash inside a C extension that the {culprit} uses.",
         "SIGABRT": f"SIGABRT is an abort inside a C extension that the {culprit} uses.",
-        "SIGBUS": "SIGBUS usually is a mapped file that became shorter, or memory that ran out.",
+        "SIGBUS": "SIGBUS usually means that a memory-mapped file became shorter, or that memory ran out.",
     }
     by_status = {
-        LOST_PIPES_STATUS: "The function (or setup) closed file descriptors that are not its own, such as with "
-        "os.closerange: among them were the worker's pipes. Close only what you opened.",
+        LOST_PIPES_STATUS: "The function (or setup) closed file descriptors that loaderpool uses, for example with "
+        "os.closerange. Close only the descriptors that you opened.",
     }
-    how = "" if signal_name else ", by os._exit or from C: sys.exit is an error as any exception is"
+    how = "" if signal_name else " with os._exit or from C code (sys.exit would be reported as an exception)"
     return (
         by_signal.get(signal_name)
         or by_status.get(report.exit_code or 0)
-        or f"The {culprit} (or a library that it uses) ended its process{how}."
+        or f"The {culprit} (or a library that it uses) ended the process{how}."
     )
 
 
@@ -333,7 +336,7 @@ def _message(failure: Failure, can_replay: bool) -> str:
     if failure.index is not None:
         where = item_name(failure.index)
     elif failure.indices and (generated := generated_item(failure.indices[0])) is not None:
-        where = f"a batch of generator {generated[0]}, from its item {generated[1]} on"
+        where = f"a batch of generator {generated[0]} that starts at item {generated[1]}"
     elif failure.indices:
         shown = ", ".join(map(str, failure.indices[:8])) + (", ..." if len(failure.indices) > 8 else "")
         where = f"the batch of source indices [{shown}]"
@@ -344,7 +347,7 @@ def _message(failure: Failure, can_replay: bool) -> str:
     if first is not None:
         replay = _how_to_replay(first if can_replay else None, failure.epoch, was_here=failure.worker is None)
     is_exit = failure.type_name == SystemExit.__name__
-    called = f" The function called sys.exit({failure.text}), which ends no worker." if is_exit else ""
+    called = f" The function called sys.exit({failure.text}), which does not end a worker." if is_exit else ""
     return (
         f"{failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}.{called}"
         f"{unseen_advice(failure)}{_about_settings(failure)}{replay}\n\n"
@@ -357,13 +360,13 @@ def _about_settings(failure: Failure) -> str:
     if failure.worker is None or failure.type_name != "OSError" or "image file is truncated" not in failure.text:
         return ""
     return (
-        " If the script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True: workers do not have that. Set it in a "
-        "function, and pass that as setup=."
+        " If your script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True, set it in a function that you pass as "
+        "setup= instead: workers do not have the script's settings."
     )
 
 
 def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
-    """Return a sentence with a space before it; nothing where there is nothing to say.
+    """Return a line with a line end before it; nothing where there is nothing to say.
 
     Args:
         index: source index of the sample; None: `replay` cannot run it.
@@ -378,11 +381,11 @@ def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str
         else:
             script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "<notebook>")
             # Python's own "<stdin>" is no script either: the error has ended nothing there.
-            under_try = "" if script.startswith("<") else "catch the error (`try`) and "
+            under_try = "" if script.startswith("<") else "catch the error and "
             call = f"{under_try}call `loaderpool.replay(loader, index={index}, epoch={epoch})`"
     if was_here:
-        return call and f" To run it alone: {call}."
-    return f" To run it in this process, for a debugger: {call}{', or ' if call else ''}set workers=0."
+        return call and f"\nTo run it alone, {call}."
+    return f"\nTo debug it in this process, {call}{', or ' if call else ''}set workers=0."
 
 
 def _target() -> str:

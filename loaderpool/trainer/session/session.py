@@ -2,7 +2,7 @@
 
 There is no receiver thread. Whichever consumer has to wait becomes the leader: it polls, drains, hands every message to
 whom it concerns and wakes the others; when it has what it wanted it passes the lead on (rule 5,
-docs/explanation/rules.md).
+docs/internals/rules.md).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Session:
                 undo.callback(self._starter.close)
                 self._supervisor = self._starter.start(workers, first_ticket=1)
             except OSError as error:  # no descriptor is left, say
-                raise PoolBrokenError(f"the pool could not be started: {error}") from error
+                raise PoolBrokenError(f"Could not start the worker pool: {error}") from error
             undo.pop_all()
         self.arena, self.hands_over_files = self._starter.arena, self._starter.hands_over_files
         self.pipe = self._starter.connect(self._supervisor, None)
@@ -242,8 +242,8 @@ class Session:
         if self._has_lost_notice:
             soft, _ = machine.descriptor_limits()
             raise PoolBrokenError(
-                "this process had no file descriptors left to receive a large batch, spec or error with (its limit is "
-                f"{soft}): close files, keep fewer batches, or raise the limit (ulimit -n), and make a new loader"
+                f"This process ran out of file descriptors (limit: {soft}), so a batch or error could not be received. "
+                "Create a new loader, and close files, keep fewer batches, or raise the limit (ulimit -n)."
             )
         if self._how_broken:
             raise self._supervisor_deaths.error(self._supervisor.name, self._how_broken)
@@ -342,7 +342,7 @@ class Session:
         try:
             new = self._starter.start(self.workers_wanted, old.next_tickets)
         except LoaderpoolError as error:
-            self._how_broken = f"{how}, and no other could be started: {error}"
+            self._how_broken = f"{how}, and it could not be restarted: {error}"
             return
         self.supervisor_restarts += 1
         self._warn_of_modules()

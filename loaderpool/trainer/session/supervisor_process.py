@@ -72,20 +72,20 @@ class SupervisorDeaths:
 
     def error(self, name: str, how: str) -> PoolBrokenError:
         """Return what is raised where the latest one is not replaced."""
-        advice = " If the machine ran out of memory, lower Limits.memory or the number of workers"
+        advice = " If the machine ran out of memory, lower Limits.memory or the number of workers."
         if self._limit.is_exceeded and self._max_restarts is not None:
             most, seconds = self._max_restarts
             advice = (
-                f" {self._limit.count} died within {seconds:g} s, and restarts=({most}, {seconds:g}) makes good "
-                f"{most}.{advice}"
+                f" Crashes within {seconds:g} s: {self._limit.count}, but restarts=({most}, {seconds:g}) allows {most}."
+                f"{advice}"
             )
         if self._is_stuck and self._indices:
             at_work = ", ".join(map(item_name, self._indices)).replace(", source index", ",")
             advice = (
-                f" It was the {self._without_progress}th in a row, and no batch was taken between; its workers were at "
-                f"{at_work} or a few behind: does the function end more than its own process, as os.killpg does?"
+                f" It was crash {self._without_progress} in a row without a batch in between. Its workers were at "
+                f"{at_work} or shortly after. Check whether your function ends other processes, as os.killpg does."
             )
-        return PoolBrokenError(f"{name} died ({how}); its workers ended too.{advice}")
+        return PoolBrokenError(f"{name[0].upper()}{name[1:]} crashed ({how}), and its workers ended.{advice}")
 
 
 # How long a close waits for the supervisor to end by itself before it is killed.
@@ -204,7 +204,7 @@ class SupervisorProcess:
         except (BrokenPipeError, ConnectionResetError):
             pass  # it is dead: another one will be told again
         except OSError as error:
-            raise PoolBrokenError(f"the arrays' memory could not be handed to the supervisor: {error}") from error
+            raise PoolBrokenError(f"Could not send the memory of the arrays to the supervisor: {error}") from error
 
     def reap(self) -> str:
         """Reap the supervisor, which has ended, and end what is left of its process group; returns how it ended."""

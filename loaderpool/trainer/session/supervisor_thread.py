@@ -122,7 +122,7 @@ class SupervisorThread:
     def reap(self) -> str:
         """Return how the thread has ended; its workers ended before it."""
         self._thread.join(_CLOSE_TIMEOUT_S)
-        return "by an error of its own, printed above"
+        return "see the error above"
 
     def end_workers(self, workers: Iterable[KnownProcess]) -> None:
         pass
@@ -156,7 +156,7 @@ class ThreadStarter:
 
     def __init__(self, program: Program, max_restarts: tuple[int, float] | None) -> None:
         if not sys.executable:
-            raise PoolBrokenError("sys.executable is empty: an embedded Python must set it to a Python interpreter")
+            raise PoolBrokenError("sys.executable is empty. Set it to the path of a Python interpreter")
         self.program, self._max_restarts = program, max_restarts
         self._around = Surroundings.of_now()
         self._news: queue.SimpleQueue[_News | None] = queue.SimpleQueue()

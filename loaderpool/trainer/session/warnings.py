@@ -63,15 +63,13 @@ class PendingWarnings:
 def _why_not_forked(obstacles: tuple[ForkObstacle, ...], node: str) -> str:
     causes = "; ".join(obstacle.describe() for obstacle in obstacles[:3])
     more = f"; and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
-    advice = "start threads in setup=, which runs once in each worker, instead of on import"
+    advice = "start threads in setup= instead of at import time"
     if any(obstacle.runtimes for obstacle in obstacles):
-        no_operation = "run no operation of a framework on import, capture NumPy arrays in place of its tensors"
-        advice = f"{no_operation}, and {advice}"
+        advice += ", run no operation of a framework at import time, and capture NumPy arrays instead of tensors"
     where = f" on node {node}" if node else ""
     return (
-        f"the workers{where} are not forked: {causes}{more}, and a fork would copy the locks of such threads without "
-        "the threads. So each worker is an interpreter of its own, which imports everything anew: safe, but slower to "
-        f"start, and without shared memory for what modules hold. To have them forked, {advice}."
+        f"Workers{where} are started without fork() because {causes}{more}. This is safe, but start-up is slower and "
+        f"uses more memory. To use fork(), {advice}."
     )
 
 
@@ -111,7 +109,7 @@ def warn_of_changes(captured: CapturedState, in_replay: bool = False) -> None:
     more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
     lines = "\n  ".join([*map(str, changes[:_MOST_CHANGES]), *more])
     roots = ", ".join(f"{change.root}={change.name}" for change in changes if change.root)
-    users = "workers use the old ones, and this replay the new ones" if in_replay else "workers use the old ones"
-    what = f"these have changed since the loader was made. Its {users}:\n  {lines}"
-    text = f"{what}\nTo use the new ones everywhere: loader = loader.replace({roots})"
+    users = "this replay uses the new values, but the workers" if in_replay else "its workers"
+    what = f"These values changed after the loader was created; {users} still use the old ones:\n  {lines}"
+    text = f"{what}\nTo use the new values everywhere: loader = loader.replace({roots})"
     warnings.warn(text, LoaderpoolWarning, stacklevel=level_outside())

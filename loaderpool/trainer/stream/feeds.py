@@ -38,9 +38,9 @@ def ship_beside(
         UnpicklableError: what the workers need cannot travel.
     """
     if not reads_apart:
-        return ship(dict(payload)), "where workers are spawned, a stream is read by a thread of the trainer"
+        return ship(dict(payload)), "with spawned workers, the main process reads the stream"
     if stream.is_one_shot:
-        return ship(dict(payload)), f"a {stream.kind} is an iterator, which can only be read where it is"
+        return ship(dict(payload)), f"a {stream.kind} is an iterator, which can only be read where it was created"
     for_reader = {"source": stream.items, "config": config, "plan": plan}
     try:
         shipment = ship(for_reader)

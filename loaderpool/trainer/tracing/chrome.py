@@ -29,7 +29,7 @@ def check_trace_path(path: Path) -> str:
     if problem := why_no_file(path, "trace.json"):
         return problem
     if not path.name.endswith((".json", f".json{_COMPRESSED}")):
-        return f"{brief(str(path))} must end in .json or .json.gz, which viewers open"
+        return f"{brief(str(path))} must end in .json or .json.gz"
     return ""
 
 
@@ -101,8 +101,8 @@ def chrome_trace(recording: Recording, seconds: float | None, most_bytes: int = 
     if since_ns > wanted_ns:
         wanted_s = (recording.now_ns - wanted_ns) / 1e9
         notes.append(
-            f"it goes back {held_s:.1f} s, not {wanted_s:.1f} s: the oldest was left out, as the file may have no more "
-            f"than {most_bytes >> 20} MiB"
+            f"the trace covers {held_s:.1f} s, not {wanted_s:.1f} s: older events were left out to keep the file below "
+            f"{most_bytes >> 20} MiB"
         )
     head = {
         "displayTimeUnit": "ms",
@@ -111,7 +111,7 @@ def chrome_trace(recording: Recording, seconds: float | None, most_bytes: int = 
             "format": FORMAT_VERSION,
             "pid": recording.pid,
             "seconds": round(held_s, 3),
-            "clock": "CLOCK_MONOTONIC, told as CLOCK_REALTIME by their difference when this was written",
+            "clock": "CLOCK_MONOTONIC, converted to CLOCK_REALTIME with the offset at the time of writing",
             "notes": notes,
         },
     }
@@ -125,7 +125,7 @@ def _longest_waits(found: Spans, since_ns: int) -> Iterator[str]:
     ways = {id(way[-2]): way for way in found.ways if way[0].ended_ns >= since_ns and _length(way[-2]) >= _LONG_NS}
     for way in sorted(ways.values(), key=lambda each: -_length(each[-2]))[:_LONGEST]:
         call, wait = way[0], way[-2]
-        what = f"; {call.name} took {_seconds(call)} in it" if len(way) > _WITHOUT_CALL else ""
+        what = f"; {call.name} took {_seconds(call)}" if len(way) > _WITHOUT_CALL else ""
         yield f"{_seconds(wait)} for batch {wait.told['batch']} of epoch {wait.told['epoch']}{what}"
 
 
@@ -167,7 +167,7 @@ def _tracks(tracks: Iterable[Track]) -> dict[Track, int]:
 
 def _rank(name: str) -> tuple[int, int]:
     """Return where a track stands in its process."""
-    kinds = ("passes", "steps", "tickets", "resizes", "slot")
+    kinds = ("epochs", "steps", "tasks", "resizes", "buffer")
     kind = next((place for place, kind in enumerate(kinds) if name.startswith(kind)), len(kinds))
     digits = "".join(itertools.takewhile(str.isdigit, name.partition(" ")[2]))
     return kind, int(digits or 0)
@@ -230,25 +230,25 @@ def _notes(recording: Recording, since_ns: int) -> Iterator[str]:
         latest_ns = max((ring.since_ns for ring in rings), default=0)
         if latest_ns > since_ns:
             held_s = (recording.now_ns - latest_ns) / 1e9
-            yield f"{what} are known of the last {held_s:.1f} s only: there were so many that their ring holds no more"
+            yield f"{what} cover only the last {held_s:.1f} s, because their record buffer was full"
     if any(loader.has_hosts for loader in recording.loaders):
-        yield "what workers do on other machines is not recorded here: of their batches the trace has hand-overs only"
+        yield "workers on other nodes are not recorded: the trace has only the delivery of their batches"
     for loader in recording.loaders:
         if loader.number is None:
-            yield "workers=0: batches are made in the training's process, and single calls are not recorded there"
+            yield "workers=0: batches are loaded in the main process, where single calls are not recorded"
         elif loader.pool is None and not loader.has_hosts:
             yield (
-                f"the workers of loader {loader.number} could not be read: where they are spawned, not forked, only "
-                "Loader.trace() in the training's own code reads what they have recorded"
+                f"the workers of loader {loader.number} could not be read: if workers are spawned, only "
+                "Loader.trace() in the training script can read their records"
             )
     unrecorded = sum(pool.unrecorded for pool in recording.pools)
     if unrecorded:
-        yield f"{unrecorded} workers are not recorded: the memory that all share is too small for their rings"
+        yield f"{unrecorded} workers are not recorded, because the shared memory for records is full"
 
 
 def _rings(recording: Recording) -> Iterator[tuple[str, list[RingContent]]]:
     workers = [worker for pool in recording.pools for worker in pool.workers.values()]
-    yield "tickets of some workers", [worker.tickets for worker in workers]
+    yield "tasks of some workers", [worker.tickets for worker in workers]
     yield "calls of some workers", [worker.calls for worker in workers]
-    yield "releases of slots", [pool.trainer for pool in recording.pools]
-    yield "hand-overs of some loaders", [loader.deliveries for loader in recording.loaders]
+    yield "releases of batch buffers", [pool.trainer for pool in recording.pools]
+    yield "deliveries of some loaders", [loader.deliveries for loader in recording.loaders]

@@ -169,8 +169,8 @@ class _SpanMaker:
             if kind == MarkKind.SUPERVISOR:
                 self.found.processes.setdefault(pid, "supervisor")
             elif kind in (MarkKind.STARTED, MarkKind.ENDED):
-                what = "begins" if kind == MarkKind.STARTED else "has ended"
-                self._note(Track(pid, "tickets"), f"worker {mark['number']} {what}", mark["at_ns"])
+                what = "starts" if kind == MarkKind.STARTED else "has ended"
+                self._note(Track(pid, "tasks"), f"worker {mark['number']} {what}", mark["at_ns"])
         for mark in _rows(pool.trainer):
             if mark["kind"] == MarkKind.WANTED:
                 self._note(Track(self._recording.pid, "resizes"), f"{mark['number']} workers", mark["at_ns"])
@@ -185,14 +185,14 @@ class _SpanMaker:
             if worker.running is not None:
                 item, items, since_ns = worker.running
                 what = "item" if items == 1 else f"{items} items from"
-                track = Track(lives.at(cell, now_ns).pid, "tickets")
+                track = Track(lives.at(cell, now_ns).pid, "tasks")
                 self._add(track, f"{what} {item_number(item)} (still running)", since_ns, now_ns, index=item)
 
     def _tell_ticket(self, place: int, life: Life, record: dict[str, int]) -> _TicketSpan:
-        track, begun_ns = Track(life.pid, "tickets"), record["began_ns"]
+        track, begun_ns = Track(life.pid, "tasks"), record["began_ns"]
         if record["waited_us"]:
             waited_ns = record["waited_us"] * 1000
-            self._add(track, "wait for a ticket", begun_ns - waited_ns, begun_ns)
+            self._add(track, "wait for a task", begun_ns - waited_ns, begun_ns)
         made_ns = begun_ns + record["made_us"] * 1000 + _CUT_NS  # so that its calls end before it, and a flow goes on
         published_ns = made_ns + record["published_us"] * 1000
         status = _STATUS_NAMES.get(record["status"], "?")
@@ -221,7 +221,7 @@ class _SpanMaker:
     def _tell_call(self, place: int, life: Life, record: dict[str, int], made: _TicketSpan | None) -> None:
         begun_ns, kind = record["began_ns"], record["kind"]
         ended_ns = begun_ns + record["us"] * 1000
-        track = Track(life.pid, "tickets")
+        track = Track(life.pid, "tasks")
         if kind != CallKind.CALL:
             self._add(track, _CALL_NAMES.get(kind, "call made alone"), begun_ns, ended_ns)
             return
@@ -275,7 +275,7 @@ class _SpanMaker:
             self._add(track, "copy out", handed_over_ns - record["copied_us"] * 1000, handed_over_ns)
         step = self._add(
             track,
-            ("step: " if record["count"] == 1 else "steps: ") + batches + (" (the pass's last)" if is_last else ""),
+            ("step: " if record["count"] == 1 else "steps: ") + batches + (" (last of the epoch)" if is_last else ""),
             handed_over_ns,
             max(handed_over_ns, until_ns),
             **told,
@@ -293,20 +293,20 @@ class _SpanMaker:
     def _tell_slot(self, record: dict[str, int], pool: int, released: dict[tuple[int, int], int]) -> Span:
         """Tell of the time from a batch's arrival to its slot's release; returns its first part."""
         handed_over_ns, slot = record["handed_over_ns"], record["slot"]
-        name = f"slot {slot}" if len(self._recording.pools) == 1 else f"slot {slot} of pool {pool + 1}"
+        name = f"buffer {slot}" if len(self._recording.pools) == 1 else f"buffer {slot} of pool {pool + 1}"
         track = Track(self._recording.pid, name)
         batches = _batches(record["batch"], record["count"])
         arrived_ns = min(record["arrived_ns"] or handed_over_ns, handed_over_ns - 4 * _CUT_NS)  # so that it is seen
         ready = self._add(track, f"{batches} ready", arrived_ns, handed_over_ns, epoch=record["epoch"])
         if record["way"] == DeliveryKind.LENT:
             until_ns = released.get((slot, record["ticket"]), self._recording.now_ns)
-            self._add(track, f"{batches} lent", handed_over_ns, max(until_ns, handed_over_ns), epoch=record["epoch"])
+            self._add(track, f"{batches} in use", handed_over_ns, max(until_ns, handed_over_ns), epoch=record["epoch"])
         else:
             ready.ended_ns = handed_over_ns - 2 * _CUT_NS  # it is free before a copy is handed over
         return ready
 
     def _tell_passes(self, loader: LoaderRecords, records: list[dict[str, int]]) -> None:
-        track = Track(self._recording.pid, "passes" if len(self._recording.loaders) == 1 else f"passes {loader.number}")
+        track = Track(self._recording.pid, "epochs" if len(self._recording.loaders) == 1 else f"epochs {loader.number}")
         begin: dict[str, int] | None = None
         for record, following in zip(records, [*records[1:], None], strict=False):
             begin = begin or record

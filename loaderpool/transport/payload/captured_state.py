@@ -78,7 +78,7 @@ class _KnownValue:
             return f"was {brief(self._simple, _MOST_SHOWN)}, is {brief(value, _MOST_SHOWN)}"
         if issubclass(type(value), (types.FunctionType, type)):
             return "was defined again"
-        return f"is another {type(value).__qualname__} now"
+        return f"is now another {type(value).__qualname__}"
 
 
 class CapturedState:

@@ -14,6 +14,7 @@ import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.walk import CODE, CONTAINERS, MOST_ITEMS, is_users, parts_of, walk
+from loaderpool.transport.reports import shown_name
 
 # Less than this, pickled, is not worth a warning: as objects it is three to six times as much in each worker.
 _MUCH_BYTES = 8 << 20
@@ -48,7 +49,7 @@ def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpi
         path.append(label)
         offender, error, parts = value, reason, _parts(value)
     where = " → ".join(path) or "the payload"
-    what = f"{where}, of type {_name(type(offender))}"
+    what = f"{where}, of type {shown_name(type(offender))}"
     return f"Cannot send this to the workers: {what}. {_reason(error)} {_advice(offender, error, path)}"
 
 
@@ -79,10 +80,10 @@ def large_data(
             told[id(value)] = ""
             if nbytes >= _MUCH_BYTES:
                 given = f"np.array({name})" if {int} >= set(map(type, tried)) else name
-                line = f"{name} = lp.share({given})" if name not in parts else "put lp.share(...) of it in its place"
+                line = f"{name} = lp.share({given})" if name not in parts else "pass lp.share(...) of it instead"
                 told[id(value)] = (
                     f"{' → '.join(path)} is a {type(value).__name__} of {len(value):,} elements, about {nbytes:,} "
-                    f"bytes, of which each worker comes to a copy of its own. To have one for all of them: {line}"
+                    f"bytes, and each worker gets its own copy of it. To share one copy: {line}"
                 )
     return tuple(filter(None, told.values()))
 
@@ -135,16 +136,16 @@ def _reason(error: Exception) -> str:
 
 def _advice_to_open(where: str) -> str:
     if where.startswith("make_generator"):
-        return "Open or create it in make_generator: each copy of the generator then has its own."
+        return "Open or create it in make_generator, so that each replica of the generator has its own."
     return "Open or create it in setup=, which runs once in each worker, or inside the function."
 
 
 def _advice(offender: Any, error: Exception, path: list[str]) -> str:
     if _is_too_deep(error):
-        return "Hold the data in a flat list or in arrays, with indices instead of references from one to the next."
+        return "Store the data in a flat list or in arrays, with indices instead of references between objects."
     if isinstance(offender, types.GeneratorType):
         return (
-            "A generator is in the middle of its work and cannot be copied: pass the generator function, or a list of "
+            "A generator cannot be copied. Pass the generator function to Loader.from_generator, or pass a list of "
             "its items."
         )
     if path and path[0] == "make_generator":
@@ -152,14 +153,14 @@ def _advice(offender: Any, error: Exception, path: list[str]) -> str:
     packages = {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}
     if "h5py" in packages:
         return (
-            "What was opened before a fork must not be read behind it. As the source, give "
-            f"loaderpool.HDF5({_hdf5_place(offender)}): each worker then opens the file itself. In a function, open "
+            f"An open HDF5 file cannot be sent to the workers. As the source, pass "
+            f"loaderpool.HDF5({_hdf5_place(offender)}), which each worker opens itself. In a function, open "
             "the file in setup=, which runs once in each worker."
         )
     if "tqdm" in packages:
-        return "Leave it out, and show progress where the batches are used: for batch in tqdm(loader)."
+        return "Remove it, and show progress in the training loop: for batch in tqdm(loader)."
     if "sqlite3" in packages:
-        return "A connection must not cross a fork: open it in setup=, which runs once in each worker."
+        return "A connection cannot be shared by processes. Open it in setup=, which runs once in each worker."
     return _advice_to_open(path[0] if path else "")
 
 
@@ -170,7 +171,3 @@ def _hdf5_place(offender: Any) -> str:
         return f"{offender.file.filename!r}, {name!r}"
     except Exception:  # closed
         return "path, key"
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from loaderpool.system import clock, machine
 from loaderpool.system.process import is_library
 
-_LOADING = "loading function and source"
+_LOADING = "loading the function and the source"
 # A thread that was joined is in the kernel's list for a moment more. Shorter would take it for one that stays, longer
 # delays the first worker where there is one.
 _GRACE_S = 0.25
@@ -54,7 +54,7 @@ class ForkCheck:
 
     def __init__(self) -> None:
         # What each thread (by its id) and each runtime was seen first behind.
-        self._causes = dict.fromkeys(_signs(), "the interpreter's own start (sitecustomize, or a .pth file)")
+        self._causes = dict.fromkeys(_signs(), "the start of the interpreter (sitecustomize, or a .pth file)")
         self._obstacles: tuple[ForkObstacle, ...] = ()
 
     @contextlib.contextmanager

@@ -40,37 +40,35 @@ def describe_load_error(error: BaseException, place: str = "the supervisor") -> 
     """
     if isinstance(error, OpenHandleError):
         return (
-            f"Importing the function's modules has left something open that workers must not inherit: {error}. Open it "
-            "in setup=, which runs once in each worker; for the rows of an HDF5 file give loaderpool.HDF5(path, keys) "
-            "as the source."
+            f"Importing the function's modules opened something that workers must not inherit: {error}. Open it in "
+            "setup=, which runs once in each worker. To read the rows of an HDF5 file, pass "
+            "loaderpool.HDF5(path, keys) as the source."
         )
     here = f"os.getcwd() is {_working_directory()!r} and sys.path is {sys.path!r}."
     if isinstance(error, ModuleNotFoundError) and process.node():
         return (
             f"Node {process.node()} does not have the module {error.name!r}, which the function or the source needs. "
-            f"Have it go along, RayPool(actor_options={{'runtime_env': {{'py_modules': "
-            f"[{(error.name or '').partition('.')[0]}]}}}}), install it on each node, or define "
-            f"the function in the script itself. There {here}"
+            f"Choose one:\n    RayPool(actor_options={{'runtime_env': {{'py_modules': "
+            f"[{(error.name or '').partition('.')[0]}]}}}}): send it to the nodes\n    install it on each node"
+            f"\n    define the function in the script itself\nOn the node, {here}"
         )
     if isinstance(error, ModuleNotFoundError):
         return (
-            f"The workers cannot import the module {error.name!r}, which the function or the source needs. They have "
-            f"the trainer's sys.path and working directory, so it was probably made at run time, or sys.path or the "
-            f"directory has changed since its import. Put the module in a directory on sys.path, or define the "
-            f"function in the script itself. Here {here}"
+            f"The workers cannot import the module {error.name!r}, which the function or the source needs. It was "
+            f"probably created at run time, or sys.path or the working directory has changed since its import. Put the "
+            f"module in a directory on sys.path, or define the function in the script itself. In the workers, {here}"
         )
     if isinstance(error, AttributeError):
         return (
-            f"A function or class is not found by its name in its module ({error}). It was probably replaced, or set "
-            f"in the module, while the trainer ran, or the file was changed since the trainer imported it. Restart the "
-            f"trainer (the kernel, in a notebook), or give the function as a lambda or a local function: those are "
-            f"sent by value."
+            f"A function or class is not in its module ({error}). It was probably replaced at run time, or the file "
+            f"was changed after its import. Restart the script (in a notebook, the kernel), or pass a lambda or a "
+            f"local function, which is sent by value."
         )
     if isinstance(error, ImportError):
-        return f"An import in a module of yours failed in {place}, a clean interpreter without a GPU: {error}"
+        return f"An import in your code failed in {place}, a new interpreter without a GPU: {error}"
     return (
         f"Loading the function and the source in {place} raised {type(error).__name__}. Modules are imported "
-        f"there anew, without what the script did before; the traceback shows the line."
+        f"again there, without the changes that the script made. The traceback shows the line."
     )
 
 
@@ -110,11 +108,11 @@ class ReceivedDescriptors:
 
     def _read(self) -> None:
         if self._source is None:
-            raise OSError(errno.ENOENT, "a data file was not handed over")
+            raise OSError(errno.ENOENT, "a data file was not received")
         poll = select.poll()
         poll.register(self._source, select.POLLIN)
         if not poll.poll(_ARRIVE_S * 1000):
-            raise TimeoutError("the trainer's data files have not arrived")
+            raise TimeoutError("the data files of the main process did not arrive")
         data, files, flags, _ = socket.recv_fds(self._source, MESSAGE_BYTES, _MOST_DESCRIPTORS)
         for descriptor in files:  # recv_fds has an argument for flags, and ignores it
             os.set_inheritable(descriptor, False)
@@ -122,7 +120,7 @@ class ReceivedDescriptors:
             for descriptor in files:
                 os.close(descriptor)
             if not data:
-                raise ConnectionResetError("the trainer is gone")
+                raise ConnectionResetError("the main process has ended")
             raise OSError(errno.EMFILE, "no descriptors are left for the data files")
         kind, loader, *_ = next(decode_all(data))
         assert kind == Control.FILES

@@ -285,21 +285,29 @@ def share(data: npt.ArrayLike) -> npt.NDArray[Any]: ...
 
 
 def share(data: Any) -> Any:
-    """Return a copy of an array, a list or a dict in shared memory, which loaders map and do not copy.
+    """Copy an array, list or dict into shared memory. Loaders use the result without copying it.
 
-    A loader sees an array as it is when the loader is made. Of a list or dict each element is pickled by itself; it is
-    read-only, and gives a new object each time (docs/how-to/large-arrays.md).
+    A loader uses the values that an array has when the loader is made. Each element of a list or dict is pickled; every
+    access returns a new object. See docs/guide/data/in-memory-data.md.
 
     Args:
-        data: a list, tuple or dict of what can be pickled, or what NumPy makes an array of, such as a `numpy.memmap`.
+        data: List, tuple or dict of objects that can be pickled, or an array, such as a `numpy.memmap`.
 
     Returns:
-        A read-only sequence or mapping, or a `numpy.ndarray`.
+        A `numpy.ndarray`, or a read-only sequence or mapping.
 
     Raises:
-        ArgumentError: an array holds Python objects.
-        UnpicklableError: an element cannot be pickled.
-        MemoryLimitError: too little memory is free.
+        ArgumentError: If an array holds Python objects.
+        UnpicklableError: If an element cannot be pickled.
+        MemoryLimitError: If too little memory is free.
+
+    Example:
+        >>> import loaderpool as lp
+        >>> names = lp.share(["cat", "dog", "owl"])
+
+        >>> with lp.Loader(range(3), lambda i: names[i], batch_size=3, workers=2) as loader:
+        ...     print(*next(iter(loader)))
+        cat dog owl
     """
     if isinstance(data, (list, tuple)):
         return PackedList(*_packed(data))
@@ -340,6 +348,6 @@ def _pickled(items: Sequence[Any]) -> PackedItems:
         ) from cause
     except _NotPackableError:
         raise UnpicklableError(
-            "the elements cannot be pickled one by one: they hold functions with variables of their own, or a "
-            "numpy.memmap, or one large object together"
+            "the elements cannot be pickled one by one: they hold functions with captured variables, a numpy.memmap, "
+            "or one large object that they share"
         ) from None

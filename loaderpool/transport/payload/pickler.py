@@ -33,7 +33,7 @@ def _reduce_tensor(value: Any) -> Any:
         return _typed_storage, (value._untyped_storage, value.dtype)
     if torch is not None and type(value) is torch.UntypedStorage:
         if value.device.type != "cpu":
-            raise TypeError(f"a torch tensor on {value.device}, where workers have no device but the CPU; use .cpu()")
+            raise TypeError(f"a torch tensor on {value.device}, but workers use only the CPU; call .cpu()")
         return _untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(value).numpy(),)
     if jax is not None and isinstance(value, jax.Array) and value.is_fully_addressable and not value.weak_type:
         array = np.asarray(value)
@@ -85,7 +85,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is types.CodeType:
             return _reduce_code(obj)
         if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(kind):
-            raise TypeError("an array of ctypes cannot be pickled; make a NumPy array of it: numpy.array(...)")
+            raise TypeError("a ctypes array cannot be pickled; convert it with numpy.array(...)")
         if obj is dataclasses.MISSING:
             return "MISSING"  # by its name: as a copy it would be another one, and a field's default
         if kind is LruCacheWrapper:
@@ -102,7 +102,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             if reduced is not NotImplemented:
                 return reduced
         if issubclass(kind, getattr(sys.modules.get("tqdm.std"), "tqdm", ())):
-            raise TypeError("a progress bar counts in one process")  # sent, it would fail where it arrives
+            raise TypeError("a progress bar cannot be pickled")  # sent, it would fail where it arrives
         return super().reducer_override(obj)
 
     def _reduce_tensor(self, tensor: Any) -> Any:

@@ -1,7 +1,7 @@
 """The user's function, source and hooks as bytes in the trainer; `loaded` makes objects of them again.
 
 The trainer may have a framework loaded; the supervisor is a clean interpreter, which finds the trainer's `sys.path` and
-working directory but never runs its `__main__` (docs/explanation/architecture.md, "Getting there").
+working directory but never runs its `__main__` (docs/internals/architecture.md, "Getting there").
 """
 
 from __future__ import annotations
@@ -169,11 +169,11 @@ def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
         checkpoint()
         try:
             if not hands_over_files:
-                reason = "the workers were spawned"
+                reason = "the workers are spawned"
             elif len(found.files) < _MOST_FILES:
                 file = place_of(buffer)
             else:
-                reason = f"the loader has {_MOST_FILES} others"
+                reason = f"the loader shares {_MOST_FILES} other arrays"
         except OSError as error:  # no memory for files, or no descriptors: there may be some in the arena
             reason = str(error)
         if file is not None:
@@ -183,7 +183,7 @@ def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
             found.shared_bytes += buffer.nbytes
         elif not is_in_passing(buffer):
             found.copied_bytes += buffer.nbytes
-            reasons[reason or why_copied(buffer) or "it was written to meanwhile"] += buffer.nbytes
+            reasons[reason or why_copied(buffer) or "it was changed meanwhile"] += buffer.nbytes
     found.copied_because = tuple(f"{nbytes:,} bytes: {reason}" for reason, nbytes in reasons.most_common())
     return found
 
@@ -220,7 +220,7 @@ def put_shipment(
         extents.append(pickled)
         arrays = (0, 0)
         if copies:
-            extent = arena.take(end, "the arrays that function and source hold")
+            extent = arena.take(end, "the arrays of the function and the source")
             extents.append(extent)
             arrays = (extent.offset, end)
             for at, flat in copies:

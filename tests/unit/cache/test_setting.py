@@ -16,7 +16,7 @@ import loaderpool as lp
         (("",), lp.ArgumentError, "Cache.where must be .* a directory, got ''"),
         (("a\0b",), lp.ArgumentError, r"Cache.where must be .* a directory, got 'a\\x00b'"),
         (("memory", 0), lp.ArgumentError, "Cache.max_bytes must be at least 1, got 0"),
-        (("memory", "lots"), lp.ArgumentError, "Cache.max_bytes must be bytes such as .*, got 'lots'"),
+        (("memory", "lots"), lp.ArgumentError, "Cache.max_bytes must be a number of bytes .*, got 'lots'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:

@@ -41,9 +41,9 @@ def test_a_value_holds_for_the_component_in_its_place_or_for_all_in_it(pad: Any,
 @pytest.mark.parametrize(
     ("pad", "message"),
     [
-        ({"x": 0}, r"pad has nothing for component \['y'\].*False where it is not to be padded"),
+        ({"x": 0}, r"pad has no value for component \['y'\].*False for no padding"),
         ({"x": 0, "y": 0, "z": 0}, r"pad has \['z'\], but the function returns"),
-        ({"x": (0,), "y": 0}, r"pad\['x'\] has nothing for component \[1\]"),
+        ({"x": (0,), "y": 0}, r"pad\['x'\] has no value for component \[1\]"),
         ({"x": 0, "y": {"z": 1}}, r"pad\['y'\] is \{'z': int\}, but the function returns"),
         ((0, 1), r"pad is \(int, int\), but the function returns .*'x'"),
     ],
@@ -56,7 +56,7 @@ def test_padding_that_is_built_otherwise_than_the_sample_is_refused(pad: Any, me
 @pytest.mark.parametrize(
     ("pad", "error", "message"),
     [
-        ([0], ArgumentError, r"pad must be .*got \[0\] \(a list is never structure: write a tuple\)"),
+        ([0], ArgumentError, r"pad must be .*got \[0\] \(use a tuple\)"),
         ({"x": [0]}, ArgumentError, r"pad\['x'\] must be"),
         ((0, np.zeros(2)), ArgumentError, r"pad\[1\] must be"),
         (None, ArgumentError, "pad must be"),

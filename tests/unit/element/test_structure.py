@@ -73,7 +73,7 @@ def test_dict_subclasses_are_read_as_dicts_and_come_back_plain(make: Any) -> Non
 
 def test_a_defaultdict_without_a_key_is_refused_and_not_filled() -> None:
     value = defaultdict(list, {"a": 1, "c": 2})
-    with pytest.raises(SpecMismatchError, match="without 'b' and with 'c' besides"):
+    with pytest.raises(SpecMismatchError, match="without 'b' and with extra 'c'"):
         Structure.of({"a": 0, "b": 0}).flatten(value)
     assert list(value) == ["a", "c"]
 
@@ -109,25 +109,25 @@ def test_fields_that_are_no_namedtuples_do_not_deceive() -> None:
 
 
 MISMATCHES = [
-    (0, (1, 2), r"the element is built differently: expected one array, got a tuple"),
-    (0, {"a": 1}, r"the element is built differently: expected one array, got a dict"),
+    (0, (1, 2), r"the element has another structure: expected one array, got a tuple"),
+    (0, {"a": 1}, r"the element has another structure: expected one array, got a dict"),
     (0, None, r"expected one array, got None"),
     (0, Point(1, 2), r"expected one array, got a tuple \(Point\)"),
     ((0, 0), (1, 2, 3), r"expected a tuple of 2, got a tuple of 3"),
     ((0, 0), {"a": 1}, r"expected a tuple of 2, got a dict"),
-    ((0, 0), [1, 2], r"expected a tuple of 2, got a list \(a list is one array, never structure\)"),
+    ((0, 0), [1, 2], r"expected a tuple of 2, got a list \(which becomes one array\)"),
     ((0, 0), None, r"expected a tuple of 2, got None"),
     ((0, 0), Point(1, 2), r"expected a tuple of 2, got a tuple \(Point\)"),
-    ((0, 0), (1, None), r"component \[1\] is built differently: expected one array, got None"),
-    ((0, 0), (1, (2, 3)), r"component \[1\] is built differently: expected one array, got a tuple"),
+    ((0, 0), (1, None), r"component \[1\] has another structure: expected one array, got None"),
+    ((0, 0), (1, (2, 3)), r"component \[1\] has another structure: expected one array, got a tuple"),
     ({"a": 0, "b": 0}, {"a": 1}, r"expected a dict of 'a', 'b', got one without 'b'"),
-    ({"a": 0}, {"a": 1, "z": 2}, r"expected a dict of 'a', got one with 'z' besides"),
-    ({"a": 0, "b": 0}, {"a": 1, "c": 2}, r"without 'b' and with 'c' besides"),
+    ({"a": 0}, {"a": 1, "z": 2}, r"expected a dict of 'a', got one with extra 'z'"),
+    ({"a": 0, "b": 0}, {"a": 1, "c": 2}, r"without 'b' and with extra 'c'"),
     ({"a": 0}, (1,), r"expected a dict of 'a', got a tuple"),
-    ({"a": 0}, {"a": None}, r"component \['a'\] is built differently: expected one array, got None"),
+    ({"a": 0}, {"a": None}, r"component \['a'\] has another structure: expected one array, got None"),
     (Point(0, 0), (1, 2), r"expected a Point\(x, y\), got a tuple"),
-    (NESTED, {**NESTED, "a": (1, Point(2, {"flat": 3}))}, r"component \['a'\]\[1\]\.y is built differently: .*'flat'"),
-    (NESTED, {**NESTED, "a": (1, (2, 3))}, r"component \['a'\]\[1\] is built differently: expected a Point\(x, y\)"),
+    (NESTED, {**NESTED, "a": (1, Point(2, {"flat": 3}))}, r"component \['a'\]\[1\]\.y has another structure: .*'flat'"),
+    (NESTED, {**NESTED, "a": (1, (2, 3))}, r"component \['a'\]\[1\] has another structure: expected a Point\(x, y\)"),
 ]
 
 
@@ -146,7 +146,7 @@ def test_a_mismatch_shows_both_structures_whole() -> None:
 
 
 REFUSED = [
-    (None, "fn returned None: .*is a return missing"),
+    (None, r"fn returned None\. Did you forget a return statement\?"),
     ((), "fn returned an empty tuple: "),
     ({}, "fn returned an empty dict: "),
     ((1, None), r"fn returned None at \[1\]: "),

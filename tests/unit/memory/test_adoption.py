@@ -143,15 +143,15 @@ def test_what_is_not_numpy_s_own_is_copied_with_the_reason(tmp_path: Path) -> No
     np.zeros(LARGE, np.uint8).tofile(tmp_path / "data")
     cases = {
         "smaller than": np.zeros(LEAST_BYTES - 1, np.uint8),
-        "of a bytearray": np.frombuffer(bytearray(LARGE), np.uint8),
-        "of a bytes": np.frombuffer(bytes(LARGE), np.uint8),
-        "of a mmap": np.ndarray((LARGE,), np.uint8, buffer=mmap.mmap(-1, LARGE)),
-        "of a memmap": np.asarray(np.memmap(tmp_path / "data", np.uint8, "c")),
+        "by a bytearray": np.frombuffer(bytearray(LARGE), np.uint8),
+        "by a bytes": np.frombuffer(bytes(LARGE), np.uint8),
+        "by a mmap": np.ndarray((LARGE,), np.uint8, buffer=mmap.mmap(-1, LARGE)),
+        "by a memmap": np.asarray(np.memmap(tmp_path / "data", np.uint8, "c")),
     }
     for reason, array in cases.items():
         before = mappings(array)
         assert place_of(flat(array)) is None
-        assert reason in str(why_copied(flat(array))) or reason == "of a memmap"
+        assert reason in str(why_copied(flat(array))) or reason == "by a memmap"
         assert why_copied(flat(array)) is not None
         assert mappings(array) == before
 
@@ -172,7 +172,7 @@ def test_nothing_is_adopted_while_another_thread_works() -> None:
     thread = threading.Thread(target=done.wait, name="filler")
     thread.start()
     try:
-        assert "another thread runs (filler)" in str(why_copied(flat(array)))
+        assert "another thread (filler)" in str(why_copied(flat(array)))
         assert place_of(flat(array)) is None
     finally:
         done.set()
@@ -185,7 +185,7 @@ def test_nothing_is_adopted_by_another_thread_than_the_main_one() -> None:
     thread = threading.Thread(target=lambda: found.append(why_copied(flat(array))))
     thread.start()
     thread.join()
-    assert found == ["another thread runs (MainThread), which might write to it"]
+    assert found == ["another thread (MainThread) is running and might write to it"]
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
@@ -412,4 +412,4 @@ def test_more_files_than_a_message_holds_are_copied(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(adoption, "LEAST_BYTES", 1 << 20)
     shared = [share(np.full(1000 * 100, number)) for number in range(70)]
     placement = place(ship({"all": shared}))
-    assert len(placement.files) == 64 and "has 64 others" in placement.copied_because[0]
+    assert len(placement.files) == 64 and "shares 64 other arrays" in placement.copied_because[0]

@@ -27,12 +27,12 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=
         ({"address": "ray://head:10001"}, lp.ArgumentError, r"ray start --address=HEAD:6379"),
         ({"address": "head"}, lp.ArgumentError, r'"auto" or "host:port", got \'head\''),
         ({"address": 6379}, lp.ArgumentError, r'"auto" or "host:port", got 6379'),
-        ({"hosts": 0}, lp.ArgumentError, "hosts must be at least 1, got 0"),
-        ({"hosts": "all"}, lp.ArgumentError, "hosts must be a number or \"auto\", got 'all'"),
-        ({"workers_per_host": -1}, lp.ArgumentError, "workers_per_host must be at least 1, got -1"),
-        ({"workers_per_host": 1.5}, lp.ArgumentError, "workers_per_host must be a whole number, got 1.5"),
-        ({"actor_options": [1]}, lp.ArgumentError, r"actor_options must be a dict, as Ray's \.options\(\) takes them"),
-        ({"actor_options": {"num_cpus": 4}}, lp.ArgumentError, "num_cpus is the pool's to say"),
+        ({"nodes": 0}, lp.ArgumentError, "nodes must be at least 1, got 0"),
+        ({"nodes": "all"}, lp.ArgumentError, "nodes must be an integer or \"auto\", got 'all'"),
+        ({"workers_per_node": -1}, lp.ArgumentError, "workers_per_node must be at least 1, got -1"),
+        ({"workers_per_node": 1.5}, lp.ArgumentError, "workers_per_node must be an integer, got 1.5"),
+        ({"actor_options": [1]}, lp.ArgumentError, r"a dict of options of Ray's \.options\(\), got \[1\]"),
+        ({"actor_options": {"num_cpus": 4}}, lp.ArgumentError, "must not have num_cpus, which RayPool sets"),
         ({"restarts": -1}, lp.ArgumentError, "restarts"),
         ({"workers": 2}, lp.ArgumentError, "workers"),
     ],
@@ -62,7 +62,7 @@ def drawn(rng: np.random.Generator) -> Iterator[int]:
         (
             lambda pool: lp.Loader.from_generator(drawn, batch_size=4, workers=pool),
             lp.ArgumentError,
-            "as many copies of drawn run as there are workers, and on a cluster these come and go: say copies=",
+            "drawn runs in one replica for each worker, but the number of workers in this pool varies",
         ),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, error: type
 
 
 def test_copies_are_taken_where_their_number_is_sure() -> None:
-    with RayPool(address="127.0.0.1:1", hosts=2, workers_per_host=3) as pool:
+    with RayPool(address="127.0.0.1:1", nodes=2, workers_per_node=3) as pool:
         lp.Loader.from_generator(drawn, batch_size=4, workers=pool).close()
     with RayPool(address="127.0.0.1:1") as pool:
         lp.Loader.from_generator(drawn, batch_size=4, workers=pool, copies=2).close()
@@ -111,14 +111,14 @@ class TestFindCluster:
         """Such as a Redis, whose port is Ray's."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
-            with answering(server, answer), pytest.raises(ConnectionError, match="does not speak as Ray does"):
+            with answering(server, answer), pytest.raises(ConnectionError, match="does not use the protocol of Ray"):
                 cluster_nodes.find_cluster(address)
 
     def test_where_what_listens_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cluster_nodes, "_GREETING_S", 0.1)
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
-            with pytest.raises(ConnectionError, match=r"what listens there has said nothing for 0\.1 s"):
+            with pytest.raises(ConnectionError, match=r"the server there did not respond within 0\.1 s"):
                 cluster_nodes.find_cluster(address)
 
     def test_where_one_comes_back(self) -> None:
@@ -157,7 +157,7 @@ class TestFindCluster:
     def test_where_none_ever_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         monkeypatch.setattr(cluster_nodes, "_CURRENT_CLUSTER", tmp_path / "none")
-        with pytest.raises(ConnectionError, match="finds no Ray cluster on this machine: start one"):
+        with pytest.raises(ConnectionError, match=r"found no Ray cluster on this machine\. Start one"):
             cluster_nodes.find_cluster("auto")
 
     def test_the_environment_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,19 +87,20 @@ def test_tables_have_the_same_cells_in_each_line(bench: Any) -> None:
     for row in bench.rows.ROWS:
         sides = (*row.contestants, *row.peers, *(goal.of for goal in row.goals), *(goal.against for goal in row.goals))
         results.append(bench.harness.Result(row, {side: [2.0, 2.5] for side in sides if side}))
-    for table in (bench.report.goals_table(results), bench.report.peers_table(results)):
+    speed, limits = bench.report.speed_table(results), bench.report.limits_table(results)
+    times, sizes = bench.report.costs_table(results, "ms"), bench.report.costs_table(results, "MB")
+    for table in (bench.report.goals_table(results), speed, limits, times, sizes):
         assert len({line.count("|") for line in table.splitlines()}) == 1
+        assert len(table.splitlines()) > 3
     assert len(bench.report.goals_table(results).splitlines()) == 2 + sum(len(row.goals) for row in bench.rows.ROWS)
-    assert bench.report.peers_table([result_of(bench, "tiny32/own", rows=2.0)]).count("\n") == 1, (
-        "a failure has no line"
+    assert bench.report.limits_table([result_of(bench, "tiny32/own", rows=2.0)]).count("\n") == 1, (
+        "no line for a failure"
     )
 
 
-def test_rates_are_shown_as_time_for_a_batch_with_their_range(bench: Any) -> None:
+def test_rates_are_shown_as_time_for_a_batch(bench: Any) -> None:
     result = result_of(bench, "tiny32/own", loaderpool=10_000.0)
-    assert bench.report.value_text(result, "loaderpool", spread=True) == "100 us"
-    result.figures["loaderpool"] += [5_000.0, 20_000.0]
-    assert bench.report.value_text(result, "loaderpool", spread=True) == "100 us [50 us .. 200 us]"
+    assert bench.report.value_text(result, "loaderpool") == "100 us"
     for milliseconds, text in ((0.0241, "24.1 us"), (3.0, "3 ms"), (250.0, "250 ms"), (2000.0, "2 s")):
         assert bench.report.value_text(result_of(bench, "gap/own", loaderpool=milliseconds), "loaderpool") == text
 

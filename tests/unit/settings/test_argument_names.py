@@ -24,8 +24,8 @@ def test_a_loader_names_the_argument_that_was_meant(way: str) -> None:
         "drop_last": "did you mean drop_remainder?",
         "Shuffle": "did you mean shuffle?",
         "bach_size": "did you mean batch_size?",
-        "collate_fn": "batch_fn gets the list",
-        "prefetch_factor": "batches are made ahead",
+        "collate_fn": "use batch_fn, which takes the list",
+        "prefetch_factor": "remove it, because batches are prefetched",
         "xyzzy": "there are source, fn, batch_size,",
     }.items():
         with pytest.raises(TypeError, match=f"^Loader has no argument named {name}: {re.escape(told)}"):
@@ -69,7 +69,7 @@ def test_methods_and_classes_of_others_are_answered_with_what_to_write() -> None
         "take": "itertools.islice(loader, n)",
         "repeat": "as_dataset(epochs=n)",
         "shuffle": "shuffle=True",
-        "prefetch": "made ahead anyway",
+        "prefetch": "prefetched anyway",
         "cache": 'cache="memory"',
     }.items():
         with pytest.raises(AttributeError, match=re.escape(told)):

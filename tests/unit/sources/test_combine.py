@@ -248,11 +248,11 @@ def test_a_dict_of_sources_gives_dicts() -> None:
 
 
 def test_unequal_lengths_are_an_error_that_names_them() -> None:
-    with pytest.raises(lp.ArgumentError, match=r"sources\[0\] has 4, sources\[1\] has 3; strict=False ends"):
+    with pytest.raises(lp.ArgumentError, match=r"sources\[0\] has 4, sources\[1\] has 3 \(strict=False ends"):
         lp.zip_sources(ROWS, Items(3))
     with pytest.raises(lp.ArgumentError, match=r"sources\['x'\] has 1, sources\['y'\] has 2"):
         lp.zip_sources({"x": [0], "y": [0, 0]})
-    with pytest.raises(lp.ArgumentError, match=r"sources\[7\] has 8, \.\.\.; strict"):
+    with pytest.raises(lp.ArgumentError, match=r"sources\[7\] has 8, \.\.\. \(strict"):
         lp.zip_sources(*(range(size) for size in range(1, 12)))
 
 
@@ -289,22 +289,22 @@ def test_a_dict_of_columns_that_are_none_points_to_zip_sources() -> None:
         (lp.mix, ({"a": SMALL},), "sources must be a list or tuple of sources, got a dict"),
         (lp.mix, ([SMALL, []],), r"sources\[1\]: source is empty: a list of length 0"),
         (lp.mix, ([SMALL], 1), "weights must be one number for each source, or None, got 1"),
-        (lp.mix, ([SMALL], [1, 2]), "there are 1 sources and 2 weights"),
+        (lp.mix, ([SMALL], [1, 2]), "weights must have one number for each source, got 2 for 1 sources"),
         (lp.mix, ([SMALL], ["1"]), r"weights\[0\] must be a number, got '1' of type str"),
         (lp.mix, ([SMALL], [True]), r"weights\[0\] must be a number, got True"),
         (lp.mix, ([SMALL, LARGE], [1, -0.5]), r"weights\[1\] must be finite and not negative, got -0.5"),
         (lp.mix, ([SMALL, LARGE], [math.inf, 1]), r"weights\[0\] must be finite"),
         (lp.mix, ([SMALL, LARGE], [1, math.nan]), r"weights\[1\] must be finite"),
-        (lp.mix, ([SMALL, LARGE], [0, 0.0]), "weights are all 0"),
+        (lp.mix, ([SMALL, LARGE], [0, 0.0]), "at least one of weights must be greater than 0"),
         (lp.mix, ([SMALL, LARGE], [1, 1e-30], 0, "all"), r"weights are so far apart .* 2\*\*62 items"),
         (lp.mix, ([SMALL], None, -1), "seed must be at least 0, got -1"),
         (lp.mix, ([SMALL], None, 0, "last"), 'stop must be "first", "all" or a number of items, got \'last\''),
         (lp.mix, ([SMALL], None, 0, 0), "stop must be at least 1, got 0"),
-        (lp.mix, ([SMALL], None, 0, None), "stop must be a whole number, got None"),
+        (lp.mix, ([SMALL], None, 0, None), "stop must be an integer, got None"),
         (lp.mix, ([SMALL], None, 0, 2**70), "stop must be at most 4611686018427387904, got"),
         (lp.zip_sources, (), "sources is empty"),
         (lp.zip_sources, ({},), "sources is empty"),
-        (lp.zip_sources, ([ROWS, ROWS],), r"got one list: pass them one by one, as in zip_sources\(a, b\)"),
+        (lp.zip_sources, ([ROWS, ROWS],), r"got one list: pass each source as an argument, as in zip_sources\(a, b\)"),
         (lp.zip_sources, ({"x": ROWS, "y": []},), r"sources\['y'\]: source is empty"),
         (functools.partial(lp.zip_sources, strict=1), (ROWS, ROWS), "strict must be True or False, got 1"),
     ],

@@ -163,7 +163,7 @@ def test_records_of_all_files_in_order(name: str, tmp_path: Path) -> None:
     for index in (36, -37):
         with pytest.raises(IndexError, match="36 items"):
             source[index]
-    with pytest.raises(lp.ArgumentError, match=rf"^paths: there is no {source.unit} in {paths[1]}"):
+    with pytest.raises(lp.ArgumentError, match=rf"^paths: found no {source.unit}s in {paths[1]}"):
         FORMATS[name][0](paths[1])
 
 
@@ -320,12 +320,12 @@ def test_threads_read_at_the_same_time(name: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path: os.truncate(path, 3), r"00\.data was written to since it was indexed \(\d+ bytes then, 3 now\)"),
+        (lambda path: os.truncate(path, 3), r"00\.data has changed since it was indexed \(was \d+ bytes, now 3\)"),
         (
             lambda path: path.write_bytes(path.read_bytes() + b"more"),
-            r"00\.data was written to since it was indexed \(\d+ bytes then",
+            r"00\.data has changed since it was indexed \(was \d+ bytes, now",
         ),
-        (touch, r"00\.data was written to since it was indexed \(of the same size"),
+        (touch, r"00\.data has changed since it was indexed \(same size"),
         (os.unlink, r"00\.data cannot be read: No such file"),
     ],
     ids=["shorter", "longer", "touched", "gone"],
@@ -348,7 +348,7 @@ def test_a_file_that_is_replaced_is_the_old_one_where_it_was_open_and_refused_el
     assert numbers_of(name, [source[0]]) == [0]
     os.replace(paths[3], paths[0])
     assert numbers_of(name, [source[1]]) == [1]
-    with pytest.raises(lp.SourceError, match="was written to since"):
+    with pytest.raises(lp.SourceError, match="has changed since"):
         pickle.loads(pickle.dumps(source))[0]
 
 
@@ -360,7 +360,7 @@ def test_a_file_that_is_written_to_while_it_is_indexed_is_refused(
     kind = type(make(paths))
     index = kind.index
     monkeypatch.setattr(kind, "index", lambda self, path: (touch(Path(path)), index(self, path))[1])
-    with pytest.raises(lp.SourceError, match=r"00\.data was written to since it was indexed"):
+    with pytest.raises(lp.SourceError, match=r"00\.data has changed since it was indexed"):
         make(paths)
 
 
@@ -368,7 +368,7 @@ def test_a_file_that_was_cut_while_it_is_open_is_an_error_of_the_record(tmp_path
     source = Blocks(written("Blocks", tmp_path)[0])
     assert source[0] == 0
     os.truncate(source.paths[0], 20)
-    with pytest.raises(lp.SourceError, match=r"00\.data ends before byte 24; make the source again"):
+    with pytest.raises(lp.SourceError, match=r"00\.data ends before byte 24\. Create the source again"):
         source[1]
 
 
@@ -378,13 +378,13 @@ def test_a_file_that_was_cut_while_it_is_open_is_an_error_of_the_record(tmp_path
 @pytest.mark.parametrize(
     ("paths", "error", "message"),
     [
-        ([], lp.ArgumentError, "paths is empty: give at least one .* file; is a glob pattern before it wrong"),
+        ([], lp.ArgumentError, r"paths is empty: pass at least one .* file\. If it comes from glob, check the pattern"),
         (3, lp.ArgumentError, "paths must be a path or a list of paths, got 3 of type int"),
         (["a", None], lp.ArgumentError, "got None of type NoneType"),
         ("no/such.data", FileNotFoundError, "no/such.data cannot be read: No such file"),
         ("no/such.data", lp.SourceError, "no/such.data cannot be read: No such file"),
-        ("some/*.data", lp.ArgumentError, r"not expanded here; pass sorted\(glob.glob\('some/\*.data'\)\)"),
-        (".", lp.ArgumentError, r"is a folder: pass its files, such as sorted\(glob.glob\('./\*'\)\)"),
+        ("some/*.data", lp.ArgumentError, r"are not expanded: pass sorted\(glob.glob\('some/\*.data'\)\)"),
+        (".", lp.ArgumentError, r"is a directory: pass its files, such as sorted\(glob.glob\('./\*'\)\)"),
         ("a\0b", lp.ArgumentError, r"paths: 'a\\x00b': embedded null byte"),
     ],
 )
@@ -399,7 +399,7 @@ def test_what_is_no_plain_file_is_refused_and_not_waited_for(name: str, tmp_path
     (tmp_path / "link").symlink_to("/dev/zero")
     for path in ("pipe", "link"):
         with pytest.raises(
-            lp.ArgumentError, match=rf"paths: .*/{path} is a pipe, socket or device: write .* plain file"
+            lp.ArgumentError, match=rf"paths: .*/{path} is a pipe, socket or device: write .* regular file"
         ):
             FORMATS[name][0](tmp_path / path)
 
@@ -408,7 +408,7 @@ def test_what_a_subclass_says_wrongly_is_said(tmp_path: Path, monkeypatch: pytes
     paths = written("Blocks", tmp_path)
     for found in (None, "25", [3, 2], [0, 2000], [-1, 3], [1.5, 2.5], [[1, 2]], iter([[4, 14], [10]])):
         monkeypatch.setattr(Blocks, "index", lambda self, path, found=found: found)
-        with pytest.raises(lp.SourceError, match=r"^Blocks\.index must give a number of records, or ascending offsets"):
+        with pytest.raises(lp.SourceError, match=r"^Blocks\.index must return a number of records, or ascending offs"):
             Blocks(paths)
     with pytest.raises(NotImplementedError, match=r"FileSource must define index\(path\)"):
         files.FileSource(paths)
@@ -432,7 +432,7 @@ def test_errors_of_a_subclass_name_the_file_and_the_record(tmp_path: Path, monke
     monkeypatch.setattr(Blocks, "index", fails)
     for make in (lambda: Blocks(paths)[0], lambda: source[30]):
         error = KeyError("no header")
-        with pytest.raises(lp.SourceError, match=r"data cannot be read as blocks \(KeyError: 'no header'\): it is cut"):
+        with pytest.raises(lp.SourceError, match=r"data cannot be read as blocks \(KeyError: 'no header'\)\. The file"):
             make()
         error = PermissionError(13, "Permission denied")
         with pytest.raises(PermissionError, match=r"data cannot be read: Permission denied") as caught:
@@ -461,7 +461,7 @@ def test_an_index_in_pieces_tells_how_far_it_is(tmp_path: Path, monkeypatch: pyt
 
     class Noted(LongWork):
         def __init__(self, what: str, total: int | None, unit: str) -> None:
-            assert what == "loaderpool: finding the records of 4 files" and unit == "bytes"
+            assert what == "loaderpool: indexing 4 files" and unit == "bytes"
             assert total == sum(map(os.path.getsize, paths))
             super().__init__(what, total, unit)
 

@@ -212,11 +212,11 @@ def test_damage_that_is_met_in_a_worker_names_the_file(packed: Path) -> None:
         (
             "image",
             lp.ArgumentError,
-            r"'image' in .*x\.h5 is missing; its datasets are 'images', 'names', 'one', 'train/",
+            r"'image' in .*x\.h5 is missing; the file has the datasets 'images', 'names', 'one', 'train/",
         ),
-        ("train", lp.ArgumentError, r"'train' in .*x\.h5 is a group; its datasets are .* 'train/labels'"),
+        ("train", lp.ArgumentError, r"'train' in .*x\.h5 is a group; the file has the datasets .* 'train/labels'"),
         ("one", lp.ArgumentError, "'one' in .* is a single value without rows"),
-        (["images"], lp.ArgumentError, "keys is a list: give a tuple"),
+        (["images"], lp.ArgumentError, "keys must be .*, got a list: pass a tuple"),
         (3, lp.ArgumentError, "keys must be the name of a dataset, got 3"),
         ({"a": ("images", 3)}, lp.ArgumentError, r"keys\['a'\]\[1\] must be the name of a dataset, got 3"),
         ((), lp.ArgumentError, "keys has an empty tuple"),
@@ -232,7 +232,7 @@ def test_datasets_of_different_lengths_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "x.h5", 3)
     with h5py.File(path, "a") as file:
         file["more"] = np.zeros(4)
-    with pytest.raises(lp.ArgumentError, match=r"x\.h5 .* numbers of rows differ: 'images' has 3, 'more' has 4"):
+    with pytest.raises(lp.ArgumentError, match=r"x\.h5 .* number of rows, but 'images' has 3, 'more' has 4"):
         lp.HDF5(path, ("images", "more"))
 
 

@@ -81,9 +81,9 @@ def test_a_file_that_cannot_be_read() -> None:
     with pytest.raises(OSError, match="truncated") as raised:
         list(lp.interleave(["a", "b", "c"], read, 2))
     if hasattr(raised.value, "__notes__"):
-        assert raised.value.__notes__ == ["while 'b' was read"]
+        assert raised.value.__notes__ == ["while reading 'b'"]
     stream = lp.interleave(["a", "b", "c"], read, 2, on_error="skip")
-    with pytest.warns(UserWarning, match="the rest of 'b' is left out: OSError: truncated"):
+    with pytest.warns(UserWarning, match="The rest of 'b' is skipped after OSError: truncated"):
         assert list(stream) == ["a0", "b0", "a1", "c0", "c1"]
 
 

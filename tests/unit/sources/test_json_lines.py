@@ -49,7 +49,7 @@ def test_blank_lines_are_no_items_wherever_they_are(
         if expected:
             assert list(lp.JsonLines(path)) == expected
         else:
-            with pytest.raises(lp.ArgumentError, match=r"there is no JSON line in .*x\.jsonl"):
+            with pytest.raises(lp.ArgumentError, match=r"found no JSON lines in .*x\.jsonl"):
                 lp.JsonLines(path)
 
 

@@ -128,7 +128,7 @@ def test_other_arrays_than_numpys_are_columns() -> None:
 
 
 def test_columns_of_different_length_are_named() -> None:
-    with pytest.raises(ArgumentError, match=r"dict of columns.*lengths differ: \['x'\] has 4, \['y'\]\[1\] has 3$"):
+    with pytest.raises(ArgumentError, match=r"dict of columns.*same length, but \['x'\] has 4, \['y'\]\[1\] has 3$"):
         as_source({"x": ROWS, "y": {1: LABELS[:3]}})
     with pytest.raises(ArgumentError, match=r"\[0\] has 4, \[1\] has 3; if each is one item, pass list\(source\)"):
         as_source((ROWS, LABELS[:3]))
@@ -144,7 +144,7 @@ def test_columns_of_different_length_are_named() -> None:
         ({"x": "a.png"}, r"^source\['x'\] is one str, 'a\.png'.*A dict is read as columns"),
         ({"x": {1, 2}}, r"^source\['x'\] is a set"),
         ({"x": range(3)}, r"^source\['x'\] is a range, not an array or list"),
-        ({"x": sparse.csr_array(np.eye(2))}, r"^source\['x'\] is sparse, a csr_array"),
+        ({"x": sparse.csr_array(np.eye(2))}, r"^source\['x'\] is a sparse csr_array"),
         ({"x": np.array(3)}, r"^source\['x'\] has no usable length: len\(\) of an array of shape \(\) raised"),
         ({"x": None}, r"source has None at \['x'\]"),
         ({"x": {}}, r"source has an empty dict at \['x'\]"),
@@ -173,9 +173,9 @@ def test_pandas_itself_is_read_by_position() -> None:
     assert as_source((frame, frame["weight"]))[2] == ({"path": "c", "label": 3, "weight": 2.5}, 2.5)
     with pytest.raises(ArgumentError, match="source is empty"):
         as_source(frame[:0])
-    with pytest.raises(ArgumentError, match="DataFrame of no columns"):
+    with pytest.raises(ArgumentError, match="DataFrame without columns"):
         as_source(pd.DataFrame())
-    with pytest.raises(ArgumentError, match="several columns of the name 'a'"):
+    with pytest.raises(ArgumentError, match="several columns named 'a'"):
         as_source(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 
 
@@ -208,18 +208,18 @@ REFUSED = [
     ("images/", "is one str, 'images/': pass a list of paths"),
     (b"images/", "is one bytes, b'images/': pass a list of paths"),
     (pathlib.PurePosixPath("images"), "is one PurePosixPath, .*pass a list of paths"),
-    (Items, r"is the class Items, not an object of it: pass Items\(\.\.\.\)"),
-    ({1, 2}, r"is a set, which has no index: pass sorted\(source\)"),
-    (frozenset({1}), r"is a frozenset, which has no index"),
+    (Items, r"is the class Items, not an instance: pass Items\(\.\.\.\)"),
+    ({1, 2}, r"is a set, which cannot be indexed: pass sorted\(source\)"),
+    (frozenset({1}), r"is a frozenset, which cannot be indexed"),
     ({1: 2}.keys(), r"is a dict_keys, .*list\(source\)"),
     ({1: 2}.values(), r"is a dict_values, .*list\(source\)"),
-    (_generate, r"is a generator function: use Loader\.from_generator\(_generate\), or read _generate\(\) once"),
+    (_generate, r"is a generator function: use Loader\.from_generator\(_generate\), or pass _generate\(\) for one"),
     (as_source, r"is a function: .*Loader\(items, as_source\)"),
     (lambda i: i, r"is a function: .*Loader\(items, fn\)"),
-    (collections.UserDict(a=[1]), r"is a mapping \(UserDict\), read by key.*dict\(source\)"),
+    (collections.UserDict(a=[1]), r"is a mapping \(UserDict\), which is read by key.*dict\(source\)"),
     (Endless(), r"is a Endless without a length: give it a __len__"),
-    (sparse.csr_matrix(np.eye(2)), r"is sparse, a csr_matrix: pass value\.toarray\(\) in its place, or range"),
-    (sparse.dia_array(np.eye(2)), r"is sparse, a dia_array"),
+    (sparse.csr_matrix(np.eye(2)), r"is a sparse csr_matrix: pass value\.toarray\(\), or range"),
+    (sparse.dia_array(np.eye(2)), r"is a sparse dia_array"),
     (object(), "is a object, which has neither length nor items"),
     (np.array(5), r"no usable length: len\(\) of an array of shape \(\) raised TypeError"),
     (Items(-1), r"len\(\) of a Items raised ValueError: __len__\(\) should return >= 0"),
@@ -241,6 +241,23 @@ def test_what_can_only_be_iterated_is_a_stream(source: Any) -> None:
     assert isinstance(stream, StreamSource)
     assert stream.items is source
     assert stream.is_one_shot is not isinstance(source, OnlyIterable)
+
+
+def test_a_stream_of_hugging_face_is_refused_with_advice() -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    methods = {"__iter__": never, "__getitem__": never}
+    of_torch = type("IterableDataset", (), {"__module__": "torch.utils.data.dataset", **methods})
+    for bases in ((), (of_torch,)):  # with PyTorch, it gets this base when its format is "torch"
+        kind = type("IterableDataset", bases, {"__module__": "datasets.iterable_dataset", **methods})
+        for source in (kind(), type("OfUser", (kind,), {})()):
+            with pytest.raises(SourceError, match=r"^source is a Hugging Face IterableDataset, ") as caught:
+                as_source(source)
+            for advice in ("Loader.from_generator(rows, shards=range(stream.num_shards)):", "Loader(iter(stream)):"):
+                assert advice in str(caught.value)
+    with pytest.raises(SourceError, match=r"^source is a PyTorch IterableDataset"):
+        as_source(of_torch())
 
 
 def test_a_generator_is_taken_unread() -> None:

@@ -76,19 +76,19 @@ def test_what_cannot_be_decoded_is_named_by_file_and_line(tmp_path: Path) -> Non
 )
 def test_compressed_files_are_refused_with_what_to_do(tmp_path: Path, pack: Any, kind: str) -> None:
     path = write(tmp_path / "x.txt.packed", pack(b"a\nb\n"))
-    with pytest.raises(lp.ArgumentError, match=rf"x\.txt\.packed is compressed \({kind}\).*unpack it first \("):
+    with pytest.raises(lp.ArgumentError, match=rf"x\.txt\.packed is compressed \({kind}\).*Decompress the file"):
         lp.TextLines(path)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("x", "utf-16"), lp.ArgumentError, "'utf-16' is not: convert the file, as with iconv -f utf-16 -t utf-8"),
-        (("x", "no-such"), lp.ArgumentError, "as of open: unknown encoding: no-such"),
-        (("x", "hex"), lp.ArgumentError, "as of open: 'hex' is not a text encoding"),
-        (("x", None), lp.ArgumentError, "as of open: .*'encoding' must be str, not None"),
+        (("x", "utf-16"), lp.ArgumentError, "got 'utf-16'. Convert the file first: iconv -f utf-16 -t utf-8"),
+        (("x", "no-such"), lp.ArgumentError, r"valid for open\(\): unknown encoding: no-such"),
+        (("x", "hex"), lp.ArgumentError, r"valid for open\(\): 'hex' is not a text encoding"),
+        (("x", None), lp.ArgumentError, r"valid for open\(\): .*'encoding' must be str, not None"),
         (("x", "utf-8", "yes"), lp.ArgumentError, "strip must be True or False, got 'yes'"),
-        (("x", "utf-8", True, "wrong"), lp.ArgumentError, "as of open: unknown error handler name 'wrong'"),
+        (("x", "utf-8", True, "wrong"), lp.ArgumentError, r"valid for open\(\): unknown error handler name 'wrong'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:

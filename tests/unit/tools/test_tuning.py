@@ -18,11 +18,11 @@ def measurement(workers: int, rate: float, cpus: float = 1.0, other_cpus: float 
 @pytest.mark.parametrize(
     ("rates", "cpus", "chosen", "says"),
     [
-        ({0: 100, 1: 98, 2: 190, 4: 195}, 2.0, 2, "1.90 times the rate of workers=0; more bring less than 5 %"),
-        ({0: 100, 1: 98, 2: 190, 4: 195}, 2.0, 2, "for 2 CPUs are full"),
+        ({0: 100, 1: 98, 2: 190, 4: 195}, 2.0, 2, "1.90 times the rate of workers=0; more gain less than 5%"),
+        ({0: 100, 1: 98, 2: 190, 4: 195}, 2.0, 2, "because all CPUs are in use (2 CPUs)"),
         ({0: 100, 1: 100, 2: 190, 4: 195}, 0.2, 2, "with 0.2 of 2 CPUs in use"),
-        ({0: 100, 1: 98, 2: 102, 4: 101}, 1.0, 0, "workers gain less than 5 %"),
-        ({1: 100, 2: 200, 4: 400}, 0.2, 4, "the largest setting measured is the fastest (4.00 times"),
+        ({0: 100, 1: 98, 2: 102, 4: 101}, 1.0, 0, "workers gain less than 5%"),
+        ({1: 100, 2: 200, 4: 400}, 0.2, 4, "the largest setting and the fastest (4.00 times"),
         ({2: 100}, 1.0, 2, "the only setting"),
     ],
 )
@@ -35,7 +35,7 @@ def test_the_fewest_workers_within_5_percent_are_recommended(
 
 def test_cpus_that_other_programs_have_are_named() -> None:
     _, reason = choose([measurement(0, 100), measurement(1, 120, 0.5, 1.4), measurement(2, 110)], 2)
-    assert reason.endswith("for 2 CPUs are full, 1.4 of them with other programs")
+    assert reason.endswith("all CPUs are in use (2 CPUs, 1.4 of them by other programs)")
 
 
 def test_fewer_workers_come_before_fewer_threads() -> None:

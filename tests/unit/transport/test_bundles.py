@@ -138,7 +138,7 @@ def test_a_kept_item_keeps_no_other() -> None:
 
 
 def test_an_item_that_cannot_travel_is_named() -> None:
-    with pytest.raises(UnpicklableError, match="position 102 of the source's stream, a dict"):
+    with pytest.raises(UnpicklableError, match="position 102 of the stream, a dict"):
         bundled([1, 2, {"lock": threading.Lock()}, 4], first=100)
 
 

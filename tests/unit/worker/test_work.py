@@ -270,7 +270,7 @@ def test_the_probe_gives_up_with_the_first_error() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"fn": lambda index: None}, "fn returned None.*is a return missing"),
+        ({"fn": lambda index: None}, "fn returned None.*forget a return statement"),
         ({"fn": lambda index: index, "augment": lambda sample: None}, "augment returned None"),
         ({"batch_fn": lambda items: None}, "batch_fn returned None"),
         ({"source": [None] * 20}, "the source gave None.*leave it out"),
@@ -293,7 +293,7 @@ def multiply(index: int, out: Any) -> None:
 
 @pytest.mark.parametrize("fn", [fill, multiply])
 def test_who_counts_on_out_at_the_first_call_is_told_that_there_is_none_yet(fn: Any) -> None:
-    with pytest.raises(WorkFailed, match=r"out is None: return a new array then") as failed:
+    with pytest.raises(WorkFailed, match=r"out is None: return a new array") as failed:
         Bench(fn).prepare()
     assert failed.value.failure.text.startswith(str(failed.value.error))
 

@@ -59,8 +59,8 @@ class ReadFrames:
         if kind == ReaderMessage.NOT_LOADED:
             self._drop()
             failure, advice = pickle.loads(told)
-            what = "the process that reads the source's stream could not load it"
-            raise StreamFailed(functools.partial(setup_error, failure, what, advice, "the reader"))
+            what = "the stream process could not load the source"
+            raise StreamFailed(functools.partial(setup_error, failure, what, advice, "the stream process"))
         assert self._reader is not None
         reader, self._reader = self._reader, None
         self._readers.give_back(reader)
@@ -87,7 +87,7 @@ class ReadFrames:
             self._readers.give_back(reader)
         except ReaderGoneError:
             self._lost()
-        raise StreamFailed(functools.partial(ClosedError, "nobody wants the stream any more"))
+        raise StreamFailed(functools.partial(ClosedError, "the stream was closed"))
 
     def cancel(self) -> None:
         self._is_cancelled = True

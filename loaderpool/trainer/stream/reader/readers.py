@@ -143,7 +143,7 @@ class Readers:
                 raise closed_error() from None
             except OSError as error:
                 advice = capacity.start_advice(error, "this process has no file descriptors left")
-                raise PoolBrokenError(f"no process to read the stream could be started: {error}; {advice}") from error
+                raise PoolBrokenError(f"Could not start the stream process: {error}; {advice}") from error
             fault_points.reach("trainer.reader_launched")
             reader = Reader(process, my_end)
             mine.pop_all()

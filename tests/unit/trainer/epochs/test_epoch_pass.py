@@ -198,7 +198,7 @@ def test_a_loader_closed_before_its_run_is_parked_keeps_the_last_delivery(
     one_pass.next_delivery()
 
     def closed(*_: int) -> None:
-        raise ClosedError("this Loader is closed")
+        raise ClosedError("This Loader is closed.")
 
     one_pass.next_delivery()
     monkeypatch.setattr(engine.runs[0], "extend", closed)
@@ -216,7 +216,7 @@ def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoc
         raise StopIteration
 
     monkeypatch.setattr(FakeRun, "take", stop)
-    with pytest.raises(LoaderpoolError, match="epoch 0 ended after 1 of 3 batches"):
+    with pytest.raises(LoaderpoolError, match="Epoch 0 ended after 1 of 3 batches"):
         one_pass.next_delivery()
 
 

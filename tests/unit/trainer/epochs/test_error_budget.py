@@ -88,5 +88,5 @@ def test_how_batches_come_together_does_not_show(counts: list[int], sizes: list[
 
 def test_the_error_is_raised_at_once_where_no_batch_comes_before_it() -> None:
     budget = ErrorBudget(ErrorPolicy("replace", 0), Plan(40, ROWS), Counters(makes_here=False))
-    with pytest.raises(LoaderpoolError, match="1 samples of this pass failed"):
+    with pytest.raises(LoaderpoolError, match="1 sample failed in this epoch"):
         budget.admit(delivery([1, 0]))

@@ -23,7 +23,7 @@ def test_it_is_told_in_a_few_lines() -> None:
     assert [line.split(":")[0] for line in lines] == ["TOO FEW WORKERS", "Why", "Change", "Expect", "Slowest items"]
     assert lines[0] == "TOO FEW WORKERS: training waited 62% of the time for data (122 ms of a step of 198 ms)"
     assert lines[2] == "Change: lp.Loader(..., workers=11)"
-    assert lines[3] == "Expect: about 75 ms a step in place of 198 ms, as with data always ready (2.6x)"
+    assert lines[3] == "Expect: about 75 ms a step instead of 198 ms, as with data always ready (2.6x)"
     assert lines[4] == f"Slowest items: 8812 (1.9 s): {REPLAY} --index 8812 --epoch 3"
 
 

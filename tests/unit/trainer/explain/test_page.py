@@ -114,7 +114,7 @@ def test_of_a_loader_it_tells_rates_a_verdict_and_what_workers_are_at() -> None:
     assert told["explanation"]["headline"].endswith("waited 50% of the time for data (50 ms of a step of 100 ms)")
     assert (told["steps_per_s"], told["samples_per_s"], told["bytes_per_s"]) == (10, 320, 320_000)
     assert told["wait_shares"] == [0.5] * 15
-    assert (told["slots"], told["slots_lent"], told["slots_ready"]) == (6, 2, 3)
+    assert (told["buffers"], told["buffers_in_use"], told["buffers_ready"]) == (6, 2, 3)
     assert [each["state"] for each in told["workers"]] == ["item", "idle"]
     assert [each["busy_share"] for each in told["workers"]] == [0.5, 0.5]
     assert told["explanation"]["slowest"][0]["index"] == 8812

@@ -49,8 +49,8 @@ TYPICAL: dict[Verdict, Observed] = {
     Verdict.MEMORY_BANDWIDTH: WIDE.window(6, paces=(Pace(2, 33_000.0, 30e-6), Pace(6, 80_000.0, 60e-6))),
     Verdict.MEMORY_LIMIT: idle(slots=4, slots_wanted=19, slot_bytes=400 << 20),
     Verdict.STRAGGLERS: slowed(idle(), 30.0),
-    Verdict.HAND_OVER: TINY.window(2),
-    Verdict.CONSUMER_HOARDS: idle(slots_lent=27, copied=400),
+    Verdict.BATCH_OVERHEAD: TINY.window(2),
+    Verdict.BATCHES_KEPT: idle(slots_lent=27, copied=400),
     Verdict.STREAM_READER: idle(is_stream=True),
     Verdict.NOISY_NEIGHBOUR: COMPUTING.window(16, trainer_queued_s=10.0),
     Verdict.EPOCH_START: idle(epochs=20, epoch_starts_s=35.0),
@@ -100,11 +100,11 @@ ACROSS: dict[str, tuple[Callable[[float], Observed], float, Verdict, float, Verd
     ),
     "a short step": (
         lambda step_s: Training(step_s=step_s, sample_cpu_s=1e-6, step_cpu_s=1e-4).window(2), 299e-6,
-        Verdict.HAND_OVER, 301e-6, Verdict.COMPUTE_BOUND,
+        Verdict.BATCH_OVERHEAD, 301e-6, Verdict.COMPUTE_BOUND,
     ),
     "a short step, workers=0": (
         lambda step_s: Training(step_s / 2, 1, sample_cpu_s=step_s / 2, step_cpu_s=1e-5).in_process(), 299e-6,
-        Verdict.HAND_OVER, 301e-6, Verdict.TOO_FEW_WORKERS,
+        Verdict.BATCH_OVERHEAD, 301e-6, Verdict.TOO_FEW_WORKERS,
     ),
     "busy workers": (
         lambda share: with_waits(
@@ -152,10 +152,10 @@ ACROSS: dict[str, tuple[Callable[[float], Observed], float, Verdict, float, Verd
     ),
     "copies": (
         lambda share: idle(slots_lent=10, copied=int(share * 500)), 0.09, Verdict.INCOMPLETE, 0.11,
-        Verdict.CONSUMER_HOARDS,
+        Verdict.BATCHES_KEPT,
     ),
     "lent slots": (
-        lambda lent: idle(slots_lent=int(lent), copied=100), 4, Verdict.INCOMPLETE, 5, Verdict.CONSUMER_HOARDS,
+        lambda lent: idle(slots_lent=int(lent), copied=100), 4, Verdict.INCOMPLETE, 5, Verdict.BATCHES_KEPT,
     ),
     "first batches of epochs": (
         lambda share: idle(epochs=9, epoch_starts_s=share * idle().wait_s), 0.49, Verdict.INCOMPLETE, 0.51,
@@ -247,7 +247,7 @@ def test_a_cache_is_told_only_where_it_fits_and_another_epoch_can_come(lacking: 
 
 def test_what_a_cache_brings_is_told_with_both_sizes() -> None:
     expect = find_verdict(FULL.window(4, **CACHED)).expect
-    assert expect.startswith("from the second epoch on fn is not called: at best 75 ms a step")
+    assert expect.startswith("after the first epoch, at best 75 ms a step")
     assert "10,000 items take 1.4 GiB, and half of the free memory is 2.0 GiB" in expect
 
 
@@ -315,14 +315,14 @@ def test_memory_bandwidth_shows_where_more_workers_were_tried_in_vain() -> None:
     assert verdict(dataclasses.replace(few, paces=(Pace(4, 2 * rate, 1.5 * cpu_s),))) is Verdict.TOO_FEW_WORKERS
     found = find_verdict(dataclasses.replace(few, paces=(Pace(4, rate, 1.5 * cpu_s),)))
     assert found.verdict is Verdict.MEMORY_BANDWIDTH
-    assert "with 4 workers a sample costs 1.50 times the CPU time it costs with 2" in found.why
+    assert "With 4 workers a sample costs 1.50 times the CPU time it costs with 2" in found.why
 
 
 def test_what_is_waited_for_may_serve_no_more_calls_and_that_is_said_of_workers_and_threads() -> None:
     for threads in (True, False):
         found = find_verdict(BLOCKING.window(4, can_have_threads=threads))
         assert ("threads=" in found.change, "workers=" in found.change) == (threads, not threads)
-        assert found.expect.startswith("if what is waited for serves more calls, ")
+        assert found.expect.startswith("if the source can serve more calls at once, ")
 
 
 def test_a_streams_reader_is_told_with_the_reading_itself() -> None:
@@ -332,7 +332,7 @@ def test_a_streams_reader_is_told_with_the_reading_itself() -> None:
     found = find_verdict(window)
     assert found.verdict is Verdict.STREAM_READER
     assert found.step_s == pytest.approx((80e-3 + 40e-3) / 2)
-    assert "120 ms of reading and making for a batch; at best 60 ms a step" in found.expect
+    assert "120 ms of reading and processing for a batch; at best 60 ms a step" in found.expect
     alone = find_verdict(dataclasses.replace(window, workers=1))
     assert "workers=2)" in alone.change  # one would be slower than the reader
 
@@ -352,7 +352,7 @@ def test_no_change_is_told_that_brings_next_to_nothing() -> None:
 def test_what_is_not_clear_yet_is_a_warm_up(seconds: float, steps: int) -> None:
     found = find_verdict(short_of(idle(), seconds, steps))
     assert found.verdict is Verdict.WARM_UP
-    assert found.why.endswith("do not tell what is waited for: 10 s and 200 do")
+    assert found.why.endswith(" so far, and 10 s and 200 calls are needed")
     assert verdict(short_of(idle(), 10.1, 500)) is Verdict.INCOMPLETE
     assert verdict(short_of(idle(), 31.0, 24)) is Verdict.INCOMPLETE
 
@@ -373,7 +373,7 @@ def test_slow_calls_are_told_whether_workers_find_time_to_be_idle_or_not() -> No
         assert verdict(window) is Verdict.STRAGGLERS
         found = find_verdict(window)
         assert "threads=" in found.change
-        assert found.expect.endswith("a step, as the order still waits for slow calls")
+        assert found.expect.endswith("a step, because slow calls still delay later batches")
     assert verdict(slowed(waits, 0.1 * waits.busy_s)) is Verdict.SOURCE_WAITS
 
 
@@ -423,7 +423,7 @@ def test_no_more_workers_are_advised_than_there_are_generators() -> None:
     assert "workers=6)" in find_verdict(BLOCKING.window(4, lanes=6, **generators)).change
     found = find_verdict(BLOCKING.window(4, lanes=4, **generators))
     assert found.verdict is Verdict.SOURCE_WAITS
-    assert "only 4 generators run at once: more workers" in found.why
+    assert "Only 4 generators run at once, so more workers" in found.why
     assert "shards=" in found.change and "cycle_length" in found.expect
     assert "workers=2)" in find_verdict(BLOCKING.in_process(lanes=2, **generators)).change
 
@@ -442,7 +442,7 @@ def test_copies_are_told_of_where_they_take_the_time_though_data_are_ready() -> 
     window = COMPUTING.window(16, slots_lent=27, copied=500)
     assert find_verdict(window).verdict is Verdict.COMPUTE_BOUND
     slow = dataclasses.replace(window, copy_s=0.06 * window.seconds)
-    assert find_verdict(slow).verdict is Verdict.CONSUMER_HOARDS
+    assert find_verdict(slow).verdict is Verdict.BATCHES_KEPT
     assert "4.5 ms a step" in find_verdict(slow).why
 
 
@@ -452,7 +452,7 @@ def test_tiny_batches_are_told_though_workers_are_busy_and_cpus_are_full() -> No
         window, wait_s=0.6 * window.seconds, busy_s=2 * window.seconds, idle_s=0.0, queued_s=1.8 * window.seconds,
         cpu_s=0.2 * window.seconds, ready_steps=0, made=window.samples,
     )  # fmt: skip
-    assert find_verdict(busy).verdict is Verdict.HAND_OVER
+    assert find_verdict(busy).verdict is Verdict.BATCH_OVERHEAD
 
 
 def test_calls_that_had_no_cpu_are_no_stragglers() -> None:
@@ -470,8 +470,8 @@ def test_a_start_is_told_to_be_paid_once() -> None:
 def test_what_a_start_took_its_time_for_is_told_where_it_was_measured() -> None:
     start = TYPICAL[Verdict.START_UP]
     told = find_verdict(dataclasses.replace(start, load_s=24.0)).why
-    assert "to load the function, with what it imports, took 24 s; then" in told
-    assert "load the function" not in find_verdict(dataclasses.replace(start, load_s=0.1)).why
+    assert "Loading the function and its imports took 24 s. Then" in told
+    assert "Loading the function" not in find_verdict(dataclasses.replace(start, load_s=0.1)).why
 
 
 def test_time_between_passes_is_no_step_and_yet_cpu_time_is_of_it() -> None:
@@ -488,7 +488,7 @@ def test_time_between_passes_is_no_step_and_yet_cpu_time_is_of_it() -> None:
 def test_without_cpu_times_nothing_is_said_of_computing(workers: int) -> None:
     found = find_verdict(COMPUTING.window(workers, cpu_s=0.0, queued_s=0.0))
     assert found.verdict is (Verdict.INCOMPLETE if workers == 4 else Verdict.COMPUTE_BOUND)
-    assert "% of that computing" not in found.why
+    assert "% of it computing" not in found.why
     assert found.change == ""
 
 

@@ -18,14 +18,14 @@ def host_lost(batches: range = range(0), indices: tuple[int, ...] = ()) -> LostR
 @pytest.mark.parametrize(
     ("batches", "indices", "said"),
     [
-        (range(7, 8), (4, 9), "4 hosts died over batch 7 of epoch 3 (source indices [4, 9]), the last of "),
-        (range(7, 10), (), "4 hosts died over batches 7 to 9 of epoch 3, the last of "),
+        (range(7, 8), (4, 9), "Nodes were lost 4 times over batch 7 of epoch 3 (source indices [4, 9]). The last "),
+        (range(7, 10), (), "Nodes were lost 4 times over batches 7 to 9 of epoch 3. The last "),
         (
             range(0),
             tuple(range(9)),
-            "the same work in epoch 3 (source indices [0, 1, 2, 3, 4, 5, 6, 7, ...]), the",
+            "the same task in epoch 3 (source indices [0, 1, 2, 3, 4, 5, 6, 7, ...]). The",
         ),
-        (range(0), (), "4 hosts died over the same work in epoch 3, the last of "),
+        (range(0), (), "Nodes were lost 4 times over the same task in epoch 3. The last "),
     ],
 )
 def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
@@ -40,9 +40,9 @@ def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
 
 def test_the_last_node_is_named_and_why_a_host_was_lost_there() -> None:
     error = lost_error(host_lost())
-    assert "nothing else to do, on node 10.0.0.8: its node has died. A sample" in str(error)
+    assert "with no other task, was node 10.0.0.8: its node has died. A crash" in str(error)
     assert isinstance(error, WorkerLostError)
-    assert (error.hosts, error.node) == (LOST, "10.0.0.8")
+    assert (error.nodes, error.node) == (LOST, "10.0.0.8")
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_the_last_node_is_named_and_why_a_host_was_lost_there() -> None:
     [
         (
             Verdict.STORM,
-            "7 hosts were lost within 600 s, more than restarts=(6, 600) allows; the last on node 10.0.0.8: its node ",
+            "Nodes were lost 7 times within 600 s, more than restarts=(6, 600) allows. The last was node 10.0.0.8: ",
         ),
         (
             Verdict.BEFORE,
-            "7 hosts in a row were lost before they had begun any batch, the last on node 10.0.0.8: its node ",
+            "Nodes were lost 7 times in a row before they started any batch. The last was node 10.0.0.8: its node ",
         ),
     ],
 )
@@ -66,5 +66,6 @@ def test_storms_of_hosts_speak_of_hosts(verdict: Verdict, said: str) -> None:
 
 def test_a_workers_death_is_told_with_its_node() -> None:
     error = lost_error(LostReport(Verdict.ALONE, 5, 0, -9, 77, deaths=3, node="10.0.0.7"))
-    assert str(error).startswith("a worker (pid 77, node 10.0.0.7) was killed by SIGKILL at source index 5, epoch 0; ")
+    told = "A worker (pid 77, node 10.0.0.7) was killed by SIGKILL while loading source index 5 (epoch 0). "
+    assert str(error).startswith(told)
     assert (error.node, error.index, error.signal_name) == ("10.0.0.7", 5, "SIGKILL")

@@ -62,7 +62,7 @@ def test_the_longest_waits_are_told_with_what_took_so_long() -> None:
     made.delivery(135, 36, 3, ticket=4)
     waits = chrome_trace(made.recording(), None).waits
     assert waits == (
-        "76 ms for batch 1 of epoch 0; sample 41 took 90 ms in it",
+        "76 ms for batch 1 of epoch 0; sample 41 took 90 ms",
         "36 ms for batch 3 of epoch 0",
         "14 ms for batch 0 of epoch 0",
     )
@@ -86,10 +86,10 @@ def test_each_process_has_a_row_with_a_name() -> None:
         201: "worker 1",
         SUPERVISOR: "supervisor",
     }
-    assert names(trace, 200, "tickets") == ["wait for a ticket", "batch 0", "batch 2"]
-    assert names(trace, TRAINER, "passes") == ["epoch 0"]
-    assert names(trace, TRAINER, "slot 5") == ["batch 0 ready", "batch 0 lent"]
-    assert trace.named("batch 0 lent")[0]["dur"] == pytest.approx(12_000)
+    assert names(trace, 200, "tasks") == ["wait for a task", "batch 0", "batch 2"]
+    assert names(trace, TRAINER, "epochs") == ["epoch 0"]
+    assert names(trace, TRAINER, "buffer 5") == ["batch 0 ready", "batch 0 in use"]
+    assert trace.named("batch 0 in use")[0]["dur"] == pytest.approx(12_000)
 
 
 def test_rows_of_one_batch_are_tickets_that_all_lead_to_it() -> None:
@@ -120,7 +120,7 @@ def test_what_is_copied_out_is_lent_by_no_slot(way: DeliveryKind) -> None:
     made.delivery(5, 16, 0, ticket=1, arrived_ms=18.5, copied_ms=2 if way is DeliveryKind.COPIED else 0, way=way)
     trace = shown(made)
     assert len(trace.flows) == 1
-    assert names(trace, TRAINER, "slot 5") == ["batch 0 ready"]
+    assert names(trace, TRAINER, "buffer 5") == ["batch 0 ready"]
     assert [each["dur"] for each in trace.named("copy out")] == ([2_000] if way is DeliveryKind.COPIED else [])
 
 
@@ -143,8 +143,8 @@ def test_passes_have_ends() -> None:
         for batch in range(4):
             made.delivery(epoch * 100 + batch * 10, 1, batch, epoch=epoch, begins_pass=batch == 0)
     trace = shown(made)
-    assert names(trace, TRAINER, "passes") == ["epoch 0", "epoch 1", "epoch 2"]
-    assert len(trace.named("step: batch 3 (the pass's last)")) == 2
+    assert names(trace, TRAINER, "epochs") == ["epoch 0", "epoch 1", "epoch 2"]
+    assert len(trace.named("step: batch 3 (last of the epoch)")) == 2
 
 
 def test_a_worker_that_was_replaced_has_what_it_did_under_its_own_pid() -> None:
@@ -156,8 +156,8 @@ def test_a_worker_that_was_replaced_has_what_it_did_under_its_own_pid() -> None:
     made.ticket(0, 32, 8, 1, ticket=3)
     trace = shown(made)
     assert trace.processes[300] == "worker 2"
-    assert names(trace, 200, "tickets") == ["batch 0", "sample 8"]
-    assert names(trace, 300, "tickets") == ["batch 1"]
+    assert names(trace, 200, "tasks") == ["batch 0", "sample 8"]
+    assert names(trace, 300, "tasks") == ["batch 1"]
 
 
 def test_with_a_supervisor_all_of_its_workers_have_ended() -> None:
@@ -167,8 +167,8 @@ def test_with_a_supervisor_all_of_its_workers_have_ended() -> None:
     made.start_worker(31, 1, 1, 301)
     made.ticket(1, 32, 8, 1, ticket=2)
     trace = shown(made)
-    assert names(trace, 201, "tickets") == ["batch 0"]
-    assert names(trace, 301, "tickets") == ["batch 1"]
+    assert names(trace, 201, "tasks") == ["batch 0"]
+    assert names(trace, 301, "tasks") == ["batch 1"]
     assert [trace.processes[pid] for pid in (SUPERVISOR, 111)] == ["supervisor", "supervisor"]
 
 
@@ -178,7 +178,7 @@ def test_calls_side_by_side_are_on_tracks_of_their_own() -> None:
         made.call(0, 11 + thread * 0.1, 6, 70 + thread, ticket=1)
     made.ticket(0, 10, 10, 0, ticket=1)
     trace = shown(made)
-    assert [trace.tracks[each] for each in trace.slices if each[0] == 200] == ["tickets", "tickets (2)", "tickets (3)"]
+    assert [trace.tracks[each] for each in trace.slices if each[0] == 200] == ["tasks", "tasks (2)", "tasks (3)"]
 
 
 def test_failed_tickets_say_so_and_lead_nowhere() -> None:
@@ -186,7 +186,7 @@ def test_failed_tickets_say_so_and_lead_nowhere() -> None:
     made.ticket(0, 10, 8, 0, ticket=1, status=Status.FAILED)
     made.ticket(0, 20, 8, 0, ticket=2, status=77)
     trace = shown(made)
-    assert names(trace, 200, "tickets") == ["batch 0 (failed)", "batch 0 (?)"]
+    assert names(trace, 200, "tasks") == ["batch 0 (failed)", "batch 0 (?)"]
     assert trace.flows == {}
 
 
@@ -229,7 +229,7 @@ def test_a_large_trace_leaves_out_the_oldest_and_says_so() -> None:
     assert 100 < len(steps) < 500
     assert len(trace.flows) >= len(steps) - 2
     (note,) = found.notes
-    assert note.startswith(f"it goes back {found.seconds:.1f} s, not 1.0 s")
+    assert note.startswith(f"the trace covers {found.seconds:.1f} s, not 1.0 s")
 
 
 def test_rings_that_hold_less_than_is_wanted_say_so() -> None:
@@ -240,15 +240,15 @@ def test_rings_that_hold_less_than_is_wanted_say_so() -> None:
         made.call(1, call / 100, 0.005, call, ticket=1)
     for seconds in (30.0, None):
         found = chrome_trace(made.recording(), seconds).notes
-        assert [each.partition(" s only")[0] for each in found] == [
-            "tickets of some workers are known of the last 0.9",
-            "calls of some workers are known of the last 1.0",
+        assert [each.partition(" s,")[0] for each in found] == [
+            "tasks of some workers cover only the last 0.9",
+            "calls of some workers cover only the last 1.0",
         ]
     assert chrome_trace(made.recording(), 0.5).notes == ()
 
 
 def test_what_is_recorded_elsewhere_is_said_to_be() -> None:
-    assert any("other machines" in note for note in notes(has_hosts=True))
+    assert any("other nodes" in note for note in notes(has_hosts=True))
     assert any("spawned" in note for note in notes(pool=None))
     made = HandMadeRecording(workers=5)
     assert any(note.startswith("3 workers are not recorded") for note in chrome_trace(made.recording(), 1.0).notes)

@@ -72,7 +72,7 @@ def test_what_does_not_come_is_an_error(
     monkeypatch.setattr(loaded, "_ARRIVE_S", 0.01)
     with pytest.raises(TimeoutError):
         ReceivedDescriptors(theirs).of(1, 1)
-    with pytest.raises(OSError, match="not handed over"):
+    with pytest.raises(OSError, match="not received"):
         ReceivedDescriptors(None).of(1, 1)
     mine.close()
     with pytest.raises(ConnectionResetError):

@@ -142,7 +142,7 @@ def test_a_part_of_the_source_is_named_by_its_place(source: Any, path: str) -> N
 
 
 def test_a_generator_comes_with_advice_of_its_own() -> None:
-    assert "pass the generator function" in str(refusal(source=numbers()))
+    assert "Pass the generator function" in str(refusal(source=numbers()))
 
 
 @pytest.mark.parametrize("mode", ["r", "rb", "w", "r+b"])

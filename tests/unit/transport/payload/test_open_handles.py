@@ -38,7 +38,7 @@ def refused(payload: dict[str, object]) -> str:
 
 
 def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: h5py.File) -> None:
-    advice = f"give loaderpool.HDF5({file.filename!r}, 'train/images')"
+    advice = f"pass loaderpool.HDF5({file.filename!r}, 'train/images')"
     for source in (file["train/images"], {"image": file["train/images"], "label": [1, 2, 3]}):
         text = refused({"source": as_source(source), "fn": None})
         assert text.startswith("Cannot send this to the workers: source") and "h5py" in text and advice in text
@@ -69,4 +69,4 @@ def test_database_connections_are_named(connection: sqlite3.Connection, kind: st
     handle: Any = connection if kind == "Connection" else connection.cursor()
     text = refused({"source": range(3), "fn": lambda index: handle.execute("select 1")})
     assert re.search(rf"closure variable 'handle' of function .*, of type sqlite3\.{kind}\.", text)
-    assert "open it in setup=" in text
+    assert "Open it in setup=" in text

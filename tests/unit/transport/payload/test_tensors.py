@@ -48,7 +48,7 @@ TORCH = """
     try:
         ship(dict(fn=lambda i: elsewhere))
     except lp.UnpicklableError as error:
-        assert "'elsewhere'" in str(error) and "on meta, where workers have no device but the CPU" in str(error), error
+        assert "'elsewhere'" in str(error) and "on meta, but workers use only the CPU" in str(error), error
     else:
         raise AssertionError
     print("all shown")

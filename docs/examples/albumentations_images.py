@@ -1,0 +1,61 @@
+"""Augment images with albumentations and get the same images with any number of workers.
+
+Each worker creates its own transform in `setup`, and the function passes the sample's `rng` to it.
+Install, in a clone: pip install . "albumentations>=2.0"
+"""
+
+import random
+import tempfile
+from pathlib import Path
+
+import albumentations as A
+import cv2
+import numpy as np
+
+import loaderpool as lp
+
+state = {}  # each worker has its own
+
+
+def setup():
+    cv2.setNumThreads(0)  # the workers already use all CPUs
+    state["transform"] = A.Compose(
+        [
+            A.RandomCrop(height=48, width=48),
+            A.HorizontalFlip(p=0.5),
+            A.RandomBrightnessContrast(p=0.5),
+        ]
+    )
+
+
+def load(item, rng):
+    path, label = item
+    image = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
+    # Albumentations ignores global seeds. It draws from these two generators.
+    state["transform"].set_random_state(rng, random.Random(int(rng.integers(2**32))))
+    return state["transform"](image=image)["image"], label
+
+
+def write_images(folder):
+    rng = np.random.default_rng(0)
+    items = []
+    for number in range(96):
+        path = Path(folder, f"{number:03d}.jpg")
+        cv2.imwrite(str(path), rng.integers(0, 256, (60, 80, 3), np.uint8))
+        items.append((path, number % 2))
+    return items
+
+
+def two_epochs(items, workers):
+    with lp.Loader(items, load, batch_size=16, shuffle=True, seed=1, setup=setup, workers=workers) as loader:
+        return [np.concatenate([images for images, labels in loader]) for _ in range(2)]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    items = write_images(folder)
+    first, second = two_epochs(items, workers=1)
+    with_three_workers = two_epochs(items, workers=3)
+
+print(f"2 epochs of {len(first)} images of shape {first.shape[1:]}: the same with 1 and with 3 workers")
+assert np.array_equal(first, with_three_workers[0]) and np.array_equal(second, with_three_workers[1])
+assert not np.array_equal(first, second)  # each epoch has its own order and augmentations

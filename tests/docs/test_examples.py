@@ -1,0 +1,46 @@
+"""Each script of docs/examples runs in an empty folder and leaves it empty, and the gallery has a row for each."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.support.child import run_child
+from tests.support.ray_cluster import RayCluster
+
+FOLDER = ROOT / "docs" / "examples"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+_IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+_ROW = re.compile(r"^\| \[(.+?)\]\((.+?)\) \|", re.MULTILINE)
+# Albumentations would ask PyPI for a newer version when it is imported.
+_ENVIRONMENT = {"NO_ALBUMENTATIONS_UPDATE": "1", "HF_HUB_OFFLINE": "1"}
+_MARKS = {"ray_cluster.py": [pytest.mark.ray, pytest.mark.timeout(180)]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", [pytest.param(each, id=each.stem, marks=_MARKS.get(each.name, [])) for each in SCRIPTS]
+)
+def test_the_script_runs(script: Path, tmp_path: Path) -> None:
+    code = script.read_text(encoding="utf-8")
+    modules = set(_IMPORT.findall(code))
+    needed = modules | {"tensorflow"} if "keras" in modules else modules
+    if missing := sorted(name for name in needed if importlib.util.find_spec(name) is None):
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    environment, imported = dict(_ENVIRONMENT), "tensorflow" if "tensorflow" in needed else None
+    with contextlib.ExitStack() as stack:
+        if "ray" in modules:  # with its own cluster, because it would find one that another test ends
+            environment["RAY_ADDRESS"] = stack.enter_context(RayCluster(nodes=1, cpus=2)).address
+        done = run_child(code, timeout_s=100.0, env=environment, cwd=tmp_path, imported=imported).check()
+    assert done.stdout.strip()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_gallery_lists_each_script_and_nothing_else() -> None:
+    rows = _ROW.findall((FOLDER / "index.md").read_text(encoding="utf-8"))
+    assert rows == [(script.name, script.name) for script in SCRIPTS]

@@ -1,0 +1,74 @@
+"""What users read is plain English: short sentences, and the words of the field."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import all_pages, name_of
+from tests.docs.prose import findings, sentences
+from tests.docs.test_reference import public_things
+
+# Written for builders, who need the words of the code.
+_FOR_BUILDERS = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/internals"}
+
+
+def is_for_users(page: Path) -> bool:
+    return not any(name_of(page).startswith(each) for each in _FOR_BUILDERS)
+
+
+@pytest.mark.parametrize("page", [*filter(is_for_users, all_pages())], ids=name_of)
+def test_pages_for_users_are_plain_english(page: Path) -> None:
+    assert list(findings(page.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(("name", "thing"), public_things(), ids=lambda each: each if isinstance(each, str) else "")
+def test_public_docstrings_are_plain_english(name: str, thing: object) -> None:
+    members = [value for key, value in inspect.getmembers(thing) if key[0] != "_"] if isinstance(thing, type) else []
+    texts = [inspect.getdoc(each) or "" for each in (thing, *members) if _is_ours(each)]
+    assert [line for text in texts for line in findings(text)] == []
+
+
+def _is_ours(thing: object) -> bool:
+    function = getattr(thing, "fget", getattr(thing, "__func__", thing))
+    return str(getattr(function, "__module__", "")).startswith("loaderpool")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Validation behind each epoch.", ["'behind'"]),
+        ("Of generators the state says how many there are.", ["'Of'"]),
+        ("What is one? A loader.", []),
+        ("It waits, for its data may change.", ["', for'"]),
+        ("Paths, for example, are items.", []),
+        ("Run `ticket behind` and [see](behind.md).", []),
+        ("```python\nbehind\n```", []),
+        (f"{'word ' * 26}.", ["26 words"]),
+    ],
+)
+def test_what_is_refused(text: str, expected: list[str]) -> None:
+    assert [
+        line.partition(" ->")[0].partition(",  ")[0][: len(want)]
+        for line, want in zip(findings(text), expected, strict=True)
+    ] == expected
+
+
+def test_a_page_falls_into_sentences() -> None:
+    text = (
+        "# A title\n\nOne `x.y` here. Two\nthere, e.g. so: `code`.\n\n- an item\n\n| a | b |\n|---|---|\n| c | d. E |\n"
+    )
+    assert list(sentences(text)) == [
+        "A title",
+        "One CODE here.",
+        "Two there, e.g. so:",
+        "CODE.",
+        "an item",
+        "a",
+        "b",
+        "c",
+        "d.",
+        "E",
+    ]
