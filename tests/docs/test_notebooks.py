@@ -14,7 +14,7 @@ from tests.support.child import run_child
 
 _NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 _NEEDED = ("tensorflow", "nbclient", "nbformat", "ipykernel", "soundfile")
-_INSTALL = "%pip install -q '../..[tensorflow-cpu,cli]'  # from a clone; with the release: "
+_INSTALL = "%pip install -q '../..[tensorflow-cpu,cli]'"
 _TIMEOUT_S = 180.0
 # In a child, which finds processes that are left behind, and whose folder is an empty one; the kernel is its child.
 _RUN = """

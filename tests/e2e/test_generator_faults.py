@@ -166,7 +166,7 @@ def test_a_generator_that_ends_its_worker_is_named(on_error: str) -> None:
             yield 100 * shard + number
 
     with lp.Loader.from_generator(make, workers=2, shards=range(3), batch_size=4, on_error=on_error) as loader:
-        with pytest.raises(lp.WorkerLostError, match="SIGKILL at item 30 of generator 1") as raised:
+        with pytest.raises(lp.WorkerLostError, match="SIGKILL while loading item 30 of generator 1") as raised:
             read(loader)
         assert (raised.value.index, raised.value.signal_name) == (30, "SIGKILL")
         assert loader.statistics().restarts <= 6, "another batch of it may have been dealt already"

@@ -341,7 +341,7 @@ def test_a_relative_path_is_told_as_such_with_where_the_node_looked(
             list(loader)
     text = str(caught.value)
     assert text.startswith("[Errno 2] No such file or dir") and "resolve()" in text
-    assert f"The path is relative, and that node looked for {tmp_path / 'there' / 'a.txt'}: " in text
+    assert f"The path is relative, and that node looked for {tmp_path / 'there' / 'a.txt'}. " in text
     assert "mount" not in text
 
 

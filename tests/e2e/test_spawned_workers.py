@@ -288,7 +288,7 @@ def test_a_function_that_closes_all_descriptors_is_told() -> None:
 
 def test_without_descriptors_or_an_interpreter_the_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
-    with spawned(1) as pool, pytest.raises(lp.PoolBrokenError, match="embedded"):
+    with spawned(1) as pool, pytest.raises(lp.PoolBrokenError, match=r"sys\.executable is empty"):
         lp.Loader(range(4), workers=pool)
 
 

@@ -168,7 +168,7 @@ def test_what_a_script_has_bound_anew_is_named(stdin_code: bool) -> None:
     run(
         """
         check(functools.partial(make, fn=load), "size = 64", "size: was 3, is 64")
-        check(functools.partial(make, fn=load), "table = [1]", "table: is another list now")
+        check(functools.partial(make, fn=load), "table = [1]", "table: is now another list")
         check(functools.partial(make, batch_fn=load_batch), "size = 5", "size: was 64, is 5")
         check(functools.partial(make, fn=load), "def helper(i): return -i", "helper: was defined again")
         check(
@@ -190,7 +190,7 @@ def test_attributes_that_were_set_are_named() -> None:
     run(
         """
         check(functools.partial(make, fn=with_dataset), "dataset.k = 10", "dataset.k: was 1, is 10")
-        check(functools.partial(make, fn=with_dataset), "dataset = Dataset(4)", "dataset: is another Dataset now")
+        check(functools.partial(make, fn=with_dataset), "dataset = Dataset(4)", "dataset: is now another Dataset")
         check(functools.partial(make, fn=dataset), "dataset.k = 11", "fn.k: was 4, is 11")
         check(functools.partial(make, fn=dataset.__call__), "dataset.settings.z = 2", "fn.settings.z: was 1, is 2")
         check(functools.partial(make, fn=functools.partial(dataset)), "dataset.scale = 2", "fn.scale: was set to 2")
@@ -294,6 +294,6 @@ def test_an_array_is_not_kept_by_what_is_compared() -> None:
         gone = weakref.ref(array)
         array = np.ones(100)
         assert gone() is None
-        assert "array: is another ndarray now" in passes(loader)[0]
+        assert "array: is now another ndarray" in passes(loader)[0]
         """
     )

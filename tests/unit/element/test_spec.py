@@ -326,7 +326,7 @@ def test_tensorflows_specs_are_read(tf: Any) -> None:
         (tf.TensorSpec((None,), tf.qint8), ArgumentError, "structured"),
         (tf.SparseTensorSpec((None, 3), tf.float32), ArgumentError, "got SparseTensorSpec"),
         (tf.RaggedTensorSpec([None, None, 2], tf.int32), ArgumentError, "only the axis after .*with ragged_rank=1"),
-        (tf.RaggedTensorSpec([None, 3], tf.int32), ArgumentError, r"shape \(batch, None, \.\.\.\)"),
+        (tf.RaggedTensorSpec([None, 3], tf.int32), ArgumentError, r"shape must be \(batch, None, \.\.\.\)"),
         (tf.RaggedTensorSpec([None, None], tf.int32, row_splits_dtype=tf.int32), ArgumentError, "must be int64"),
         (tf.zeros((2, 3)), ArgumentError, "got EagerTensor"),
     ]
