@@ -21,7 +21,7 @@ from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 
 LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
-TEXT_CURE = "Let the function return numbers for it, or iterate over the loader itself, whose arrays hold text"
+TEXT_CURE = "Return numbers for it from the function, or iterate over the loader itself, which supports strings."
 
 Convert = Callable[[Any], Any]  # of one component of a batch
 Move = Callable[[Sequence[Any]], Sequence[Any]]
@@ -90,14 +90,14 @@ class HostConversion(TensorConversion):
 
     def convert_of(self, path: str, component: ArraySpec) -> Convert:
         if component.text is not None:
-            what = f"text ({component.text}), of which {self._framework} has no arrays"
+            what = f"text ({component.text}), and {self._framework} has no string arrays"
             raise self.refuse(path, what, TEXT_CURE)
         if component.ragged:
-            cure = "pad=True in place of ragged=True fills rows up to the longest of their batch"
-            raise self.refuse(path, f"ragged, of which {self._framework} has no arrays", cure)
+            cure = "Set pad=True instead of ragged=True to pad to the longest sample of each batch."
+            raise self.refuse(path, f"ragged, and {self._framework} has no ragged arrays", cure)
         if self._has_equal_shapes and None in component.shape[1:]:
-            what = f"of varied shape {component.shape}, where each process would pad to lengths of its own"
-            raise self.refuse(path, what, "Give an element_spec with numbers to pad to")
+            what = f"of varied shape {component.shape}, and processes would pad it to different lengths"
+            raise self.refuse(path, what, "Pass an element_spec with the lengths to pad to.")
         return lambda array: array
 
 
@@ -142,10 +142,10 @@ def check_epochs(core: LoaderCore, epochs: Any) -> int | None:
     if epochs is None:
         return None
     most = LARGEST_INT64 // (1 if plan.is_open or plan.is_endless else max(1, plan.batches_per_epoch))
-    epochs = whole_number("epochs", epochs, at_least=1, at_most=most, hint="None is a stream without end")
+    epochs = whole_number("epochs", epochs, at_least=1, at_most=most, hint="None: repeat forever")
     if plan.is_endless and epochs > 1:
         raise ArgumentError(
-            f"epochs={epochs} of an endless sequence: the first would never end. Leave epochs away, and say "
-            "steps_per_epoch to fit, which then goes on with the next index in each epoch"
+            f"epochs={epochs} of an endless sequence, whose first epoch never ends. Remove epochs, and pass "
+            "steps_per_epoch to fit; each of its epochs continues with the next index"
         )
     return None if plan.is_endless else epochs

@@ -99,8 +99,8 @@ def tensor_dtype(component: ArraySpec) -> Any:
         return tf.dtypes.as_dtype(component.dtype)
     except TypeError as error:
         raise SpecMismatchError(
-            f"TensorFlow {tf.__version__} has no dtype {component.dtype}; let the function return .astype('float16'), "
-            "or give an element_spec with another dtype"
+            f"TensorFlow {tf.__version__} has no dtype {component.dtype}. Return .astype('float16') from the "
+            "function, or pass an element_spec with another dtype."
         ) from error
 
 
@@ -113,4 +113,4 @@ def check_device(device: Any) -> None:
         asked = tf.DeviceSpec.from_string(str(device))
         if f"/{asked.device_type}:{asked.device_index or 0}" in there:
             return
-    raise ArgumentError(f"device={brief(device)}: TensorFlow has no such device here, it has {', '.join(there)}")
+    raise ArgumentError(f"device must be a device of TensorFlow ({', '.join(there)}), got {brief(device)}")

@@ -54,7 +54,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if not isinstance(loader, Loader):
-            raise ArgumentError(f"BackupCallback takes the loader itself, then a path, got {type(loader).__name__}")
+            raise ArgumentError(f"BackupCallback takes the loader itself and a path, got {type(loader).__name__}")
         if save_freq != "epoch":
             save_freq = whole_number("save_freq", save_freq, at_least=1, hint='batches between two backups, or "epoch"')
         loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
@@ -73,8 +73,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Restore the backup, if there is one."""
         if self.params.get("steps") is None:
             raise StateError(
-                "BackupCallback must know how many steps an epoch has: make it before loader.as_dataset(), and give "
-                "that dataset to fit as it is, or say steps_per_epoch="
+                "BackupCallback needs the number of steps in an epoch. Create it before loader.as_dataset(), and pass "
+                "that dataset to fit without changes, or pass steps_per_epoch= to fit."
             )
         self._before = 0
         try:
@@ -82,7 +82,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         except FileNotFoundError:
             return
         if not self.model.built:
-            raise StateError("fit() can take up a backup of a built model only: give it an Input, or build() it")
+            raise StateError("fit() can restore a backup only into a built model. Add an Input, or call build().")
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         self._loader.load_state_dict(training["loader"])
@@ -99,8 +99,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._before and self.params.get("verbose"):
             steps = self.params["steps"]
             print(
-                f"Epoch {epoch + 1} goes on behind step {self._before} of {steps}: its loss and metrics, in History "
-                f"too, are those of the {steps - self._before} steps that are left"
+                f"Epoch {epoch + 1} resumes after step {self._before} of {steps}. Its loss and metrics, also in "
+                f"History, are those of the remaining {steps - self._before} steps."
             )
         self._loader._core.tracker.looks_ahead = epoch + 1 < self.params["epochs"]
 
@@ -191,7 +191,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not isinstance(loader, Loader):
             raise ArgumentError(f"ReportCallback takes the loader itself, got {type(loader).__name__}")
         if verbose not in (0, 1, 2):
-            raise ArgumentError(f"ReportCallback's verbose must be 0, which prints nothing, or 1, got {brief(verbose)}")
+            raise ArgumentError(f"ReportCallback's verbose must be 0 (print nothing) or 1, got {brief(verbose)}")
         # It has no method for batches, for which Keras would have the device wait in each step.
         self._loader, self._verbose = loader, verbose
         self._begun: Look | None = None  # when the epoch began
@@ -219,8 +219,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     self._say(f"Epoch {epoch + 1}: {explanation.headline}")
             elif self._epochs == 1:
                 self._say(
-                    f"ReportCallback: no batch of epoch {epoch + 1} came from its loader: give it the one whose "
-                    "batches fit takes"
+                    f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the loader "
+                    "that is passed to fit."
                 )
 
     def on_train_end(self, logs: Any = None) -> None:

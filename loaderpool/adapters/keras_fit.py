@@ -35,9 +35,9 @@ _TAKEN_TO_BUILD = 2
 _MOST_CLASSES = 1_000_000  # each has its place in a table
 
 _DROPPED = {
-    "class_weight": "write loader.for_keras(class_weight=...)",
-    "sample_weight": "have the function return (x, y, sample_weight)",
-    "y": "have the function return (x, y)",
+    "class_weight": "pass loader.for_keras(class_weight=...)",
+    "sample_weight": "return (x, y, sample_weight) from the function",
+    "y": "return (x, y) from the function",
 }
 
 
@@ -68,7 +68,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     def __len__(self) -> int:
         """Batches of one of Keras' epochs. Raises TypeError where that is unknown, or there is no end."""
         if self.epochs is None:
-            raise TypeError("for_keras(epochs=None) has no end: say steps_per_epoch to fit")
+            raise TypeError("for_keras(epochs=None) has no end; pass steps_per_epoch to fit")
         return self.epochs * self._core.batches_per_epoch()
 
     def __bool__(self) -> bool:
@@ -107,8 +107,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         if self._takes_apart:
             if self._weights is not None:
                 raise ArgumentError(
-                    "for_keras(class_weight=...) has no effect under a tf.distribute strategy: have the function "
-                    "return (x, y, sample_weight)"
+                    "for_keras(class_weight=...) has no effect under a tf.distribute strategy. Return "
+                    "(x, y, sample_weight) from the function."
                 )
             return as_dataset(self._core, epochs=self.epochs, prefetch=2, device=None)
         # A new error each time, for one that was raised holds the frames that it went through, and they the batches.
@@ -140,19 +140,19 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             frame, level = frame.f_back, level + 1
         for name, cure in _DROPPED.items():
             if given.get(name) is not None:
-                raise ArgumentError(f"Keras does not use {name}= beside loader.for_keras(): {cure}")
+                raise ArgumentError(f"Keras ignores {name}= with loader.for_keras(); {cure}")
         callbacks, first = given.get("callbacks") or (), given.get("initial_epoch")
         epoch, text = self._core.tracker.epoch, ""
         if any(type(each).__name__ == "BackupAndRestore" for each in getattr(callbacks, "callbacks", callbacks)):
             text = (
-                "Keras' BackupAndRestore restores the model alone: after a restart, for_keras() begins with the order "
+                "Keras' BackupAndRestore restores only the model. After a restart, for_keras() starts with the order "
                 f"of the loader's epoch {epoch}.\n"
-                "Use loaderpool.adapters.keras.BackupCallback(loader, path) in its place"
+                "Use loaderpool.adapters.keras.BackupCallback(loader, path) instead."
             )
         elif isinstance(first, int) and first != epoch and not epoch:
             text = (
-                f"fit(initial_epoch={first}) does not reach the loader: for_keras() begins with the order of its epoch "
-                f"{epoch}.\nSet it before fit: loader.epoch = {first}"
+                f"fit(initial_epoch={first}) does not set the loader's epoch: for_keras() starts with the order of "
+                f"epoch {epoch}.\nBefore fit, set loader.epoch = {first}"
             )
         if text and not self._was_warned:  # Keras asks several times
             self._was_warned = True
@@ -193,7 +193,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         if type(batch) is not tuple or len(batch) != 2 or isinstance(batch[1], (tuple, list, dict)):
             raise ArgumentError(
                 "for_keras(class_weight=...): batches must be pairs (x, y), with one array of classes as y and no "
-                "sample weights already. Or have the function return sample weights, and leave class_weight away"
+                "sample weights. Otherwise return sample weights from the function, and remove class_weight."
             )
         labels = np.asarray(batch[1])
         if labels.ndim > 1:
@@ -208,7 +208,7 @@ def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
         raise ArgumentError(f"class_weight must be a dict such as {{0: 1.0, 1: 5.0}}, got {brief(weights)}")
     for label, weight in weights.items():
         if not isinstance(label, numbers.Integral) or isinstance(label, bool) or not 0 <= label < _MOST_CLASSES:
-            raise ArgumentError(f"class_weight: classes are whole numbers from 0 on, got {brief(label)}")
+            raise ArgumentError(f"class_weight: classes must be integers from 0 on, got {brief(label)}")
         if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
             raise ArgumentError(f"class_weight[{label}] must be a finite number, got {brief(weight)}")
     table = np.ones(max(weights, default=0) + 3, keras.config.floatx())

@@ -32,10 +32,10 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
     """Make a loader of a Sequence; `Loader.from_sequence` has the arguments."""
     for name in _NOT_FOR_SEQUENCES:
         if name in settings:
-            raise ArgumentError(f"from_sequence takes no {name}: the sequence's [i] is a whole batch as it is")
+            raise ArgumentError(f"from_sequence takes no {name}: each item of the sequence is already a batch")
     if isinstance(sequence, (type, str, bytes)) or not hasattr(type(sequence), "__getitem__"):
         raise ArgumentError(
-            f"from_sequence needs an instance whose __getitem__(batch_index) gives a batch, got {brief(sequence)}"
+            f"from_sequence needs an instance whose __getitem__(batch_index) returns a batch, got {brief(sequence)}"
         )
     hook_kind, source_kind = (FlowHooks, ImageFlow) if is_image_flow(sequence) else (SequenceHooks, BatchSequence)
     found, source = hook_kind(sequence), source_kind(sequence)
@@ -59,7 +59,7 @@ class SequenceHooks:
             base = next(base.__name__ for base in type(sequence).__mro__ if base in _CONTAINERS)
             raise ArgumentError(
                 f"from_sequence: {type(sequence).__name__} has {self.overridden[0]} and is itself a {base}, whose "
-                "items are not sent again to the workers. Keep them in an attribute, as collections.UserList does"
+                "items are not sent to the workers again. Keep them in an attribute, as collections.UserList does."
             )
         self._parts = _checksums(sequence) if self.overridden else {}  # as the workers know it
         self._changed = frozenset[str]()  # parts of which the workers were ever told
@@ -69,8 +69,8 @@ class SequenceHooks:
         if self.overridden and batches.is_endless:
             raise ArgumentError(
                 f"from_sequence: {type(sequence).__name__} is endless (num_batches is None, or it has no length), so "
-                f"its {self.overridden[0]} would not run: only fit knows where steps_per_epoch ends an epoch. Give "
-                "those steps as its num_batches; its hooks then run between epochs, and each begins with index 0"
+                f"its {self.overridden[0]} would not run. Set its num_batches to the steps_per_epoch of fit. Its hooks "
+                "then run between epochs, and each epoch starts with index 0."
             )
         self._batches = None if batches.is_endless else length_of(batches)
 
@@ -113,8 +113,8 @@ class SequenceHooks:
         batches, owner = len(BatchSequence(self._sequence)), type(self._sequence).__name__
         if batches != self._batches:
             raise LoaderpoolError(
-                f"{owner}.{self._ran} changed the number of batches from {self._batches} to {batches}; make a new "
-                "loader for each length"
+                f"{owner}.{self._ran} changed the number of batches from {self._batches} to {batches}. Create a "
+                "new loader for each length."
             )
         known, found = self._parts, _checksums(self._sequence)
         changed = {part for part in {*known, *found} if known.get(part) != found.get(part)}
@@ -124,7 +124,7 @@ class SequenceHooks:
         changed |= self._changed  # each time all of them, so that who begins later needs to be told the latest alone
         self._found, attributes = (found, frozenset(changed)), attributes_of(self._sequence)
         # What cannot be pickled is named by the key that it has here.
-        keys = {part: f"attribute .{part} of {owner}, as {self._ran} left it" for part in found if part in changed}
+        keys = {part: f"attribute .{part} of {owner}, after {self._ran}" for part in found if part in changed}
         deleted = sorted(changed - set(found))
         return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
 

@@ -51,10 +51,10 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
     if distribution.auto_shard_dataset:
         if given != wanted:
             raise ArgumentError(
-                f"keras.distribution gives this process data shard {wanted.index} of {wanted.num_shards}, and the "
-                f'loader has shard=Shard({given.num_shards}, {given.index}): make the loader with shard="auto", after '
-                "set_distribution(...). If its source is this process's own part of the data, and all have the same "
-                "number of batches, set distribution.auto_shard_dataset = False"
+                f"keras.distribution gives this process data shard {wanted.index} of {wanted.num_shards}, but the "
+                f"loader has shard=Shard({given.num_shards}, {given.index}). Choose one:\n"
+                '    shard="auto": create the loader after set_distribution(...)\n'
+                "    distribution.auto_shard_dataset = False: each process has its own data, of equal batch counts"
             )
     elif distribution.num_processes > 1:  # the user says that the source is this process's own part
         return False
@@ -64,11 +64,11 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
     if wanted.num_shards == 1:
         return False
     if core.plan.rows_vary and not core.config.deterministic:
-        raise ArgumentError("deterministic=False would give processes batches of unlike buckets at the same step")
+        raise ArgumentError("With deterministic=False, processes would have batches of different buckets in a step.")
     if core.plan.lanes and epochs is not None:
         raise ArgumentError(
-            "generators may give one process more batches than another, which would then wait for ever: write "
-            "for_keras(epochs=None), and steps_per_epoch=n (steps=n) to fit (evaluate, predict)"
+            "With generators, one process may have more batches than another and wait for it forever. Use "
+            "for_keras(epochs=None), and pass steps_per_epoch=n to fit, or steps=n to evaluate and predict."
         )
     return True
 
@@ -76,8 +76,8 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
 def _shard_in(distribution: Any) -> Shard:
     if not hasattr(distribution, "data_shard_id"):
         raise ArgumentError(
-            'shard="auto" needs Keras 3.15 or later, whose distributions say which shard of the data a process has: '
-            "install that, or give shard=lp.Shard(num_shards, index)"
+            'shard="auto" needs Keras 3.15 or later, which reports the data shard of each process. '
+            "Upgrade Keras, or pass shard=lp.Shard(num_shards, index)."
         )
     return Shard(min(distribution.num_model_replicas, distribution.num_processes), distribution.data_shard_id)
 
@@ -87,20 +87,20 @@ def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None
     config = core.config
     if config.on_error.action == "skip":
         raise ArgumentError(
-            f'on_error="skip" makes batches smaller, and each must be split evenly over {parts} {what}: '
-            'on_error="replace" keeps their size'
+            f'on_error="skip" makes batches smaller, but each must be split evenly over {parts} {what}. '
+            'Set on_error="replace", which keeps their size.'
         )
     if config.batch_size is None:  # the function makes whole batches, whose rows are not known beforehand
         return
     for rows in (config.batch_size,) if config.buckets is None else config.buckets.batch_sizes:
         if of_process > 1 and rows % of_process:
             raise ArgumentError(
-                f"batches of {rows} rows cannot be split evenly over the {of_process} {what} of this process: "
-                f"batch_size must be a multiple of {of_process}"
+                f"Batches of {rows} rows cannot be split evenly over the {of_process} {what} of this process. "
+                f"Set batch_size to a multiple of {of_process}."
             )
     if not config.drop_remainder and not _is_even(core, parts):
         raise ArgumentError(
-            f"the last batch of an epoch cannot be split evenly over {parts} {what}: write drop_remainder=True"
+            f"The last batch of an epoch cannot be split evenly over {parts} {what}. Set drop_remainder=True."
         )
 
 

@@ -112,15 +112,15 @@ class _Elements:
     def __call__(self) -> Iterator[Any]:
         core = self._core()
         if core is None:
-            raise ClosedError("the Loader and all datasets made from it were dropped, so it is closed: keep one")
+            raise ClosedError("The loader is closed, because there is no reference to it. Keep one while in use.")
         # By now the first `from_generator` of a process has had glibc return each block above 128 KiB to the system at
         # once (TensorFlow's issue 65675), a page fault for each page of each new array.
         if not malloc.is_told():  # arrays that can be adopted in place must not come from the heap
             malloc.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(
-                "this dataset has the length of another epoch: it was made before load_state_dict(), or for the rest "
-                "of an epoch, which is over: make another one with as_dataset()"
+                "This dataset has the length of another epoch. It was made before load_state_dict(), or for the rest "
+                "of an epoch that has ended. Call as_dataset() again."
             )
         return _Stream(self._generate(core))
 
@@ -203,8 +203,8 @@ class TensorFormat:
         for path, component in zip(spec.paths, spec.components, strict=True):
             if component.dtype.name == "float8_e5m2":
                 raise SpecMismatchError(
-                    f"as_dataset: component {path} is float8_e5m2, which tf.data refuses. loader.tensors() and "
-                    "for_keras() take it; or let the function return .astype('float16'), which has the same values"
+                    f"as_dataset: component {path} is float8_e5m2, which tf.data does not support. Use tensors() or "
+                    "for_keras(), or return .astype('float16') from the function, which has the same values."
                 )
         self.spec = spec
         self.in_chunks = form.fixed is not None and form.max_chunk > 1 and all(map(_can_unbatch, spec.components))
@@ -261,8 +261,8 @@ def _check_keys(structure: Structure) -> None:
     except TypeError:
         keys = ", ".join(f"{brief(key)} ({type(key).__name__})" for key in structure.keys)
         raise SpecMismatchError(
-            f"as_dataset: the function returns a dict whose keys cannot be sorted, which TensorFlow does: {keys}. "
-            "Give all keys of a dict one type, such as str (iterating over the loader itself takes any)"
+            f"as_dataset: the function returns a dict whose keys TensorFlow cannot sort: {keys}. Use keys of one "
+            "type, such as str, or iterate over the loader itself, which supports any keys."
         ) from None
     for child in structure.children:
         _check_keys(child)
@@ -326,8 +326,8 @@ def as_distributed_dataset(core: LoaderCore, strategy: Any, *, epochs: int | Non
     if given != wanted:
         raise ArgumentError(
             f"{type(strategy).__name__} gives this process input pipeline {wanted.index} of {wanted.num_shards}, "
-            f"and the loader has shard=Shard({given.num_shards}, {given.index}): make it with "
-            f'shard="auto" within strategy.scope(), or with shard=lp.Shard({wanted.num_shards}, {wanted.index})'
+            f"but the loader has shard=Shard({given.num_shards}, {given.index}). Create it with "
+            f'shard="auto" within strategy.scope(), or with shard=lp.Shard({wanted.num_shards}, {wanted.index}).'
         )
     distributed = strategy.distribute_datasets_from_function(
         lambda _: as_dataset(core, epochs=epochs, prefetch=prefetch, device=None)
@@ -347,8 +347,8 @@ def shard_in(strategy: Any) -> Shard:
     """The shard of this process, as the strategy's input context says."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ArgumentError(
-            "ParameterServerStrategy runs input pipelines in its workers, where this loader is not. Train under "
-            "MultiWorkerMirroredStrategy, where each process has a loader of its own"
+            "ParameterServerStrategy runs input pipelines in its own workers, which have no loader. Train under "
+            "MultiWorkerMirroredStrategy, where each process has its own loader."
         )
     found: list[Shard] = []
 
@@ -359,7 +359,7 @@ def shard_in(strategy: Any) -> Shard:
     strategy.distribute_datasets_from_function(look)
     if len(found) > 1:
         raise ArgumentError(
-            f"{type(strategy).__name__} has {len(found)} input pipelines in a process, and a loader is one"
+            f"{type(strategy).__name__} has {len(found)} input pipelines in a process; a loader supports one"
         )
     return found[0]
 
@@ -414,8 +414,8 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         core = self._loader._core
         if self._under_way() is None and core.tracker.is_iterated_beside(self._log):
             raise StateError(
-                "the loader is being iterated, and not by LoaderState.iterate, which counts the batches trained on: "
-                "loop over state.iterate(loader.as_dataset()), and close other iterators before a checkpoint is saved"
+                "The loader is iterated over, but not by LoaderState.iterate, which counts the batches. Iterate over "
+                "state.iterate(loader.as_dataset()), and close other iterators before you save a checkpoint."
             )
         position = self._log and self._log.position(self._taken)
         return json.dumps(core.state_at(position or core.tracker.next_log().position(0))).encode()
@@ -425,15 +425,15 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
         try:
             state = json.loads(string_value)
         except ValueError as error:
-            raise StateError(f"this part of the checkpoint is no LoaderState: {error}") from None
+            raise StateError(f"This part of the checkpoint is not a LoaderState: {error}") from None
         self._end_iteration()
         self._loader.load_state_dict(state)
         self._log, self._taken = None, 0
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:  # what TensorFlow has checkpoints in a thread ask
         raise StateError(
-            "experimental_enable_async_checkpoint=True would save the loader's place later than the weights, when a "
-            "thread comes to it: a checkpoint with a LoaderState is saved without it"
+            "experimental_enable_async_checkpoint=True would save the loader's position later than the weights. "
+            "Save a checkpoint that contains a LoaderState without this option."
         )
 
     def _end_iteration(self) -> None:
@@ -449,9 +449,9 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
                 if not taken:
                     if (begun := tracker.iterations - before) != 1:
                         raise StateError(
-                            "LoaderState.iterate needs a dataset that iterates its loader once, and this one has "
-                            f"begun {begun} iterations of it by its first batch: make it of this loader's "
-                            "as_dataset(), with epochs=n instead of repeat(), and without cache() or zip()"
+                            "LoaderState.iterate needs a dataset that iterates over its loader once, but this one "
+                            f"began {begun} iterations before its first batch. Create it from this loader's "
+                            "as_dataset(), with epochs=n instead of repeat(), and without cache() or zip()."
                         )
                     self._log = tracker.latest
                 self._taken = taken = taken + 1

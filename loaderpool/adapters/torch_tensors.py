@@ -27,7 +27,7 @@ def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
         torch.empty(0, device=place)
     except (AssertionError, RuntimeError, TypeError) as error:
         raise ArgumentError(
-            f'device must be such as "cuda" or a torch.device, and be there, got {brief(device)}: '
+            f'device must be an available device, such as "cuda" or a torch.device, got {brief(device)}: '
             f"{shortened(str(error))}"
         ) from None
     is_far = place is not None and place.type != "cpu"
@@ -54,11 +54,11 @@ class TorchConversion(TensorConversion):
         if component.text is not None:
             if self._keeps_text:
                 return lambda text: text
-            raise self.refuse(path, f"text ({component.text}), of which PyTorch has no tensors", TEXT_CURE)
+            raise self.refuse(path, f"text ({component.text}), and PyTorch has no string tensors", TEXT_CURE)
         dtype = _torch_dtype(component.dtype)
         if dtype is None:
-            cure = "Let the function return another dtype, or iterate over the loader itself"
-            raise self.refuse(path, f"{component.dtype}, which PyTorch {torch.__version__} does not have", cure)
+            cure = "Return another dtype from the function, or iterate over the loader itself."
+            raise self.refuse(path, f"{component.dtype}, which PyTorch {torch.__version__} does not support", cure)
         convert: Convert = torch.from_numpy
         if is_ml_dtype(component.dtype):
             bits = _SAME_BITS[component.dtype.name[:6]]

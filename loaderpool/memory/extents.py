@@ -43,7 +43,7 @@ class ExtentMap:
                     self._free[position] = Extent(hole.offset + size, hole.nbytes - size)
                 self.taken_bytes += size
                 return taken
-        raise MemoryError(f"the arena has no hole of {size} bytes left")
+        raise MemoryError(f"no free range of {size} bytes is left")
 
     def give_back(self, extent: Extent) -> None:
         """Make the extent free again."""

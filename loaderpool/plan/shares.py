@@ -126,7 +126,7 @@ def _last(holds: Callable[[int], bool]) -> int:
     while step < MAX_SIZE and holds(step):
         step *= 2
     if step >= MAX_SIZE:
-        raise ArgumentError("weights are so far apart that the mix would have more than 2**62 items")
+        raise ArgumentError("weights differ so much that the mix would have more than 2**62 items")
     low, high = step // 2, step
     while high - low > 1:
         middle = (low + high) // 2

@@ -123,12 +123,12 @@ def machine_cpu_s() -> float:
 def start_advice(error: OSError, no_descriptors: str) -> str:
     """Return what to change where a process could not be started; `no_descriptors` is said where that was it."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"{no_descriptors}: use fewer workers, or raise the limit (ulimit -n)"
+        return f"{no_descriptors}. Use fewer workers, or raise the limit (ulimit -n)"
     if error.errno in (errno.ENOENT, errno.EACCES):
-        return f"the Python interpreter, {sys.executable}, cannot be run; was its environment removed?"
+        return f"the Python interpreter, {sys.executable}, cannot be run. Check that its environment still exists"
     return (
-        f"the machine is out of memory or of processes ({error.strerror}; ulimit -u, or the container's pids limit): "
-        "use fewer workers, or raise the limit"
+        f"the machine is out of memory or processes ({error.strerror}). Use fewer workers, or raise the limit "
+        "(ulimit -u, or the container's pids limit)"
     )
 
 
@@ -144,8 +144,8 @@ def batch_advice(two_bytes: int, rows: int, has_samples: bool, dtype: np.dtype[A
         room: the bytes that there are.
     """
     why = (
-        f"one batch takes {two_bytes // 2:,} bytes and at least 2 slots are needed. That cannot work here: they need "
-        f"{readable_bytes(two_bytes)}, and this machine (or its cgroup) has {readable_bytes(room)} for them."
+        f"one batch takes {two_bytes // 2:,} bytes, and at least 2 batch buffers are needed. This cannot work here: "
+        f"they need {readable_bytes(two_bytes)}, and this machine (or its cgroup) has {readable_bytes(room)} for them."
     )
     lines = [why]
     for budget, setting in (min(limit, room // 2), ""), (room // 2, f" with Limits(memory={room // 2})"):
@@ -157,9 +157,9 @@ def batch_advice(two_bytes: int, rows: int, has_samples: bool, dtype: np.dtype[A
     if dtype.kind in "iuf" and dtype.itemsize in _SHARES:
         lines.append(f"Return a smaller dtype: uint8 takes {_SHARES[dtype.itemsize]} of what {dtype} takes.")
     if has_samples and fits >= 1:
-        lines.append(f"Set batch_size=None{setting}: each sample then is handed out by itself.")
+        lines.append(f"Set batch_size=None{setting}: each sample is then delivered by itself.")
     if len(lines) == 1:
-        lines.append("Return less from the function, or use a machine with more memory.")
+        lines.append("Return less data from the function, or use a machine with more memory.")
     return "\n".join(lines)
 
 

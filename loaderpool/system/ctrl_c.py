@@ -97,7 +97,7 @@ def check_patience(before: CtrlC | None) -> None:
         return
     patience_ns = fault_points.setting("ctrl_c_patience_s", _PATIENCE_S) * 1e9
     if clock.monotonic_ns() - _latest.came_ns > patience_ns:
-        raise KeyboardInterrupt("Ctrl-C, while the main thread waits for a batch that does not come")
+        raise KeyboardInterrupt("Ctrl-C, while the main thread was waiting for a batch that did not arrive")
 
 
 def note_signals() -> CtrlC | None:

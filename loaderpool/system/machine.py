@@ -70,8 +70,8 @@ def create_memory_file(name: str, flags: int = 0) -> int:
             raise
         raise OSError(
             error.errno,
-            f"memfd_create was refused ({error.strerror}), and batches need such shared memory: allow memfd_create in "
-            "the container's seccomp profile",
+            f"memfd_create was refused ({error.strerror}), but batches need shared memory. Allow memfd_create in the "
+            "container's seccomp profile",
         ) from error
 
 
@@ -115,8 +115,8 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
     except OSError as error:
         if error.errno in (*_REFUSED, errno.EOPNOTSUPP):
             raise LoaderpoolError(
-                f"the machine refused fallocate on shared memory ({error.strerror}), whatever the size: allow "
-                "fallocate in the container's seccomp profile"
+                f"the machine refused fallocate on shared memory ({error.strerror}) for any size. Allow "
+                "fallocate in the container's seccomp profile."
             ) from error
         raise MemoryLimitError(
             f"the machine refused {nbytes:,} bytes of shared memory ({error.strerror}); set a smaller Limits.memory"
@@ -364,13 +364,13 @@ def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
     names begin with `known` may lie there already.
     """
     if not LINUX:
-        return "only Linux can move it"
+        return "it can be moved only on Linux"
     if not malloc.has_own_mapping(address, nbytes):
-        return "it does not lie on pages of its own"
+        return "it shares memory pages with other data"
     try:
         with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
             if any(line.startswith(("VmLck:", "VmPin:")) and line.split()[1] != "0" for line in file):
-                return "this process has memory locked or pinned"
+                return "this process has locked or pinned memory"
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             fields = [line.split(maxsplit=5) for line in file]
     except OSError:
@@ -380,5 +380,5 @@ def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
         if stop > address and start < address + nbytes:
             is_known = bool(name) and name[0].startswith(f"/memfd:loaderpool-{known}")
             if rights != "rw-p" or (inode != "0" and not is_known):
-                return "a part of it is another mapping, or is protected"
+                return "a part of it is mapped separately or protected"
     return None

@@ -199,7 +199,7 @@ def _text(error: BaseException) -> str:
     try:
         return "".join([str(error)])  # a plain str, also where __str__ returns one of a class of its own
     except BaseException as second:
-        return f"<str() of the {type(error).__name__} raised {type(second).__name__}>"
+        return f"<str() of {type(error).__name__} raised {type(second).__name__}>"
 
 
 def _traceback(error: BaseException) -> str:

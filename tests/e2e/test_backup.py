@@ -115,16 +115,16 @@ def test_the_history_of_the_epoch_in_which_it_goes_on_is_of_its_rest_and_this_is
 
     with pytest.raises(RuntimeError, match="crash"):
         fit(Crash(), verbose=2)
-    assert "goes on" not in capsys.readouterr().out
+    assert "resumes" not in capsys.readouterr().out
     losses = fit(verbose=2)["loss"]
     assert losses == pytest.approx([np.mean(range(6, 16)), np.mean(range(16))])
     out = capsys.readouterr().out
-    assert out.count("goes on") == 1
-    assert "Epoch 1 goes on behind step 3 of 8: " in out and "those of the 5 steps that are left" in out
+    assert out.count("resumes") == 1
+    assert "Epoch 1 resumes after step 3 of 8. " in out and "those of the remaining 5 steps" in out
     with pytest.raises(RuntimeError, match="crash"):
         fit(Crash(), verbose=0)
     fit(verbose=0)
-    assert "goes on" not in capsys.readouterr().out
+    assert "resumes" not in capsys.readouterr().out
 
 
 def test_a_mistake_in_its_arguments_is_told(tmp_path: Path, tf: Any) -> None:

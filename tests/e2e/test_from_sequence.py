@@ -274,7 +274,7 @@ def test_hooks_may_set_what_cannot_travel_only_if_it_is_left_out_of_the_pickle()
     first.on_epoch_end()
     with lp.Loader.from_sequence(first, workers=1) as loader:
         assert first_column(loader) == first_column(loader)
-    named = r"workers: attribute \.carried of Carries, as on_epoch_end left it, of type generator"
+    named = r"workers: attribute \.carried of Carries, after on_epoch_end, of type generator"
     loader = lp.Loader.from_sequence(Carries(), workers=1)
     with loader, pytest.raises(lp.UnpicklableError, match=named):
         list(loader)

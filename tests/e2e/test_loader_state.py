@@ -405,7 +405,7 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(
             restore(again, path)
             first = take(again.iterate(shard.as_dataset()), 1)
             assert first == expected[:1]
-        with pytest.raises(lp.StateError, match="no LoaderState"):
+        with pytest.raises(lp.StateError, match="not a LoaderState"):
             state.deserialize(b"\xff")
 
 

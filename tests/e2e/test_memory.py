@@ -259,7 +259,7 @@ def test_a_batch_that_the_machine_has_no_room_for_is_not_answered_with_a_limit(
     assert said[1:] == [
         f"Lower batch_size: {fits} fits.",
         "Return a smaller dtype: uint8 takes a quarter of what float32 takes.",
-        "Set batch_size=None: each sample then is handed out by itself.",
+        "Set batch_size=None: each sample is then delivered by itself.",
     ]
     assert len("".join(said)) < 1000
 

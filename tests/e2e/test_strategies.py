@@ -173,7 +173,7 @@ def test_a_wrong_strategy_is_refused_with_what_works(tf: Any, mirrored: Any, poo
             loader.as_distributed_dataset(mirrored, epochs=0)
         with pytest.raises(lp.ArgumentError, match="as_distributed_dataset has no argument named num_epochs"):
             loader.as_distributed_dataset(mirrored, num_epochs=2)
-        told = re.escape("gives this process input pipeline 0 of 1, and the loader has shard=Shard(2, 1)")
+        told = re.escape("gives this process input pipeline 0 of 1, but the loader has shard=Shard(2, 1)")
         with loader.replace(shard=lp.Shard(2, 1)) as half, pytest.raises(lp.ArgumentError, match=told):
             half.as_distributed_dataset(mirrored)
         with mirrored.scope(), loader.replace(shard="auto") as auto:
@@ -245,7 +245,7 @@ with open(path) as file:
     told["made"] = sorted(set(file.read().split()))
 
 with lp.Loader(range(64), sample, batch_size=4, workers=0) as loader:
-    text = f'input pipeline {rank} of 2, and the loader has shard=Shard(1, 0): make it with shard="auto" within'
+    text = f'input pipeline {rank} of 2, but the loader has shard=Shard(1, 0). Create it with shard="auto" within'
     with pytest.raises(lp.ArgumentError, match=re.escape(text)):
         loader.as_distributed_dataset(strategy)
 print("told " + json.dumps(told), flush=True)

@@ -105,9 +105,9 @@ def alone_devices_train_as_one() -> None:
             trained = cases.model(is_built=False)
             trained.fit(made.for_keras(), epochs=2, verbose=0)
             assert cases.seen(trained) == (16, expected)
-        refused("write drop_remainder=True", items=70)
-        refused("batch_size must be a multiple of 4", batch_size=6)
-        refused("data shard 0 of 1, and the loader has shard=Shard(2, 0)", shard=lp.Shard(2, 0))
+        refused("Set drop_remainder=True", items=70)
+        refused("Set batch_size to a multiple of 4", batch_size=6)
+        refused("data shard 0 of 1, but the loader has shard=Shard(2, 0)", shard=lp.Shard(2, 0))
 
 
 @case
@@ -190,8 +190,8 @@ def in_two_arrays_are_one_batch() -> Any:
             assert float(jax.jit(lambda x: x.sum())(batch)) == sum(range(8 * step, 8 * step + 8))
             found.append([float(row) for shard in batch.addressable_shards for row in shard.data])
     for settings, told in (
-        ({"batch_size": 4}, "cannot be split evenly over 2 processes: write drop_remainder=True"),
-        ({"batch_size": 4, "on_error": "skip"}, 'on_error="replace" keeps their size'),
+        ({"batch_size": 4}, "cannot be split evenly over 2 processes. Set drop_remainder=True"),
+        ({"batch_size": 4, "on_error": "skip"}, 'on_error="replace", which keeps their size'),
     ):
         with cases.loader(41, shard="auto", **settings) as made, pytest.raises(lp.ArgumentError, match=re.escape(told)):
             made.as_jax(sharding=by_rows())
@@ -208,13 +208,13 @@ def in_two_what_would_make_them_wait_or_differ_is_refused_in_both() -> None:
     def sized(index: int) -> Any:
         return np.zeros(1 + index % 3, np.float32), np.float32(0)
 
-    refused('make the loader with shard="auto"', items=72)
-    told = f"data shard {rank} of 2, and the loader has shard=Shard(2, {1 - rank})"
+    refused('shard="auto": create the loader after', items=72)
+    told = f"data shard {rank} of 2, but the loader has shard=Shard(2, {1 - rank})"
     refused(told, items=72, shard=lp.Shard(2, 1 - rank))
-    refused("write drop_remainder=True", items=70, shard="auto")
-    refused("write drop_remainder=True", items=72, shard="auto", deterministic=False)
-    refused('on_error="replace" keeps their size', items=64, shard="auto", on_error="skip")
-    refused("batch_size must be a multiple of 2", items=60, shard="auto", batch_size=5)
+    refused("Set drop_remainder=True", items=70, shard="auto")
+    refused("Set drop_remainder=True", items=72, shard="auto", deterministic=False)
+    refused('on_error="replace", which keeps their size', items=64, shard="auto", on_error="skip")
+    refused("Set batch_size to a multiple of 2", items=60, shard="auto", batch_size=5)
     settings: dict[str, Any] = {"workers": 1, "batch_size": 8, "shard": "auto"}
     with lp.Loader.from_generator(generator, fn=cases.sample, copies=1, drop_remainder=True, **settings) as made:
         with pytest.raises(lp.ArgumentError, match=re.escape("for_keras(epochs=None)")):

@@ -32,7 +32,7 @@ class Block:
             except (MemoryError, OSError) as error:
                 nbytes //= 2
                 if nbytes < _LEAST_BYTES:
-                    raise MemoryLimitError(f"no room for the arena, a block of shared memory: {error}") from error
+                    raise MemoryLimitError(f"Could not create a block of shared memory: {error}") from error
         self.name = self._made.name
         with contextlib.ExitStack() as undo:
             undo.callback(self.unlink)

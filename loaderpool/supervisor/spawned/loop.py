@@ -42,7 +42,7 @@ class SpawnedSupervisor(BaseSupervisor):
         tell: gives the trainer a notice. Runs in: any of our threads.
     """
 
-    _no_descriptors = "this process has no file descriptors left (each worker takes three)"
+    _no_descriptors = "this process has no file descriptors left (each worker needs three)"
 
     def __init__(self, block: Block, start: Mapping[str, Any], tell: Callable[[Words, Attachment], None]) -> None:
         max_restarts: tuple[int, float] | None = start["max_restarts"]

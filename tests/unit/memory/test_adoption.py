@@ -161,7 +161,7 @@ def test_a_block_of_a_heap_is_not_adopted() -> None:
         ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: now even large blocks come from the heap
         array = np.zeros(LARGE, np.uint8)
         array[:] = 3
-        assert "pages of its own" in str(why_copied(flat(array)))
+        assert "shares memory pages" in str(why_copied(flat(array)))
         assert place_of(flat(array)) is None
 
     assert status_of_fork(check) == 0  # in a fork: it leaves malloc's heaps in another state

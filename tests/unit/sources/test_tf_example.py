@@ -190,7 +190,7 @@ def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
         lp.parse_example(record, {"label": np.float32})
     with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: expected int64, but the record has bytes"):
         lp.parse_example(record, {"empty": ((None,), np.int64)})
-    with pytest.raises(lp.ArgumentError, match=r"\['box'\]: the record has 3 float32 values, but shape \(2, 2\) takes 4"):
+    with pytest.raises(lp.ArgumentError, match=r"\['box'\]: .* 3 float32 values, but shape \(2, 2\) takes 4"):
         lp.parse_example(record, {"box": ((2, 2), np.float32)})
     with pytest.raises(lp.ArgumentError, match=r"has 3 float32 values, but shape \(None, 2\) takes a multiple of 2"):
         lp.parse_example(record, {"box": ((None, 2), np.float32)})
