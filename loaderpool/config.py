@@ -104,8 +104,8 @@ class LoaderConfig(NamedTuple):
             raise ArgumentError(f'seed_globals must be True, False or "auto", got {brief(seed_globals)}')
         if threads > 1 and seed_globals is True:
             raise ArgumentError(
-                f"seed_globals=True and threads={threads} cannot be combined, because all threads of a process share "
-                "the global generators of random and numpy.random. Choose one:\n"
+                f"seed_globals=True and threads={threads} cannot be combined. All threads of a process share the "
+                "global generators of random and numpy.random. Choose one:\n"
                 "    rng: add this parameter to the function, draw from it, and remove seed_globals=True\n"
                 "    threads=1: run one call at a time in each worker"
             )

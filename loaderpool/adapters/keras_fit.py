@@ -208,7 +208,7 @@ def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
         raise ArgumentError(f"class_weight must be a dict such as {{0: 1.0, 1: 5.0}}, got {brief(weights)}")
     for label, weight in weights.items():
         if not isinstance(label, numbers.Integral) or isinstance(label, bool) or not 0 <= label < _MOST_CLASSES:
-            raise ArgumentError(f"class_weight: classes must be integers from 0 on, got {brief(label)}")
+            raise ArgumentError(f"class_weight: classes must be non-negative integers, got {brief(label)}")
         if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
             raise ArgumentError(f"class_weight[{label}] must be a finite number, got {brief(weight)}")
     table = np.ones(max(weights, default=0) + 3, keras.config.floatx())

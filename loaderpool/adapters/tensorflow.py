@@ -112,7 +112,7 @@ class _Elements:
     def __call__(self) -> Iterator[Any]:
         core = self._core()
         if core is None:
-            raise ClosedError("The loader is closed, because there is no reference to it. Keep one while in use.")
+            raise ClosedError("The loader is closed, because no variable refers to it. Keep it in a variable.")
         # By now the first `from_generator` of a process has had glibc return each block above 128 KiB to the system at
         # once (TensorFlow's issue 65675), a page fault for each page of each new array.
         if not malloc.is_told():  # arrays that can be adopted in place must not come from the heap

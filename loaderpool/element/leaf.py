@@ -140,7 +140,7 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
         return np.array(values, dtype=object) if array.dtype.kind in TEXT_KINDS else array
     except Exception as error:
         raise SpecMismatchError(
-            f"a list becomes one array, but its {len(values)} parts do not stack ({error}): return parts of one shape "
+            f"a list becomes one array, but its {len(values)} parts do not stack ({error}). Return parts of one shape "
             "(pad them), or a tuple or dict of arrays"
         ) from error
 

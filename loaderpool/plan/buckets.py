@@ -160,7 +160,7 @@ class BucketPlan(BasePlan):
             for gone, size, count in zip(taken, self.batch_sizes, self.buckets.counts, strict=True):
                 if gone % size and gone != count:
                     raise ValueError(
-                        f"position is {brief(value)}: no batch of {size} rows ends behind {gone} of a bucket"
+                        f"position is {brief(value)}: no batch of {size} rows ends after {gone} of a bucket"
                     )
         return taken if any(taken) else ()
 

@@ -180,7 +180,7 @@ class Dispatcher:
             elif isinstance(instruction, s.Close):
                 self._is_over = True
             else:
-                raise AssertionError(f"samples are watched by hosts: {instruction}")
+                raise AssertionError(f"samples are watched by nodes: {instruction}")
             while self._with_new_room and not pending:  # behind what is pending, which is about what was dealt before
                 record = self._with_new_room.pop()
                 pending.extend(self._state.on_room(record.number, record.room, record.workers))

@@ -63,8 +63,8 @@ class Buckets:
     ) -> None:
         if by is None:
             raise ArgumentError(
-                "Buckets.by must be a function that returns the length of an item, or the lengths of all items as a "
-                "list or integer array, got None"
+                "Buckets.by must be a function that returns an item's length, or the lengths of all items as a list or "
+                "integer array, got None"
             )
         edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
         if not 1 <= len(edges) <= _MOST_BOUNDARIES:

@@ -215,8 +215,8 @@ _KINDS: tuple[tuple[Callable[[Any], Any], str], ...] = (
     (lambda obj: isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")), _STREAM),
     (lambda obj: _is_of(obj, "datasets", "IterableDataset"),  # before torch's, which it may be as well
      ("is a Hugging Face IterableDataset, which cannot be read by index. Choose one:\n"
-      "    lp.Loader.from_generator(rows, shards=range(stream.num_shards)): read the shards in the workers, where "
-      "rows(shard) returns iter(stream.shard(stream.num_shards, shard))\n"
+      "    lp.Loader.from_generator(lambda shard: iter(stream.shard(stream.num_shards, shard)), "
+      "shards=range(stream.num_shards)): read the shards in the workers\n"
       "    lp.Loader(iter(stream)): read it for one epoch, in the main process")),
     (lambda obj: _is_of(obj, "torch", "IterableDataset"),
      "is a PyTorch IterableDataset: use Loader.from_generator(lambda: iter(dataset))"),

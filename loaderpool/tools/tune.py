@@ -156,8 +156,8 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
         reason = "workers gain less than 5%: transferring batches costs as much, or what they share is the limit"
     else:
         reason = (
-            f"{gain}; more gain less than 5% with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use. What workers share "
-            "is the limit (a disk, a network or a lock)"
+            f"{gain}; more gain less than 5% with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use. The limit is a "
+            "disk, a network or a lock that the workers share"
         )
     return chosen, reason
 

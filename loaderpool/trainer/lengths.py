@@ -64,8 +64,8 @@ def read_lengths(by: Any, size: int) -> Lengths:
     if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and lengths.size):
         kind = f"{lengths.ndim}-d {lengths.dtype}" if lengths.ndim else brief(by)
         raise ArgumentError(
-            "Buckets.by must be a function that returns the length of an item, or the lengths of all items as a list "
-            f"or integer array, got {kind} of type {type(by).__name__}"
+            "Buckets.by must be a function that returns an item's length, or the lengths of all items as a list or "
+            f"integer array, got {kind} ({type(by).__name__})"
         )
     if len(lengths) != size:
         raise ArgumentError(

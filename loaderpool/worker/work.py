@@ -372,7 +372,7 @@ class Work:
             WorkFailed: the function raised or returned what the spec does not allow.
             Abandoned: the run's mark was seen on the board.
         """
-        assert self.form is not None, "a ticket before the layout"
+        assert self.form is not None, "a task before its layout"
         thread_calls = None if job.is_isolated and job.attempt >= _WITHOUT_THREADS_FROM else self._thread_calls
         if self._progress.counts_generated:  # items are made as the job is opened
             self._progress.begin_ticket(clock.monotonic_ns(), job.epoch, are_told=True)

@@ -25,7 +25,7 @@ _RULES: dict[str, tuple[str, ...]] = {
     "the subject first": (r"^(?-i:What|Of|Where|Whether)\b(?!.*\?$)",),
     "its own, each worker's own": (r"\bof (its|their|your|our|his|my) own\b|\bof (yours|ours|theirs)\b",),
     "main process, task, batch buffer, shared memory, zero-copy view, node": (
-        r"\b(trainers?|tickets?|slots?|arenas?|extents?|leases?|leased|lent|lend|lends|cutters?|inquests?|hosts?)\b",
+        r"\b(trainers?|tickets?|slots?|arenas?|extents?|leases?|leased|lent|lend|lends|cutters?|inquests?|hosts?(?!:port))\b",
     ),
     "assign, be pickled, move to shared memory, partition, cleanup, bottleneck": (
         r"\b(deals?|dealt|dealing|ship|ships|shipped|shipment|adopts?|adopted|adoption|lanes?|undoing|verdicts?)\b",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import all_pages, name_of
+from tests.docs.pages import ROOT, all_pages, name_of
 from tests.docs.prose import findings, sentences
 from tests.docs.test_reference import public_things
 
@@ -29,6 +31,26 @@ def test_public_docstrings_are_plain_english(name: str, thing: object) -> None:
     members = [value for key, value in inspect.getmembers(thing) if key[0] != "_"] if isinstance(thing, type) else []
     texts = [inspect.getdoc(each) or "" for each in (thing, *members) if _is_ours(each)]
     assert [line for text in texts for line in findings(text)] == []
+
+
+def test_messages_and_help_texts_are_plain_english() -> None:
+    modules = sorted((ROOT / "loaderpool").rglob("*.py"))
+    texts = [(module.name, text) for module in modules for text in _messages_of(module)]
+    assert len(texts) > 500
+    assert [f"{name}: {line}" for name, text in texts for line in findings(text)] == []
+
+
+def _messages_of(module: Path) -> Iterator[str]:
+    """Its strings of four words or more, but docstrings; each line is an item of its own; values are the word `x`."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    skipped |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) not in skipped and isinstance(node, ast.Constant | ast.JoinedStr):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "`x`" for part in parts)
+            if len(text.split()) >= 4 and not text.startswith(("<!DOCTYPE", "import ")):
+                yield text.replace("\n", "\n\n")
 
 
 def _is_ours(thing: object) -> bool:

@@ -185,22 +185,22 @@ def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
 
 def _read_lanes(value: Any, plan: BasePlan, in_order: bool) -> LanePlaces:
     if not isinstance(value, Mapping):
-        raise ValueError(f"lanes is {_shown(value)}")
+        raise ValueError(f"`lanes` is {_shown(value)}")
     _check_names("lanes", value, {"taken", "over"})
     counts, over = value["taken"], value["over"]
     if not isinstance(counts, (list, tuple)) or not isinstance(over, (list, tuple)):
-        raise ValueError(f"lanes is {_shown(value)}")
+        raise ValueError(f"`lanes` is {_shown(value)}")
     if len(counts) != plan.lanes or not counts:
         raise ValueError(f"it has positions of {len(counts)} generators, expected {plan.lanes}")
     for count in counts:
-        _whole("lanes: how many batches are taken", count, at_most=plan.batches_per_epoch // plan.lanes)
+        _whole("`lanes`: how many batches are taken", count, at_most=plan.batches_per_epoch // plan.lanes)
     before = -1
     for lane in over:
-        before = _whole("lanes: one that is over", lane, at_least=before + 1, at_most=plan.lanes - 1)
+        before = _whole("`lanes`: one that is over", lane, at_least=before + 1, at_most=plan.lanes - 1)
     places = LanePlaces(tuple(counts), frozenset(over))
     turns = [(count - 1) * plan.lanes + lane for lane, count in enumerate(counts)]  # of the latest batch of each
     if in_order and len(over) < plan.lanes and max(turns) >= places.begin_at:
-        raise ValueError(f"lanes is {_shown(value)}, but with deterministic=True generators take turns")
+        raise ValueError(f"`lanes` is {_shown(value)}, but with deterministic=True generators take turns")
     return places
 
 
