@@ -13,6 +13,7 @@ from loaderpool.memory.call_times import CallTimes, SlowCall
 from loaderpool.tools.commands import cli
 from loaderpool.trainer.explain.explanation import explain
 from loaderpool.trainer.explain.verdicts import Verdict
+from tests.docs.pages import ROOT
 from tests.support.trainings import COMPUTING, idle
 
 REPLAY = "loaderpool replay train:make_loader"
@@ -68,6 +69,8 @@ def test_a_dict_goes_through_json_and_has_the_same_keys_for_all() -> None:
         {"index": 8812, "epoch": 3, "seconds": 1.9, "replay": f"{REPLAY} --index 8812 --epoch 3", "generator": None}
     ]
     assert list(explain(COMPUTING.window(4, steps=3)).to_dict()) == list(read)
+    page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8").partition("### explain\n")[2]
+    assert [each for each in (*read, *Verdict.__members__) if each not in page] == []
 
 
 class Page(HTMLParser):
