@@ -185,10 +185,10 @@ def check_signature(name: str, function: Callable[..., Any], example: str, may_t
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
-        called = getattr(function, "__qualname__", type(function).__name__)
-        raise ArgumentError(
-            f"{name} must be callable as {name}({example}), but {called}{shortened(str(signature))} is not: {error}"
-        ) from None
+        called = f"{getattr(function, '__qualname__', type(function).__name__)}{shortened(str(signature))}"
+        more = ". Name a parameter rng to get a random number generator" * ("rng" in may_take and "rng" not in keywords)
+        text = f"{name} must be callable as {name}({example}), but {called} is not: {error}{more}"
+        raise ArgumentError(text) from None
 
 
 def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Parameter | None:

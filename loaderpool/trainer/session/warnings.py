@@ -7,7 +7,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
-from loaderpool.errors import LargeDataWarning, LoaderpoolWarning
+from loaderpool.errors import LoaderpoolWarning
 from loaderpool.system import process
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ def level_outside() -> int:
 
 
 def warn_of_data(shipment: Shipment) -> None:
-    """Warn, in the line of the user's that has led here, of large lists and dicts that each worker would copy.
+    """Warn, in the line of the user's that has led here, of what each worker would have a copy of.
 
     Raises:
-        LargeDataWarning: where a filter makes an error of it.
+        LoaderpoolWarning: where a filter makes an error of it.
     """
-    for text in shipment.large_data:
-        warnings.warn(text, LargeDataWarning, stacklevel=level_outside())
+    for warning in shipment.warnings:
+        warnings.warn(warning, stacklevel=level_outside())
 
 
 def warn_of_changes(captured: CapturedState, in_replay: bool = False) -> None:

@@ -1,8 +1,9 @@
-"""What is said of a payload: which variable of it cannot be pickled, and which large lists each worker would copy."""
+"""What is said of a payload: which variable of it cannot be pickled, and of which each worker would have a copy."""
 
 from __future__ import annotations
 
 import itertools
+import random
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from loaderpool.transport.reports import shown_name
 
 # Less than this, pickled, is not worth a warning: as objects it is three to six times as much in each worker.
 _MUCH_BYTES = 8 << 20
+_GIVEN_RNG = ("fn", "augment", "batch_fn")  # functions that may name it
 _TRIED = 64  # elements, of which the size of all is estimated
 
 WhyUnpicklable = Callable[[object], "Exception | None"]
@@ -30,12 +32,7 @@ def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpi
     """Return the message: the payload's key, the path from there to the offending object, its type, the reason, advice.
 
     Runs in: the trainer, never on the good path: whole branches are pickled again. Code of the user's that pickling
-    runs (`__reduce__`, `__getstate__`) is run again.
-
-    Args:
-        payload: what could not be pickled.
-        error: what pickling it raised.
-        why: tries to pickle an object; what that raised, or None.
+    runs (`__reduce__`, `__getstate__`) is run again. `error` is what pickling it raised; `why` tries it with a part.
     """
     path: list[str] = []
     offender, parts = cast(Any, payload), list(payload.items())
@@ -61,11 +58,7 @@ def large_data(
 ) -> tuple[str, ...]:
     """A warning for each large list, tuple or dict that functions and objects hold, with the line that mends it.
 
-    Args:
-        parts: what travels, by the names that the user knows.
-        sources: ids of lists that are not meant: of items that the loader itself reads.
-        is_by_value: whether a function or class travels itself.
-        estimate: about how many bytes elements take, pickled.
+    Not for `sources`, ids of lists whose items the loader itself reads. `estimate`: bytes that elements take.
     """
 
     def enters(value: Any) -> bool:
@@ -85,6 +78,18 @@ def large_data(
                     f"{' → '.join(path)} is a {type(value).__name__} of {len(value):,} elements, about {nbytes:,} "
                     f"bytes, and each worker gets its own copy of it. To share one copy: {line}"
                 )
+    return tuple(filter(None, told.values()))
+
+
+def copied_generators(parts: Mapping[str, Any]) -> tuple[str, ...]:
+    """A warning for each generator of random numbers that functions hold, besides those that are seeded anyway."""
+    told = dict.fromkeys((id(random.random.__self__), id(np.random.rand.__self__)), "")  # type: ignore[attr-defined]
+    for path, name, value, _ in walk({key: parts[key] for key in _GIVEN_RNG if key in parts}, is_users):
+        if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) and id(value) not in told:
+            told[id(value)] = (
+                f"{' → '.join(path)} is a random number generator. Each worker gets a copy of it, so workers repeat "
+                f"the same numbers. Add a parameter rng to the function, and use it in place of {name}"
+            )
     return tuple(filter(None, told.values()))
 
 
@@ -153,7 +158,7 @@ def _advice(offender: Any, error: Exception, path: list[str]) -> str:
     packages = {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}
     if "h5py" in packages:
         return (
-            f"An open HDF5 file cannot be sent to the workers. As the source, pass "
+            "An open HDF5 file cannot be sent to the workers. As the source, pass "
             f"loaderpool.HDF5({_hdf5_place(offender)}), which each worker opens itself. In a function, open "
             "the file in setup=, which runs once in each worker."
         )
@@ -167,7 +172,6 @@ def _advice(offender: Any, error: Exception, path: list[str]) -> str:
 def _hdf5_place(offender: Any) -> str:
     """Path and name of an h5py object as they would be written, as far as it still knows them."""
     try:
-        name = offender.name.lstrip("/") or "key"
-        return f"{offender.file.filename!r}, {name!r}"
+        return f"{offender.file.filename!r}, {offender.name.lstrip('/') or 'key'!r}"
     except Exception:  # closed
         return "path, key"

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loaderpool.errors import UnpicklableError
+from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
 from loaderpool.memory.adoption import DataFile, is_in_passing, place_of, why_copied
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.system.interrupts import checkpoint, is_of_a_handler
 from loaderpool.transport.payload.by_value import FrameworkFreePickler, FrameworkNeededError, loaded_frameworks
-from loaderpool.transport.payload.diagnose import describe_offender, large_data
+from loaderpool.transport.payload.diagnose import copied_generators, describe_offender, large_data
 from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES, ItemError, ItemPacking
 from loaderpool.transport.payload.pickler import PayloadPickler
 from loaderpool.transport.pickling import out_of_band, put_object
@@ -41,8 +41,8 @@ class Shipment:
     """uint8[n] each, contiguous, at least `OUT_OF_BAND_BYTES` long, in the order in which the pickle asks for them."""
     packed_items: int = 0
     """Items of the source that are packed, see `packing`; they lie in buffers, too."""
-    large_data: tuple[str, ...] = ()
-    """A warning for each large list or dict that functions and objects hold."""
+    warnings: tuple[Warning, ...] = ()
+    """One for each large list or dict that functions and objects hold, and for each generator of random numbers."""
     without: frozenset[str] = frozenset()
     """Frameworks (`by_value.FRAMEWORKS`): code of modules that import one is in the pickle by value, so that loading
     it imports none of them."""
@@ -102,16 +102,18 @@ def _describe(payload: dict[str, object], error: Exception) -> str:
 
 def _pickled(
     payload: dict[str, object], make_pickler: Callable[..., PayloadPickler]
-) -> tuple[bytes, tuple[memoryview, ...], int, tuple[str, ...]]:
+) -> tuple[bytes, tuple[memoryview, ...], int, tuple[Warning, ...]]:
     buffers: list[memoryview] = []
     packing = ItemPacking(_why_unpicklable)
     with io.BytesIO() as file:
         pickler = make_pickler(file, buffer_callback=out_of_band(buffers.append, OUT_OF_BAND_BYTES))
         pickler.met = packing.met
         pickler.dump(packing.prepare(payload))
-        told: tuple[str, ...] = ()
+        told: tuple[Warning, ...] = ()
         if any(name in payload for name in CALLED):  # else: what a reader is sent, or what a hook changed
-            told = large_data(named_parts(payload), packing.sources, pickler.is_by_value, packing.nbytes)
+            parts = named_parts(payload)
+            large = large_data(parts, packing.sources, pickler.is_by_value, packing.nbytes)
+            told = (*map(LargeDataWarning, large), *map(LoaderpoolWarning, copied_generators(parts)))
         return file.getvalue(), tuple(buffers), packing.packed, told
 
 
@@ -196,11 +198,7 @@ def put_shipment(
     Ownership: the extents are given back when the loader is unloaded; those of an update when the
     supervisor has read it.
 
-    Args:
-        arena: where to.
-        shipment: what.
-        placement: which of its arrays stand in data files, and are not copied. None: all are copied.
-        cache: the loader's, for who does not unpickle the shipment.
+    Arrays that have a place in data files are not copied. `cache` is for who does not unpickle the shipment.
     """
     placement = placement or Placement()
     places: list[tuple[int, int, int]] = []  # part (0: what is copied, then the files), offset in it, length
