@@ -130,7 +130,7 @@ class Loader(LoaderViews, LoaderReports):
 
     @property
     def workers(self) -> int:
-        """Current number of worker processes; 0: the main process loads."""
+        """Current number of worker processes. With 0, the main process loads the batches."""
         return self._core.workers
 
     @property

@@ -29,7 +29,7 @@ class SlowItem:
 
     @property
     def name(self) -> str:
-        """Name of the item in messages: `17`, or `17 of generator 2`."""
+        """Name of the item in messages, such as `17` or `17 of generator 2`."""
         return numbered(self.index, self.generator)
 
 
@@ -68,7 +68,7 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """First line: the bottleneck, and how long training waited."""
+        """First line of the output, with the bottleneck and how long training waited."""
         verdict = self.verdict.value.upper()
         if self.verdict is Verdict.WARM_UP:
             return f"{verdict}: {self.why}"
