@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import re
 import textwrap
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tests.support.child import run_child
 _BLOCKS = {page: read_blocks(page) for page in all_pages()}
 _RUNNABLE = [page for page, blocks in _BLOCKS.items() if blocks]
 _TIMEOUT_S = 100.0
+# Named, and not every module that a page imports: one that is misspelled, or missing for another reason, must fail.
+_OPTIONAL = re.compile(r"^(?:import|from) (accelerate|lightning|orbax)\b", re.MULTILINE)
 
 
 _CHILDREN = 3  # for the pages of a kind
@@ -46,6 +49,9 @@ def test_every_block_of_the_page_runs(page: Path) -> None:
     with_tensorflow = needs_tensorflow(_BLOCKS[page])
     if with_tensorflow and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'")
+    modules = {name for block in _BLOCKS[page] for name in _OPTIONAL.findall(block.code)}
+    if missing := sorted(name for name in modules if importlib.util.find_spec(name) is None):
+        pytest.skip(f"not installed: {', '.join(missing)}: pip install -r docs/examples/requirements.txt")
     of_a_kind = [each for each in _RUNNABLE if needs_tensorflow(_BLOCKS[each]) == with_tensorflow]
     problems, output = _outcomes(with_tensorflow, of_a_kind.index(page) % _CHILDREN)
     assert str(page) in problems, f"the page was not reached:\n{output}"
