@@ -36,7 +36,7 @@ def with_batch_fn() -> str:
 
 def with_cache() -> str:
     """What the function gives is kept for later epochs."""
-    return 'lp.Loader(..., cache="memory")  # if fn is not random'
+    return 'lp.Loader(..., cache="memory")  # a random part of fn goes into augment='
 
 
 def in_any_order() -> str:
