@@ -21,6 +21,8 @@ _MOST_CACHE_BYTES = 64 << 20
 class HDF5(FileSource):
     """Source of rows of datasets in HDF5 files, as `h5py` returns them. Needs the extra `files`.
 
+    Shuffled reads are slow if compressed chunks have many rows: write one row per chunk.
+
     Args:
         paths: As in `FileSource`.
         keys: Name of a dataset, such as `"train/images"`, or a tuple or dict of names; items have the same structure.
