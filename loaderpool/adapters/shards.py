@@ -1,8 +1,9 @@
-"""Which shard of each epoch this process has, as the distribution of Keras or the strategy of TensorFlow says.
+"""Which shard of each epoch this process has, as Keras, TensorFlow or PyTorch says.
 
     what is current                        shards                                      this process's
     keras.distribution.Distribution        min(num_model_replicas, num_processes)      data_shard_id
     tf.distribute.Strategy, in its scope   InputContext.num_input_pipelines            input_pipeline_id
+    torch.distributed, initialized         get_world_size()                            get_rank()
 
 A loader asks once, when it is made: from then on its workers make batches, and each sample is to be made by one process
 only (docs/internals/decisions/0023-a-shard-is-fixed-when-a-loader-is-made.md).
@@ -10,6 +11,7 @@ only (docs/internals/decisions/0023-a-shard-is-fixed-when-a-loader-is-made.md).
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -29,6 +31,14 @@ def current_shard() -> Shard:
         from loaderpool.adapters.tensorflow import shard_in
 
         return shard_in(tf.distribute.get_strategy())
+    of_torch: Any = getattr(sys.modules.get("torch"), "distributed", None)
+    if of_torch is not None and of_torch.is_available() and of_torch.is_initialized():
+        return Shard(of_torch.get_world_size(), of_torch.get_rank())
+    if "TORCHELASTIC_RUN_ID" in os.environ and (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        raise ArgumentError(
+            f'shard="auto" was read before torch.distributed was initialized, but torchrun started {processes} '
+            "processes. Call torch.distributed.init_process_group() before you create the loader."
+        )
     return Shard(1, 0)
 
 

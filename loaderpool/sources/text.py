@@ -20,7 +20,7 @@ _NEWLINE, _RETURN = b"\n\r"
 
 
 class TextLines(FileSource):
-    r"""Source of lines of uncompressed text files, as strings. A line ends with ``\n`` or ``\r\n``; empty lines are items.
+    r"""Source of lines of uncompressed text files, as strings. Each ends with ``\n`` or ``\r\n``; empty ones are items.
 
     Args:
         paths: As in `FileSource`.

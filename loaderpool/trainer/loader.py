@@ -49,8 +49,8 @@ class Loader(LoaderViews, LoaderReports):
         seed: Seed of the order and of all random numbers, at least 0. Default: 0.
         drop_remainder: Set to `True` to drop the last batch if it is smaller. Default: `False`.
         deterministic: Set to `False` to get batches as soon as they are finished, in any order. Default: `True`.
-        shard: This process's `Shard` of each epoch. `"auto"`: the one that the current `keras.distribution` or
-            `tf.distribute` strategy assigns. Default: the whole epoch.
+        shard: This process's `Shard` of each epoch. `"auto"`: the one that the current `keras.distribution`,
+            `tf.distribute` strategy or `torch.distributed` group assigns. Default: the whole epoch.
         element_spec: Structure of `ArraySpec` or `tf.TensorSpec` of a batch. Default: found from the first samples.
         pad: Padding to the longest sample of the batch: `True` for zeros or empty strings, a fill value, or one value
             for each component. Default: `False`.

@@ -345,8 +345,15 @@ class Calls:
             self._streams.seed_globals(epoch, positions[0], batch=True)
         if self._takes_rng:
             keywords["rng"] = self._streams.generator(epoch, positions[0], batch=True)
-        get = self._get
-        batch = self._batch_fn([get(index) for index in indices], **keywords)
+        items, index = [], indices[0]
+        try:
+            for index in indices:
+                items.append(self._get(index))
+        except Exception as error:
+            if hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note(f"while source[{index}] was read")
+            raise
+        batch = self._batch_fn(items, **keywords)
         end_stray()
         return batch
 

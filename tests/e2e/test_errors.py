@@ -681,6 +681,20 @@ def test_failures_count_once_their_batch_is_handed_over(action: str, made_in: di
                 break
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+def test_of_a_batch_the_item_that_could_not_be_read_is_named(made_in: dict[str, Any]) -> None:
+    class Source(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(index) if index != 5 else len(index)
+
+    with (
+        lp.Loader(Source(range(8)), batch_fn=np.array, batch_size=8, **made_in) as loader,
+        pytest.raises(TypeError) as raised,
+    ):
+        next(iter(loader))
+    assert "while source[5] was read" in "".join(traceback.format_exception(raised.value))
+
+
 def test_a_failed_batch_fn_counts_all_its_rows(made_in: dict[str, Any]) -> None:
     def batch_fn(items: list[int]) -> Any:
         if BAD in items:

@@ -278,3 +278,29 @@ def test_what_torch_has_and_means_otherwise_is_answered(tmp_path: Path) -> None:
     assert "parts have the dtypes float32 and int64: return a tuple" in lines[0]
     assert lines[1] == "['float32', 'int64']"
     assert "a PyTorch IterableDataset: use Loader.from_generator(lambda: iter(dataset))" in lines[2]
+
+
+@needs("torch")
+def test_the_shard_is_that_of_the_process_group(tmp_path: Path) -> None:
+    code = f"""
+        import os, torch.distributed as distributed
+        import loaderpool as lp
+        os.environ["TORCHELASTIC_RUN_ID"], os.environ["WORLD_SIZE"] = "1", "2"
+        try:
+            lp.Loader(range(40), batch_size=4, workers=0, shard="auto")
+        except lp.ArgumentError as error:
+            assert "Call torch.distributed.init_process_group()" in str(error)
+        else:
+            raise AssertionError("both ranks would have all rows")
+        rank = 0 if os.fork() else 1
+        distributed.init_process_group("gloo", init_method="file://{tmp_path}/meet", rank=rank, world_size=2)
+        with lp.Loader(range(40), batch_size=4, workers=0, shard="auto") as loader:
+            rows = [int(row) for batch in loader.as_torch() for row in batch]
+        with lp.Loader(range(40), batch_size=4, workers=0, shard=lp.Shard(2, rank)) as loader:
+            assert rows == [int(row) for batch in loader for row in batch] and len(rows) == 20
+        distributed.destroy_process_group()
+        if rank:
+            os._exit(0)
+        assert os.wait()[1] == 0
+    """
+    run_child(textwrap.dedent(code)).check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -83,9 +84,13 @@ def large_data(
 
 def copied_generators(parts: Mapping[str, Any]) -> tuple[str, ...]:
     """A warning for each generator of random numbers that functions hold, besides those that are seeded anyway."""
-    told = dict.fromkeys((id(random.random.__self__), id(np.random.rand.__self__)), "")  # type: ignore[attr-defined]
+    kinds: tuple[type, ...] = (random.Random,)
+    told = {id(random.random.__self__): ""}  # type: ignore[attr-defined]
+    if "numpy.random" in sys.modules:  # else: NumPy imports it when it is named
+        kinds += (np.random.Generator, np.random.RandomState)
+        told[id(np.random.rand.__self__)] = ""  # type: ignore[attr-defined]
     for path, name, value, _ in walk({key: parts[key] for key in _GIVEN_RNG if key in parts}, is_users):
-        if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)) and id(value) not in told:
+        if isinstance(value, kinds) and id(value) not in told:
             told[id(value)] = (
                 f"{' → '.join(path)} is a random number generator. Each worker gets a copy of it, so workers repeat "
                 f"the same numbers. Add a parameter rng to the function, and use it in place of {name}"

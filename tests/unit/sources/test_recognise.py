@@ -254,7 +254,7 @@ def test_a_stream_of_hugging_face_is_refused_with_advice() -> None:
         for source in (kind(), type("OfUser", (kind,), {})()):
             with pytest.raises(SourceError, match=r"^source is a Hugging Face IterableDataset, ") as caught:
                 as_source(source)
-            for advice in ("Loader.from_generator(rows, shards=range(stream.num_shards)):", "Loader(iter(stream)):"):
+            for advice in ("(stream.shard(stream.num_shards, shard)), shards=range(str", "Loader(iter(stream)):"):
                 assert advice in str(caught.value)
     with pytest.raises(SourceError, match=r"^source is a PyTorch IterableDataset"):
         as_source(of_torch())
