@@ -1,4 +1,4 @@
-"""Sphinx's settings: Markdown pages, an API reference from docstrings, and notebooks that were run by the tests."""
+"""Sphinx's settings: Markdown pages, an API reference from docstrings, and notebooks with their outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ myst_enable_extensions = ["colon_fence", "substitution"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = False
 autodoc_mock_imports = ["keras", "tensorflow"]
-nb_execution_mode = "off"  # the tests run them, and keep what they print
+nb_execution_mode = "off"  # outputs are stored in the notebooks; a test runs them, and compares
 
 autodoc_typehints = "none"  # docstrings say what is taken; signatures have the annotations
 autodoc_member_order = "bysource"
@@ -43,6 +43,7 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = f"loaderpool {release}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
 ogp_site_url = "https://loaderpool.readthedocs.io/"
 ogp_enable_meta_description = True

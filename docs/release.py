@@ -1,6 +1,8 @@
 """Whether loaderpool is on PyPI: what README, pages, examples and notebooks say of its installation.
 
-With the release, set `IS_RELEASED = True`, and run `python docs/release.py`: it rewrites the commands. A test compares.
+With the release, set `IS_RELEASED = True`, add `[project.urls]` with `Repository = "https://github.com/..."` to
+pyproject.toml, and run `python docs/release.py`: it rewrites the commands, and gives each notebook a link to open it in
+Colab. Before, Colab could not install loaderpool. A test compares.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ _ROOT = Path(__file__).resolve().parents[1]
 _COMMAND = re.compile(
     r"""(pip install (?:-q )?)(['"]?)(?:\.\./\.\.|\.|loaderpool)(\[[\w,-]+\])?\2(?=[\s`"\\]|$)""", re.MULTILINE
 )
+_REPOSITORY = re.compile(r'^Repository = "https://github\.com/([\w.-]+/[\w.-]+?)/?"$', re.MULTILINE)
+_COLAB = "https://colab.research.google.com"
+_BADGE = re.compile(r'^    "\[!\[Open in Colab\].*\n    "\\n",\n', re.MULTILINE)
 _IN_A_CLONE = re.compile(r"^Install(?:, in a clone)?: pip", re.MULTILINE)
 
 
@@ -40,7 +45,19 @@ def current(path: Path) -> str:
         return f"{found[1]}{quote}{'loaderpool' if IS_RELEASED else clone}{found[3] or ''}{quote}"
 
     text = _COMMAND.sub(command, path.read_text(encoding="utf-8"))
+    if path.suffix == ".ipynb":
+        text = _with_badge(_BADGE.sub("", text), path.name)
     return _IN_A_CLONE.sub("Install: pip" if IS_RELEASED else "Install, in a clone: pip", text)
+
+
+def _with_badge(text: str, name: str) -> str:
+    """Return the notebook with a link to Colab below its title, if Colab can open it and install loaderpool."""
+    repository = _REPOSITORY.search((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    if not IS_RELEASED or repository is None:
+        return text
+    link = f"{_COLAB}/github/{repository[1]}/blob/main/docs/notebooks/{name}"
+    badge = f'    "[![Open in Colab]({_COLAB}/assets/colab-badge.svg)]({link})\\n",\n    "\\n",\n'
+    return re.sub(r'^    "# .*\n    "\\n",\n', lambda title: title[0] + badge, text, count=1, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

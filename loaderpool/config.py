@@ -150,9 +150,9 @@ def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
         return Auto(least, most)
     if isinstance(value, str) and value == "auto":
         return Auto()
-    if isinstance(value, (str, tuple)):
-        also = "" if of_pool else ", or a loaderpool.Pool"
-        raise ArgumentError(f'workers must be a number, "auto", or a pair (fewest, most){also}, got {brief(value)}')
+    if isinstance(value, tuple) or (isinstance(value, str) and not value.isdecimal()):
+        also = "or a pair (fewest, most)" if of_pool else "a pair (fewest, most), or a loaderpool.Pool"
+        raise ArgumentError(f'workers must be a number, "auto", {also}, got {brief(value)}')
     here = "workers=0 is a setting of a Loader" if of_pool else "0: run in the main process"
     hint = f'{here}; "auto": find the number' + ("" if of_pool else "; a loaderpool.Pool: share it")
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)

@@ -32,6 +32,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 # Arguments of other loaders, and what there is here.
 _FOREIGN = {
     "num_workers": "did you mean workers?",
+    "num_parallel_calls": "did you mean workers?",
     "drop_last": "did you mean drop_remainder?",
     "worker_init_fn": "did you mean setup?",
     "collate_fn": "use batch_fn, which takes the list of a batch's items and returns the batch",
@@ -109,7 +110,7 @@ def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = 
     try:
         number = operator.index(value)
     except TypeError:
-        if isinstance(value, numbers.Real) and float(value).is_integer():
+        if isinstance(value, (numbers.Real, str)) and str(value).removesuffix(".0").isdecimal():
             suffix += f"; did you mean {int(float(value))}?"
         raise ArgumentError(
             f"{name} must be an integer, got {brief(value)} of type {type(value).__name__}{suffix}"

@@ -85,6 +85,7 @@ def write_json(json_to: str | None, command: str, data: dict[str, Any]) -> None:
 
 
 _NAMES = ("doctor", "profile", "replay", "top", "trace", "tune")  # each of a module of its own
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 _EPILOG = """\b
 Examples:
   loaderpool tune train:make_loader --workers 0,4,8,16 --plot rates.png
@@ -104,9 +105,6 @@ class _Commands(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"{__package__}.{name}"), name)
         return command
-
-
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
 @click.group(cls=_Commands, epilog=_EPILOG, context_settings=_SETTINGS)

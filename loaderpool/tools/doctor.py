@@ -22,7 +22,7 @@ from rich.text import Text
 from loaderpool.errors import counted, readable_bytes
 from loaderpool.system import capacity, clock, machine
 from loaderpool.tools.commands import output, results, write_json
-from loaderpool.tools.tune import describe_cpus, hosts_of
+from loaderpool.tools.tune import describe_cpus, hosts_of, ray_address
 from loaderpool.trainer.loader import Loader
 
 # Of a supervisor and a worker with NumPy: below it they hardly fit. And what leaves room for a small loader's batches.
@@ -33,6 +33,7 @@ _DESCRIPTORS, _WORKER_DESCRIPTORS = 140, 5
 # only makes a real hang take longer.
 _DEADLINE_S = 60.0
 _SLOW_START_S = 5.0
+_DRILL_WORKERS = 2  # more show nothing more, and take longer to start
 _ROWS, _BATCH, _DEADLY = 48, 4, 41
 # One worker may come to the deadly item while it makes the second epoch's batches ahead, before another one has come to
 # it in the first. Of two epochs all batches that wait for such a death are read, and then it was told.
@@ -154,12 +155,9 @@ def _row(died: Path, item: int, rng: np.random.Generator) -> npt.NDArray[np.floa
     return rng.random(16) + item
 
 
-_DRILL_WORKERS = 2  # more show nothing more, and take longer to start
-
-
 @click.command()
 @click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write checks as JSON to FILE; -: stdout.")
-@click.option("--ray", "address", metavar="ADDRESS", help='Also check nodes of a Ray cluster: "auto" or host:port.')
+@click.option("--ray", "address", metavar="ADDRESS", type=ray_address, help='Check a cluster: "auto" or host:port.')
 def doctor(json_to: str | None, address: str | None) -> None:
     """Check this machine, crash-test a worker pool, and suggest fixes.
 

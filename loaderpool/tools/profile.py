@@ -49,10 +49,8 @@ def profile(target: str, seconds: float, workers: int | None, idle: bool, path: 
         signal.signal(signal.SIGINT, lambda *_: is_over.touch())
         status = subprocess.call([*command, *["--idle"] * idle, "--output", path, "--", *program])
         if status != 0:
-            raise click.ClickException(
-                f"py-spy exited with status {status}. In a container, it needs the SYS_PTRACE capability: "
-                "docker run --cap-add SYS_PTRACE"
-            )
+            cure = "In a container, it needs docker run --cap-add SYS_PTRACE"
+            raise click.ClickException(f"py-spy exited with status {status}. {cure}")
         if not is_over.exists():
             raise click.ClickException(f"{target} failed, as shown above. {path} contains what was recorded before.")
 

@@ -19,7 +19,9 @@ from loaderpool.errors import LoaderpoolError, brief, shortened
 from loaderpool.system.process import is_library_file
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
+from loaderpool.trainer.session import remote_errors
 
+_MIGRATE = 'To convert a tf.data pipeline, see "Migrate from tf.data and from_generator" in the documentation.'
 _NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # a package that is installed may be
 
 
@@ -28,8 +30,9 @@ def load_target(target: str) -> Loader:
     module_name, _, name = target.partition(":")
     if not name or module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".") or "train"
-        raise _wrong(target, f"must have the form package.module:name, such as {dotted}:name")
+        raise _wrong(target, f"must have the form package.module:name, without .py, such as {dotted}:{name or 'name'}")
     module = _import(target, module_name)
+    remote_errors.command_target = target  # what errors of its function advise to replay
     if not hasattr(module, name):
         why = f"was not found: module {module_name} has no {brief(name)}. {_near(module, name)}"
         raise _wrong(target, why)
@@ -38,14 +41,14 @@ def load_target(target: str) -> Loader:
         return thing
     if not callable(thing):
         why = f"must be a loaderpool.Loader or a function that returns one, got {type(thing).__qualname__}"
-        raise _wrong(target, f"{why}. {_near(module, '')}")
+        raise _wrong(target, f"{why}. {_MIGRATE if hasattr(thing, 'element_spec') else _near(module, '')}")
     if needs := _needs(thing):
         cure = "Give them defaults, or write a function that calls it."
         raise _wrong(target, f"must be callable without arguments, but {name}{needs}. {cure}")
     with _users_code(target):
         made = thing()
     if not isinstance(made, Loader):
-        hint = " Return the Loader itself, without as_dataset()." if hasattr(made, "element_spec") else ""
+        hint = f" Return the Loader itself, without as_dataset(). {_MIGRATE}" if hasattr(made, "element_spec") else ""
         raise _wrong(target, f"must return a loaderpool.Loader, got {type(made).__qualname__}.{hint}")
     return made
 

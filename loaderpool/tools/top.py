@@ -28,6 +28,12 @@ from loaderpool.system import capacity, clock, machine
 from loaderpool.tools.commands import results
 from loaderpool.trainer.explain.page import FORMAT, NAME, PAGE_BYTES, read_page
 
+_LOOK_S = 0.5
+_MARKS = "▁▂▃▄▅▆▇█"
+_MOST_ROWS = 16  # of workers: of more, those that have been at an item longest
+_MUCH, _SOME = 0.2, 0.05  # from these shares of waiting on: training suffers; it is worth a look
+_QUIET_S = 3.0  # a page is written every two seconds while batches are taken, or waited for
+
 
 def memory_files(pid: int, name: str) -> list[str]:
     """Return where the memory files of this name, that a process has open, can be read; OSError: by others only."""
@@ -96,13 +102,6 @@ def find_training(pid: int | None) -> dict[str, Any]:
 def printable(text: str) -> str:
     """Return a text without characters that a terminal would obey."""
     return "".join(each if each.isprintable() else "?" for each in text)
-
-
-_LOOK_S = 0.5
-_MARKS = "▁▂▃▄▅▆▇█"
-_MOST_ROWS = 16  # of workers: of more, those that have been at an item longest
-_MUCH, _SOME = 0.2, 0.05  # from these shares of waiting on: training suffers; it is worth a look
-_QUIET_S = 3.0  # a page is written every two seconds while batches are taken, or waited for
 
 
 @click.command(epilog="Ctrl-C quits.")

@@ -65,7 +65,7 @@ class Measurement:
 
 
 def measure_all(
-    loader: Loader, settings: Sequence[Setting], seconds: float, on_round: Callable[[Measurement], None]
+    loader: Loader, settings: Sequence[Setting], seconds: float, on_round: Callable[[Measurement, int], None]
 ) -> list[Measurement]:
     """Measure each setting in two rounds, forth and back, so that a machine that gets busier favors none.
 
@@ -77,7 +77,7 @@ def measure_all(
     for setting in [*order, *reversed(order)]:
         with setting.applied(loader) as measured:
             rounds[setting].append(_measure(measured, setting, seconds))
-        on_round(rounds[setting][-1])
+        on_round(rounds[setting][-1], len(rounds[setting]))
     pairs = [sorted(pair, key=lambda each: each.samples_per_s) for pair in rounds.values()]
     # Whatever else runs on the machine only ever makes a round slower.
     return [dataclasses.replace(best, spread=1 - other.samples_per_s / best.samples_per_s) for other, best in pairs]
@@ -144,6 +144,7 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
     chosen = next(each for each in measurements if each.samples_per_s >= (1 - _TOLERANCE) * best.samples_per_s)
     first, last = measurements[0], measurements[-1]
     gain = f"{chosen.samples_per_s / first.samples_per_s:.2f} times the rate of {first.setting}"
+    end = f"{gain}, and " * (chosen is not first) + f"no setting is more than {_TOLERANCE:.0%} faster"
     if len(measurements) == 1:
         reason = "it is the only setting that was measured"
     elif chosen is last:
@@ -151,14 +152,11 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
         reason = f"it is the largest setting and the fastest ({gain}); try larger numbers with {more}"
     elif not best.setting.address and best.cpus + best.other_cpus >= _FULL * cpus:
         others = f", {best.other_cpus:.1f} of them by other programs" if best.other_cpus > _MUCH else ""
-        reason = f"{gain}; more gain less than 5%, because all CPUs are in use ({counted(cpus, 'CPU')}{others})"
+        reason = f"{end}, because all CPUs are in use ({counted(cpus, 'CPU')}{others})"
     elif chosen is first and not chosen.setting.workers:
-        reason = "workers gain less than 5%: transferring batches costs as much, or what they share is the limit"
+        reason = f"{end}: transferring batches costs as much, or what workers share is the limit"
     else:
-        reason = (
-            f"{gain}; more gain less than 5% with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use. The limit is a "
-            "disk, a network or a lock that the workers share"
-        )
+        reason = f"{end}, with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use: workers share a disk, network or lock"
     return chosen, reason
 
 
@@ -170,6 +168,15 @@ def hosts_of(address: str, loader: Loader) -> tuple[NodeStatistics, ...]:
             while next(times) < until_s:
                 pass
         return tuple(host for host in running.statistics().nodes if host.state == "running")
+
+
+def ray_address(value: str) -> str:
+    """Read an address of a cluster: what cannot be one is refused before anything runs."""
+    try:
+        RayPool(value).close()
+    except ArgumentError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return value
 
 
 def describe_cpus() -> str:
@@ -195,7 +202,7 @@ def describe_cpus() -> str:
 )  # fmt: skip
 @click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write rates as JSON to FILE; -: stdout.")
 @click.option("--plot", "plot_path", metavar="FILE", callback=output(".png", ".svg", ".pdf"), help="Plot the rates.")
-@click.option("--ray", "address", metavar="ADDRESS", help='Measure nodes of a Ray cluster: "auto" or host:port.')
+@click.option("--ray", "address", metavar="ADDRESS", type=ray_address, help='Measure a cluster: "auto" or host:port.')
 def tune(
     target: str,
     seconds: float,
@@ -233,8 +240,8 @@ def tune(
         counts = counts or tuple(default_counts(cpus))
         settings = {Setting(count, number if count else 1) for count in counts for number in each}
 
-    def say(done: Measurement) -> None:
-        click.echo(f"{done.setting}: {readable_number(done.samples_per_s)} samples/s", err=True)
+    def say(done: Measurement, number: int) -> None:
+        click.echo(f"round {number} of 2, {done.setting}: {readable_number(done.samples_per_s)} samples/s", err=True)
 
     measurements = measure_all(loader, sorted(settings), seconds / 2, say)
     chosen, reason = choose(measurements, cpus)
@@ -267,7 +274,7 @@ def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
     for each in measurements:
         table.add_row(
             f"{each.setting.workers}", f"{each.setting.threads}", readable_number(each.samples_per_s),
-            f"-{each.spread:.0%}", readable_number(each.bytes_per_s / 1e6), f"{each.cpus:.2f}",
+            f"{each.spread:.0%}", readable_number(each.bytes_per_s / 1e6), f"{each.cpus:.2f}",
             f"{each.samples_per_s / measurements[0].samples_per_s:.2f}", "<- use" if each is chosen else "",
             style="bold green" if each is chosen else None,
         )  # fmt: skip

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     caption = f"{machine_line()}; {(time.monotonic() - started) / 60:.0f} minutes. Command: `{command}`."
     print(f"{goals_table(results.values())}\n\n{speed_table(results.values())}\n\n{caption}")
     if options.write_docs:
-        write_docs(list(results.values()), caption)
+        write_docs(list(results.values()), caption, is_whole=not options.rows)
     if busy > QUIET_CPUS:
         print(f"others kept up to {busy:.1f} CPUs busy meanwhile, run again on a quiet machine", file=sys.stderr)
     for _, line in short:
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="a minute: status 1 below half of a goal")
     parser.add_argument("--rounds", type=int, metavar="COUNT", help="rounds of each row")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append every round and result as JSON lines")
-    parser.add_argument("--write-docs", action="store_true", help="put the tables and the picture into docs/")
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/")
     parser.add_argument("--list", action="store_true", help="name all rows and their contestants")
     return parser
 

@@ -1,4 +1,4 @@
-"""What is made of the results: the tables of docs/benchmarks/results.md, a picture, what falls short."""
+"""What is made of the results: tables of docs/, whose pictures `docs/pictures.py` draws, and what falls short."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from bench.harness import Result
 from bench.rows import PEERS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-OURS, OTHERS = "#1b6ca8", "#b8b8b8"
 NAMES = {"loaderpool": "loaderpool", "serial": "from_generator", "keras": "PyDataset", "torch": "DataLoader"}
 NAMES |= {"grain": "Grain", "spdl": "SPDL", "mpire": "mpire", "joblib": "joblib", "pool_imap": "Pool.imap"}
-PICTURED = ("serial", "keras", "torch", "grain", "loaderpool")
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 # Of a goal, for a machine that is noisy: half of it.
 GROSS = 2.0
 
@@ -45,12 +44,25 @@ def goals_table(results: Iterable[Result]) -> str:
 def speed_table(results: Iterable[Result]) -> str:
     """Milliseconds a batch through tf.data and in `fit`, of loaderpool and of what else is in use."""
     shown = [result for result in results if result.row.is_rate and result.row.view != "own" and result.peers()]
-    sides = [side for side in NAMES if any(side in result.figures for result in shown)]
+    return _side_by_side("work", {result.row.what: result for result in shown if not _is_of_backends(result)})
+
+
+def backends_table(results: Iterable[Result]) -> str:
+    """Milliseconds of a step of `fit` on each backend of Keras."""
+    return _side_by_side("backend", {BACKENDS[each.row.view]: each for each in results if _is_of_backends(each)})
+
+
+def _is_of_backends(result: Result) -> bool:
+    return result.row.measure == "fit:steps" and result.row.is_shown_whole
+
+
+def _side_by_side(head: str, shown: dict[str, Result]) -> str:
+    sides = [side for side in NAMES if any(side in result.figures for result in shown.values())]
     rows = [
-        [result.row.what, *(f"{1e3 / result.median(side):.3g}" if side in result.figures else "–" for side in sides)]
-        for result in shown
+        [name, *(f"{1e3 / result.median(side):.3g}" if side in result.figures else "–" for side in sides)]
+        for name, result in shown.items()
     ]
-    return _table(["work", *(NAMES[side] for side in sides)], rows)
+    return _table([head, *(NAMES[side] for side in sides)], rows)
 
 
 def limits_table(results: Iterable[Result]) -> str:
@@ -117,37 +129,22 @@ def machine_line() -> str:
     return f"{datetime.date.today()}, {cpus}, python {platform.python_version()}, {versions}"
 
 
-def write_docs(results: Sequence[Result], caption: str) -> None:
-    """Put the tables into the pages, between their marks, and draw the picture of the README."""
-    costs = {"times": costs_table(results, "ms"), "memory": costs_table(results, "MB")}
-    answers = {"speed": speed_table(results), "limits": limits_table(results), **costs}
-    goals = {"bench": goals_table(results)}
-    for name, parts in {"internals/goals-and-experiments.md": goals, "benchmarks/results.md": answers}.items():
+def write_docs(results: Sequence[Result], caption: str, is_whole: bool) -> None:
+    """Put the tables into the pages, between their marks; of a part of the rows, that of the backends alone."""
+    pages = {}
+    if any(map(_is_of_backends, results)):
+        pages["guide/train/keras-backends.md"] = {"backends": backends_table(results)}
+    if is_whole:
+        costs = {"times": costs_table(results, "ms"), "memory": costs_table(results, "MB")}
+        answers = {"speed": speed_table(results), "limits": limits_table(results), **costs}
+        pages |= {
+            "internals/goals-and-experiments.md": {"bench": goals_table(results)},
+            "benchmarks/results.md": answers,
+        }
+    for name, parts in pages.items():
         text = (DOCS / name).read_text(encoding="utf-8")
         for mark, table in parts.items():
             begin, end = f"<!-- {mark}:begin -->\n", f"<!-- {mark}:end -->"
             before, _, rest = text.partition(begin)
             text = f"{before}{begin}{table}\n\n{caption}\n{end}{rest.partition(end)[2]}"
         (DOCS / name).write_text(text, encoding="utf-8")
-    for result in results:
-        if result.row.is_shown_whole:
-            draw(result, DOCS / "images" / "speed.png")
-
-
-def draw(result: Result, file: Path) -> None:
-    """Milliseconds a batch as bars: what users come from, and loaderpool."""
-    from matplotlib.figure import Figure
-
-    sides = [side for side in PICTURED if side in result.figures]
-    values = [1e3 / result.median(side) for side in sides]
-    figure = Figure(figsize=(8, 0.5 * len(sides) + 1.1), dpi=160, layout="constrained")
-    axis = figure.add_subplot()
-    colors = [OURS if side == "loaderpool" else OTHERS for side in sides]
-    bars = axis.barh([NAMES[side] for side in sides], values, color=colors)
-    axis.bar_label(bars, [f"{value:.0f} ms" for value in values], padding=4)
-    axis.invert_yaxis()
-    axis.margins(x=0.1)
-    axis.set_title("Milliseconds for a batch of 32 JPEG images into tf.data, two CPUs", loc="left", fontsize=11)
-    axis.spines[["top", "right", "bottom"]].set_visible(False)
-    axis.tick_params(bottom=False, labelbottom=False, left=False)
-    figure.savefig(file)

@@ -82,11 +82,11 @@ def _cpu(work: str, limit: str, own: float, dataset: float) -> Row:
     )
 
 
-def _fit(work: str, backend: str, limits: tuple[str, ...], peers: tuple[str, ...], *goals: Goal) -> Row:
+def _fit(work: str, backend: str, limits: tuple[str, ...], peers: tuple[str, ...], *goals: Goal, **more: Any) -> Row:
     what = f"`fit` on {backend}, {WORKS[work].what}"
     return Row(
         f"fit/{work}/{backend}", what, "fit:steps", "steps/s", ("loaderpool", *limits), peers, goals, work, backend,
-        seconds=2.5,
+        seconds=2.5, **more,
     )  # fmt: skip
 
 
@@ -195,9 +195,12 @@ ROWS = (
         for view in ("own", "tf")
     ),
     *(
-        _fit(work, backend, (limit,), ("torch", "keras"), _at_least(1.3, "torch"), _at_least(3.0, "keras"))
-        for work, limit in (("jpeg", "bare"), ("wide", "rows"))
-        for backend in ("torch", "jax")
+        _fit(work, backend, (limit,), peers, _at_least(1.3, "torch"), _at_least(3.0, "keras"), is_shown_whole=is_whole)
+        for work, limit, backends, peers, is_whole in (
+            ("jpeg", "bare", ("tensorflow", "jax", "torch"), ("serial", "keras", "torch", "grain"), True),
+            ("wide", "rows", ("jax", "torch"), ("torch", "keras"), False),
+        )
+        for backend in backends
     ),
     _fit("tiny32", "tensorflow", ("as_dataset",), (), _at_least(1 / 0.7, "as_dataset")),
     _fit("wide", "tensorflow", ("as_dataset",), (), _at_least(1 / 0.9, "as_dataset")),

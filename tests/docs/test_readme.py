@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from typing import Any
 
 import pytest
+from PIL import Image
 
 import loaderpool
 from tests.docs.pages import ROOT, read_blocks
@@ -66,9 +68,21 @@ def test_what_is_cited_is_this_version() -> None:
 
 
 def test_commands_that_install_are_those_that_work_now() -> None:
-    spec = importlib.util.spec_from_file_location("release", ROOT / "docs" / "release.py")
-    assert spec is not None and spec.loader is not None
-    release = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(release)
+    release = _of_docs("release")
     assert len([*release.files()]) > 40
     assert [path.name for path in release.files() if path.read_text() != release.current(path)] == []
+
+
+def test_each_chart_shows_the_numbers_of_its_table() -> None:
+    shown = {chart.file: chart.data for chart in _of_docs("pictures").charts()}
+    for name, data in shown.items():
+        with Image.open(ROOT / "docs" / "images" / f"{name}.png") as picture:
+            assert picture.info["Description"] == data, "docs/pictures.py draws it"
+
+
+def _of_docs(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -72,6 +72,7 @@ WRONG_VALUES = [
     ({"batch_size": 2**31 + 1}, "batch_size", str(2**31 + 1)),
     ({"workers": -1}, "workers", "-1"),
     ({"workers": "many"}, "workers", "'many'"),
+    ({"workers": "4"}, "workers", "did you mean 4?"),
     ({"workers": 10**6}, "workers", "1000000"),
     ({"workers": (0, 4)}, "workers[0]", "0"),
     ({"workers": (3, 2)}, "workers[1]", "2"),

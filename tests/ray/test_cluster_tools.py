@@ -31,6 +31,7 @@ def _target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train_on_ray.py").write_text(TRAIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("loaderpool.trainer.session.remote_errors.command_target", "")  # which a command sets
 
 
 def test_tune_measures_numbers_of_nodes(
@@ -53,18 +54,18 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("command", [["tune", "train_on_ray:make_loader"], ["doctor"]])
 @pytest.mark.parametrize(
-    ("ray", "says"),
+    ("ray", "status", "says"),
     [
-        ("127.0.0.1:{port}", "no Ray cluster answers at 127.0.0.1:{port}"),
-        ("ray://127.0.0.1:1", "Ray Client is not supported"),
-        ("nowhere", '"auto" or "host:port"'),
+        ("127.0.0.1:{port}", 1, "no Ray cluster answers at 127.0.0.1:{port}"),
+        ("ray://127.0.0.1:1", 2, "Ray Client is not supported"),
+        ("nowhere", 2, '"auto" or "host:port"'),
     ],
 )
 def test_an_address_of_no_cluster_is_said_in_a_line(
-    command: list[str], ray: str, says: str, capsys: pytest.CaptureFixture[str]
+    command: list[str], ray: str, status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    assert main([*command, "--ray", ray.format(port=port)]) == 1
+    assert main([*command, "--ray", ray.format(port=port)]) == status
     assert says.format(port=port) in "".join(capsys.readouterr())
 
 

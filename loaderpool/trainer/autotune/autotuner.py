@@ -201,7 +201,7 @@ class Autotuner:
                 self._ceiling = None  # pauses between tries in vain get longer
             return self._more(case)
         if finding.verdict is Verdict.CPUS_FULL and window.is_whole:
-            return self._fewer(seen, enough, "CPUs are full")
+            return self._fewer(seen, enough, "no CPU is free for more")
         return None
 
     def _more(self, case: Case) -> Proposal | None:
@@ -220,7 +220,7 @@ class Autotuner:
         workers = max(enough, self._least, self._least if self._floor is None else self._floor.workers)
         if workers >= seen.workers:
             return None
-        return Proposal(workers, f"{why}; {counted(workers, 'worker')} should be enough")
+        return Proposal(workers, f"{why}; {counted(workers, 'worker')} should be as fast")
 
     def _enough_in(self, seen: Observed) -> int:
         """How many workers feed the step with something to spare, but no more than one."""

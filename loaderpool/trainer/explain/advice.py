@@ -28,7 +28,7 @@ def cheaper(case: Case) -> Advice:
     """Less work for each sample, by what there is for it."""
     change, expect = cached(case) or batched(case) or NOTHING
     lines = "`loaderpool profile` shows which lines of the function take the time"
-    return change, f"{expect}; {lines}" if expect else lines
+    return change, f"{expect}. {lines}" if expect else lines
 
 
 def batched(case: Case) -> Advice | None:
@@ -90,5 +90,4 @@ def fewer(case: Case) -> Advice | None:
     pace = case.fewer_as_fast()
     if pace is None:
         return None
-    expect = "the same rate, with less memory; more workers would not help"
-    return with_workers(case, pace.workers, expect)
+    return with_workers(case, pace.workers, "the same rate, with less memory; more workers would not help")

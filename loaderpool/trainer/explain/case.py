@@ -166,8 +166,9 @@ class Case:
         """Say who uses the CPUs, and who waits for one."""
         seen = self.seen
         text = f"Workers and training use {cpus_used(seen):.1f} of {counted(seen.cpus, 'usable CPU')}"
-        if cpus_of_others(seen) >= 0.1:
-            text += f", other programs {cpus_of_others(seen):.1f}"
+        if (others := cpus_of_others(seen)) >= 0.1:
+            are_many = self.has_full_cpus and others >= CONTESTED * seen.cpus
+            text += f", other programs {others:.1f}{'. Stop these programs first' * are_many}"
         if self.queued_share >= 0.01:
             text += f". Workers waited for a CPU {self.queued_share:.0%} of their time"
         if seen.throttled_s:

@@ -149,7 +149,7 @@ def told_of(looks: Sequence[Look], about: AboutLoader, at_work: Mapping[int, dic
         explanation = explain(observed)
         told["explanation"] = {"headline": explanation.headline, **explanation.to_dict()}
         if observed.steps and observed.seconds > 0:
-            told["steps_per_s"] = observed.steps / observed.seconds
+            told["steps_per_s"] = (observed.steps + observed.epochs) / observed.seconds  # last ones end no step
             told["samples_per_s"] = observed.samples_per_s
             told["bytes_per_s"] = observed.bytes / observed.seconds
     calls, decisions = last.work.calls, last.autotuned.decisions

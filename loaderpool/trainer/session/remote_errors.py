@@ -116,6 +116,7 @@ def _nodes(report: LostReport) -> str:
     return f"The nodes were {', '.join(f'{address} ({count})' for address, count in by_node.most_common())}. "
 
 
+command_target = ""  # TARGET of the command that runs; empty: there is none
 # As `traceback` writes a frame, in an exception group too, and as faulthandler does (which never writes the line).
 _FRAME = re.compile(r'([ |]*  )File "([^"]+)", line (\d+),? in ')
 
@@ -375,7 +376,7 @@ def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str
     """
     call = ""
     if index is not None and generated_item(index) is None:
-        target = _target()
+        target = command_target or _target()
         if target:
             call = f"run `loaderpool replay {target} --index {index} --epoch {epoch}`"
         else:

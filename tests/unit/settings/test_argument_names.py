@@ -21,6 +21,7 @@ WAYS: dict[str, Callable[..., Any]] = {
 def test_a_loader_names_the_argument_that_was_meant(way: str) -> None:
     for name, told in {
         "num_workers": "did you mean workers?",
+        "num_parallel_calls": "did you mean workers?",
         "drop_last": "did you mean drop_remainder?",
         "Shuffle": "did you mean shuffle?",
         "bach_size": "did you mean batch_size?",

@@ -18,10 +18,15 @@ def measurement(workers: int, rate: float, cpus: float = 1.0, other_cpus: float 
 @pytest.mark.parametrize(
     ("rates", "cpus", "chosen", "says"),
     [
-        ({0: 100, 1: 98, 2: 190, 4: 195}, 2.0, 2, "1.90 times the rate of workers=0; more gain less than 5%"),
+        (
+            {0: 100, 1: 98, 2: 190, 4: 195},
+            2.0,
+            2,
+            "1.90 times the rate of workers=0, and no setting is more than 5% faster",
+        ),
         ({0: 100, 1: 98, 2: 190, 4: 195}, 2.0, 2, "because all CPUs are in use (2 CPUs)"),
         ({0: 100, 1: 100, 2: 190, 4: 195}, 0.2, 2, "with 0.2 of 2 CPUs in use"),
-        ({0: 100, 1: 98, 2: 102, 4: 101}, 1.0, 0, "workers gain less than 5%"),
+        ({0: 100, 1: 98, 2: 102, 4: 101}, 1.0, 0, "no setting is more than 5% faster: tr"),
         ({1: 100, 2: 200, 4: 400}, 0.2, 4, "the largest setting and the fastest (4.00 times"),
         ({2: 100}, 1.0, 2, "the only setting"),
     ],
@@ -60,11 +65,11 @@ def _wait(item: int) -> np.float32:
 
 
 def test_rounds_go_forth_and_back_and_no_rate_is_above_what_can_be() -> None:
-    order: list[int] = []
+    order: list[tuple[int, int]] = []
     loader = lp.Loader(range(40), _wait, batch_size=4, workers=0)
     settings = [Setting(0), Setting(2)]
-    found = measure_all(loader, settings, 0.3, lambda done: order.append(done.setting.workers))
-    assert order == [2, 0, 0, 2]  # 0 workers last
+    found = measure_all(loader, settings, 0.3, lambda done, number: order.append((number, done.setting.workers)))
+    assert order == [(1, 2), (1, 0), (2, 0), (2, 2)]  # 0 workers last
     none, two = found
     assert none.samples_per_s < 250 and none.samples_per_s < two.samples_per_s < 2 * 250 * 1.1
     assert two.bytes_per_s == pytest.approx(4 * two.samples_per_s)

@@ -113,6 +113,8 @@ def test_of_a_loader_it_tells_rates_a_verdict_and_what_workers_are_at() -> None:
     told = json.loads(json.dumps(told_of(seen, ABOUT, {0: {"state": "item"}, 1: {"state": "idle"}})))
     assert told["explanation"]["headline"].endswith("waited 50% of the time for data (50 ms of a step of 100 ms)")
     assert (told["steps_per_s"], told["samples_per_s"], told["bytes_per_s"]) == (10, 320, 320_000)
+    of_two_epochs = [seen[0], *(each._replace(steps=each.steps._replace(epochs=each.number)) for each in seen[1:])]
+    assert told_of(of_two_epochs, ABOUT, {})["steps_per_s"] == pytest.approx(10.5)  # a last batch in every 2 s
     assert told["wait_shares"] == [0.5] * 15
     assert (told["buffers"], told["buffers_in_use"], told["buffers_ready"]) == (6, 2, 3)
     assert [each["state"] for each in told["workers"]] == ["item", "idle"]

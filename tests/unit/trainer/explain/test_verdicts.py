@@ -261,7 +261,8 @@ def test_who_has_the_cpus_is_told() -> None:
     busy = dataclasses.replace(FULL, others=1.5).window(4, throttled_s=12.0)
     found = find_verdict(busy)
     assert found.verdict is Verdict.CPUS_FULL
-    assert "of 4 usable CPUs, other programs 1.5" in found.why
+    assert "of 4 usable CPUs, other programs 1.5. Stop these programs first" in found.why
+    assert "Stop" not in find_verdict(dataclasses.replace(FULL, others=0.3).window(4)).why
     assert "held processes back for 12 s" in found.why
 
 

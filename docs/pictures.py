@@ -1,0 +1,104 @@
+"""Draws the charts of README and site from the tables that the benchmark wrote: `python docs/pictures.py`.
+
+A test compares what is stored in each picture with the table, so that none shows old numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+DOCS = Path(__file__).resolve().parent
+OURS, OTHERS = "#1b6ca8", "#b8b8b8"
+_RESULTS = "benchmarks/results.md"
+_JPEG = "JPEG decode, resize, flip, batch 32 through tf.data"
+
+
+class Bar(NamedTuple):
+    """A bar of a chart, and the text at its end."""
+
+    label: str
+    value: float
+    text: str
+
+
+class Chart(NamedTuple):
+    """A chart of horizontal bars."""
+
+    file: str
+    title: str
+    bars: tuple[Bar, ...]
+
+    @property
+    def data(self) -> str:
+        """What it shows, as text that the picture's file holds, too."""
+        return "; ".join([self.title, *(f"{bar.label}: {bar.text}" for bar in self.bars)])
+
+
+def table(page: str, mark: str) -> dict[str, dict[str, str]]:
+    """Return a table between its marks on a page: cells by row and column."""
+    text = (DOCS / page).read_text(encoding="utf-8").partition(f"<!-- {mark}:begin -->")[2].partition("<!-- ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
+
+
+def charts() -> Iterator[Chart]:
+    """Yield all charts."""
+    title = "Milliseconds for a batch of 32 JPEG images into tf.data, two CPUs. Lower is better."
+    speed = table(_RESULTS, "speed")[_JPEG]
+    pages = {"tf-data": "from_generator", "keras-pydataset": "PyDataset", "pytorch-dataloader": "DataLoader"}
+    pages["grain"] = "Grain"
+    yield _loaders("speed", title, speed, *pages.values())
+    for page, before in pages.items():
+        yield _loaders(f"migrate-{page}", title, speed, before)
+    shares = {work: row["share of the limit's rate"] for work, row in table(_RESULTS, "limits").items()}
+    bars = [Bar(work, float(share.strip("%")), share.replace("%", " %")) for work, share in shares.items()]
+    yield Chart("limits", "Batches per second, in percent of bare processes. Higher is better.", tuple(bars))
+    title = "Milliseconds from construction to the first batch. Lower is better."
+    yield _costs("start", title, "times", "from construction")
+    yield _costs("memory", "Memory that four workers add to one process, in MB. Lower is better.", "memory", "")
+
+
+def _costs(file: str, title: str, mark: str, start: str) -> Chart:
+    """Return a chart of the rows that begin so: loaderpool, and the best of the others where there is one."""
+    bars = []
+    for what, row in table(_RESULTS, mark).items():
+        other = re.fullmatch(r"(.*) \((.+)\)", row["the best of the others"])
+        if what.startswith(start) and other:
+            label = re.sub(r"^an? |, 4 workers.*|^from construction to the ", "", what)
+            texts = {"loaderpool": row["loaderpool"], other[2]: other[1]}
+            bars += [Bar(f"{label}: {n}", float(text.replace(",", "").split()[0]), text) for n, text in texts.items()]
+    return Chart(file, title, tuple(bars))
+
+
+def _loaders(file: str, title: str, row: dict[str, str], *others: str) -> Chart:
+    return Chart(file, title, tuple(Bar(name, float(row[name]), f"{row[name]} ms") for name in (*others, "loaderpool")))
+
+
+def draw(chart: Chart) -> None:
+    """Write the picture of a chart."""
+    from matplotlib.figure import Figure
+
+    title = "\n".join(textwrap.fill(sentence, 66) for sentence in re.split(r"(?<=\.) ", chart.title))
+    labels = [textwrap.fill(bar.label, 30) for bar in chart.bars]
+    lines = sum(label.count("\n") + 2 for label in labels) + 2 * title.count("\n") + 3
+    figure = Figure(figsize=(5.6, 0.19 * lines), dpi=160, layout="constrained")
+    axis = figure.add_subplot()
+    is_alone = all("loaderpool" not in bar.label for bar in chart.bars)
+    colors = [OURS if is_alone or "loaderpool" in bar.label else OTHERS for bar in chart.bars]
+    bars = axis.barh(labels, [bar.value for bar in chart.bars], color=colors)
+    axis.bar_label(bars, [bar.text for bar in chart.bars], padding=4)
+    axis.invert_yaxis()
+    axis.margins(x=0.14, y=0.02)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    axis.spines[["top", "right", "bottom"]].set_visible(False)
+    axis.tick_params(bottom=False, labelbottom=False, left=False)
+    figure.savefig(DOCS / "images" / f"{chart.file}.png", metadata={"Description": chart.data})
+
+
+if __name__ == "__main__":
+    for each in charts():
+        draw(each)
