@@ -187,7 +187,8 @@ def check_signature(name: str, function: Callable[..., Any], example: str, may_t
         signature.bind(*arguments, **keywords)
     except TypeError as error:
         called = f"{getattr(function, '__qualname__', type(function).__name__)}{shortened(str(signature))}"
-        more = ". Name a parameter rng to get a random number generator" * ("rng" in may_take and "rng" not in keywords)
+        is_for_rng = "missing" in str(error) and "rng" in may_take and "rng" not in keywords
+        more = ". Name a parameter rng to get a random number generator" * is_for_rng
         text = f"{name} must be callable as {name}({example}), but {called} is not: {error}{more}"
         raise ArgumentError(text) from None
 

@@ -95,7 +95,7 @@ def _check_callable(name: str, function: Any, example: str, may_take: tuple[str,
     if not callable(function):
         are_labels = name == "fn" and hasattr(type(function), "__len__") and not isinstance(function, (str, bytes))
         advice = ". To load arrays of features and labels, pass one source: Loader((x, y))" * are_labels
-        advice = f". Did you mean batch_size={function}?" if name == "fn" and type(function) is int else advice
+        advice = f". Did you mean batch_size={brief(function)}?" if name == "fn" and type(function) is int else advice
         raise ArgumentError(f"{name} must be callable, got {brief(function)} of type {type(function).__name__}{advice}")
     check_signature(name, function, example, may_take)
 

@@ -21,8 +21,8 @@ from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 class LoaderIterator(Iterator[Any]):
     """Iterator over the batches of one epoch, as NumPy arrays; returned by `iter(loader)`.
 
-    Threads may share it: each batch is delivered once. After a `KeyboardInterrupt` you can continue with the next
-    batch, except with `workers=0`, where the interrupt ends the iteration.
+    `tensors()`, `as_torch()` and `as_jax()` have iterators with the same methods. Threads may share one. After a
+    `KeyboardInterrupt` you can continue with the next batch, except with `workers=0`, where the iteration ends.
     """
 
     def __init__(

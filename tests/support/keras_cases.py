@@ -317,7 +317,7 @@ def what_fit_would_drop_in_silence_is_refused() -> None:
                 model().fit(made.for_keras(), verbose=0, **argument)
         for wrong, cure in (
             ({"class_weight": [1.0, 2.0]}, "must be a dict"),
-            ({"class_weight": {"0": 1.0}}, "must be integers"),
+            ({"class_weight": {"0": 1.0}}, "must be non-negative integers"),
             ({"class_weight": {0: float("nan")}}, "finite"),
             ({"epochs": 0}, "epochs must be"),
             ({"workers": 2}, "workers"),
