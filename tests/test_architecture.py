@@ -21,7 +21,7 @@ MODULES = read_package(ROOT)
 # From the ground up: a room imports its own modules and those of the rooms before it, nothing after it. The package
 # itself hands out what stands below it. Who adds a room says here where it stands.
 ROOMS = (
-    "errors", "system", "settings", "plan", "element", "config", "memory", "sources", "cache",
+    "errors", "system", "settings", "plan", "element", "config", "memory", "sources", "cache", "core",
     "transport", "transport.payload", "worker", "supervisor", "supervisor.spawned", "trainer.explain",
     "trainer.tracing", "trainer.autotune", "trainer.session", "trainer.stream", "trainer.engine", "trainer.epochs",
     "trainer", "ray", "", "adapters", "tools",
@@ -50,9 +50,9 @@ BUDGETS = {
     tuple(f"{PACKAGE}/{room}" for room in ("trainer", "supervisor", "worker", "memory", "plan")): (25_800, 140),
     (f"{PACKAGE}/ray",): (2_580, 12),
     ("scripts",): (4_500, 27),
-    ("tests",): (52_900, 281),
+    ("tests",): (53_200, 282),
 }
-MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
+MOST_NAMES = 17  # beside `__init__.py` and `py.typed`, directly in the package
 
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
