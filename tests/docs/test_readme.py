@@ -73,6 +73,10 @@ def test_commands_that_install_are_those_that_work_now() -> None:
     assert [path.name for path in release.files() if path.read_text() != release.current(path)] == []
 
 
+def test_a_release_of_another_version_is_refused() -> None:
+    assert any("delete the tag v0.0.1" in problem for problem in _of_docs("release").problems("v0.0.1"))
+
+
 def test_each_chart_shows_the_numbers_of_its_table() -> None:
     shown = {chart.file: chart.data for chart in _of_docs("pictures").charts()}
     for name, data in shown.items():
