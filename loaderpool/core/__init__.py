@@ -1,4 +1,4 @@
-"""The core to come, beside the one that runs: a star of channels, written anew room by room.
+"""The core to come, beside the one that runs: a star of channels, written room by room.
 
 Nothing of the package uses it yet.
 

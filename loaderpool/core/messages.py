@@ -57,7 +57,7 @@ class Begin(NamedTuple):
 
 
 class End(NamedTuple):
-    """Main process -> supervisor: nobody wants the rest of this run."""
+    """Main process -> supervisor: the rest of this run is not wanted."""
 
     run: int
     lent: tuple[int, ...]  # offsets of slots with views; these come back by `Release`, and all others are free
@@ -146,7 +146,7 @@ class Ticket(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Worker -> supervisor: the rows of a ticket are in their slot (or nobody wants them any more)."""
+    """Worker -> supervisor: the rows of a ticket are in their slot (or they are not wanted any more)."""
 
     ticket: int
     rows: int  # that were made: fewer than asked for if a lane ends, or samples are left out

@@ -87,13 +87,11 @@ class RunRecord:
 
     number: int
     loader: LoaderRecord
-    next: int  # the next batch to be cut; of lanes: the lowest that is not full
+    next: int  # the next batch to be cut; of lanes: the first of the run, as each lane has its own turn
     had: set[int]  # batches from `next` on that are not to be made
     again: list[int] = dataclasses.field(default_factory=list)  # heap: batches to be made one by one, before `next`
     free: list[int] = dataclasses.field(default_factory=list)  # offsets; the last one released is used first
-    filled: set[int] = dataclasses.field(
-        default_factory=set
-    )  # offsets that are the main process' until it releases them
+    filled: set[int] = dataclasses.field(default_factory=set)  # offsets that the main process has until `Release`
     slots: int = 0
     may_lend: int = 0  # the most that was ever told
     lanes: list[Lane] = dataclasses.field(default_factory=list)
@@ -141,6 +139,11 @@ class Job:
     slot: Filling | None
     seconds: float = 0.0  # expected
     deaths: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether its run has ended meanwhile."""
+        return self.slot is not None and self.slot.run.is_ended
 
     @property
     def lane(self) -> Lane | None:

@@ -5,7 +5,7 @@
                 |                  +------------------------------------<+                                      |
                 +----------------------------------------- free slot <------------------------------------------+
 
-Why nobody waits for ever. Batches of a run are cut in their order, so the batch that a consumer waits for got its slot
+Why every wait ends. Batches of a run are cut in their order, so the batch that a consumer waits for got its slot
 before all later ones, and keeps it when it is made again; and the main process never lends a run's last slots
 (`may_lend`). Generators (lanes) get ahead of one another: a batch of theirs is cut only as far after the lowest one
 that is not full as there are slots that are never lent.
@@ -37,8 +37,9 @@ from loaderpool.core.records import (
     ToWorker,
     WorkerRecord,
     slot_bytes,
-)  # fmt: skip
+)
 from loaderpool.core.space import Space, lendable, slots_of
+from loaderpool.memory.extents import Extent
 
 _CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost as much as work. More: late first batches
 _RANGE_S = 0.1  # a batch that takes longer is cut into ranges of rows. Less: more messages than balance is worth
@@ -193,7 +194,7 @@ class State:
         blamed = record.jobs.get(ticket)
         if blamed is not None:
             blamed.deaths.append(row)
-            if why is not None and self._is_convicted(blamed, why):
+            if why is not None and not blamed.is_unwanted and self._is_convicted(blamed, why):
                 del record.jobs[ticket]
                 self._convict(blamed, row, why.error)
         self._take_back(record)
@@ -284,7 +285,7 @@ class State:
         """Return the lowest batch of lanes that is not full."""
         making = [slot.batch for slot in self._slots_of(run)]
         to_cut = [lane.turn * len(run.lanes) + number for number, lane in enumerate(run.lanes) if not lane.is_over]
-        return min([*making, *to_cut, *run.again], default=0)
+        return min([*making, *to_cut], default=0)
 
     def _cut(self, run: RunRecord, batch: int) -> Job:
         """Make tickets of a run's next batches, for one slot. Return the first; the others are due."""
@@ -337,7 +338,7 @@ class State:
         room = min(self._most_slots // living - run.slots, left, self._memory.largest // layout.slot_bytes)
         more = min(wanted - run.slots, room)
         if more > 0:
-            offset = self._memory.take(more * layout.slot_bytes)
+            offset = self._memory.take(more * layout.slot_bytes).offset
             run.slots += more
             run.free.extend(offset + number * layout.slot_bytes for number in reversed(range(more)))
             if run in self.starved:
@@ -401,11 +402,11 @@ class State:
         return lane.batches is not None and turn >= lane.batches
 
     def _settle(self, run: RunRecord) -> None:
-        """Give back the slots of a run that has ended, once nobody writes into them or has views of them."""
+        """Give back the slots of a run that has ended: those without a writer and without views."""
         if not run.is_ended:
             return
         for offset in run.free:
-            self._memory.give_back(offset, slot_bytes(run))
+            self._memory.give_back(Extent(offset, slot_bytes(run)))
         run.slots -= len(run.free)
         run.free.clear()
         if not run.slots:
@@ -429,9 +430,7 @@ class State:
         return at_once or same or len(deaths) >= _MOST_DEATHS
 
     def _convict(self, job: Job, row: int, error: bytes) -> None:
-        if job.slot is not None and job.slot.run.is_ended:
-            self._answered(job, 0)
-        elif job.loader.leaves_out and job.slot is not None and row >= 0:
+        if job.loader.leaves_out and job.slot is not None and row >= 0:
             job.ticket = job.ticket._replace(block=1, left_out=(*job.ticket.left_out, row))
             job.deaths.clear()
             self.due.appendleft(job)
@@ -479,17 +478,16 @@ class State:
 
     def _take_back(self, worker: WorkerRecord) -> None:
         """What a worker had, which is gone, is due again; a dead one's samples are noted one by one."""
-        for lane in (lane for run in self.runs.values() for lane in run.lanes if lane.home == worker.number):
-            lane.home = None
+        self._leave_homes(worker)
         for job in reversed(worker.jobs.values()):
-            if job.slot is not None and job.slot.run.is_ended:
+            if job.is_unwanted:
                 self._answered(job, 0)
             else:
                 job.ticket = job.ticket._replace(block=1)
                 self.due.appendleft(job)
 
     def _hire(self) -> None:
-        """Start workers up to the number that is wanted. Of those that leave, one more than that is waited for."""
+        """Start workers up to the number that is wanted. Those that leave do not count."""
         if not self.loaders or self._broken is not None or self._retry_at is not None:
             return
         staying = sum(not worker.is_leaving for worker in self.workers.values())
@@ -502,10 +500,13 @@ class State:
         if worker.is_leaving:
             return
         worker.is_leaving = True
-        for lane in (lane for run in self.runs.values() for lane in run.lanes if lane.home == worker.number):
-            lane.home = None
+        self._leave_homes(worker)
         if not worker.jobs:
             self._say(Stop(worker.number))
+
+    def _leave_homes(self, worker: WorkerRecord) -> None:
+        for lane in (lane for run in self.runs.values() for lane in run.lanes if lane.home == worker.number):
+            lane.home = None
 
     def _say(self, instruction: Instruction) -> None:
         self.instructions.append(instruction)
@@ -520,7 +521,5 @@ class State:
             assert slot.unanswered == sum(job.slot is slot for job in jobs)
             assert slot.offset not in slot.run.free and self.runs[slot.run.number] is slot.run
         for run in self.runs.values():
-            filling = {slot.offset for slot in self._slots_of(run)}
-            assert (
-                len(run.free) + len(run.filled) + len(filling) == len({*run.free, *run.filled, *filling}) == run.slots
-            )
+            offsets = [*run.free, *run.filled, *{slot.offset for slot in self._slots_of(run)}]
+            assert len(offsets) == len(set(offsets)) == run.slots

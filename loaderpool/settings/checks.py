@@ -110,7 +110,9 @@ def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = 
     try:
         number = operator.index(value)
     except TypeError:
-        if isinstance(value, (numbers.Real, str)) and str(value).removesuffix(".0").isdecimal():
+        if isinstance(value, str) and value.isdecimal():
+            suffix += f"; did you mean {shortened(value)}?"
+        elif isinstance(value, numbers.Real) and float(value).is_integer():
             suffix += f"; did you mean {int(float(value))}?"
         raise ArgumentError(
             f"{name} must be an integer, got {brief(value)} of type {type(value).__name__}{suffix}"

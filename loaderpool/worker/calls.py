@@ -345,10 +345,10 @@ class Calls:
             self._streams.seed_globals(epoch, positions[0], batch=True)
         if self._takes_rng:
             keywords["rng"] = self._streams.generator(epoch, positions[0], batch=True)
-        items, index = [], indices[0]
+        get, items, index = self._get, [], indices[0]
         try:
             for index in indices:
-                items.append(self._get(index))
+                items.append(get(index))
         except Exception as error:
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(f"while source[{index}] was read")

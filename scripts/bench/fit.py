@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import multiprocessing
 import os
 import time
@@ -11,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.limits import LIMITS
-from bench.peers import Samples, make_loader
+from bench.peers import Samples, as_dataset, grain_dataset, make_loader
 from bench.rows import Row
 from bench.windows import Window
-from bench.works import WORKS, Work, make_batch
+from bench.works import WORKS, Work
 
 WARM_STEPS = 20  # the first ones meet the compiler, and queues that it has let fill up
 FACTOR = 31  # makes the sum of the first numbers depend on their order
@@ -53,20 +52,11 @@ def _batches(contestant: str, work: Work) -> Iterator[Any]:
         from bench.peer_keras import Batches
 
         yield Batches(work, use_multiprocessing=True)
-    elif contestant == "grain":  # as in `peers`, which says why
-        import grain
-        from absl import flags
-
-        flags.FLAGS(["bench"])  # Grain reads settings of absl
-        dataset = grain.MapDataset.range(work.items).map(work.fn).batch(work.batch_size).map(_as_tuple)
-        processes = grain.MultiprocessingOptions(num_workers=work.workers, per_worker_buffer_size=4)
-        yield dataset.to_iter_dataset(grain.ReadOptions(num_threads=0)).mp_prefetch(processes)
+    elif contestant == "grain":
+        yield grain_dataset(work, _as_tuple)
     elif contestant == "serial":
-        import tensorflow as tf
-
-        generate = functools.partial(map, functools.partial(make_batch, work), range(work.batches))
-        signature = tf.TensorSpec(work.batch_shape, tf.as_dtype(work.dtype))
-        yield tf.data.Dataset.from_generator(generate, output_signature=signature).prefetch(tf.data.AUTOTUNE)
+        with as_dataset(contestant, work) as dataset:
+            yield dataset
     else:
         with make_loader(work) as loader:
             yield loader.as_dataset(epochs=None) if contestant == "as_dataset" else loader.for_keras(epochs=None)

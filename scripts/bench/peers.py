@@ -131,9 +131,8 @@ def _torch(work: Work) -> Iterator[Any]:
     yield DataLoader(samples, batch_size=batch_size, num_workers=work.workers, persistent_workers=True)
 
 
-@contextmanager
-def _grain(work: Work) -> Iterator[Any]:
-    """Google's Grain: `.map().batch().to_iter_dataset().mp_prefetch()`.
+def grain_dataset(work: Work, finish: Callable[[Any], Any] | None = None) -> Any:
+    """Google's Grain: `.map().batch().to_iter_dataset().mp_prefetch()`; each batch goes through `finish`.
 
     `ReadOptions(num_threads=0)`, as its docs recommend for what is in memory; 16, their default, where samples wait.
     Work that lets the GIL go is left to threads, without processes, as the docs of `MultiprocessingOptions` advise.
@@ -147,9 +146,16 @@ def _grain(work: Work) -> Iterator[Any]:
     is_scaling = work.suits_threads and work.ideal is None
     threads = work.workers if is_scaling else 16 if work.ideal is not None else 0
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, 1))
-    dataset = grain.MapDataset.range(work.items).map(work.fn).batch(work.batch_size).to_iter_dataset(options)
-    if not is_scaling:
-        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=work.workers, per_worker_buffer_size=4))
+    batches = grain.MapDataset.range(work.items).map(work.fn).batch(work.batch_size)
+    dataset = (batches.map(finish) if finish else batches).to_iter_dataset(options)
+    if is_scaling:
+        return dataset
+    return dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=work.workers, per_worker_buffer_size=4))
+
+
+@contextmanager
+def _grain(work: Work) -> Iterator[Any]:
+    dataset = grain_dataset(work)
 
     def epoch() -> Iterator[Any]:
         iterator = iter(dataset)

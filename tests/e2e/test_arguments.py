@@ -73,6 +73,8 @@ WRONG_VALUES = [
     ({"workers": -1}, "workers", "-1"),
     ({"workers": "many"}, "workers", "'many'"),
     ({"workers": "4"}, "workers", "did you mean 4?"),
+    ({"batch_size": -3.0}, "batch_size", "did you mean -3?"),
+    ({"batch_size": "9" * 400}, "batch_size", "did you mean 999"),
     ({"workers": 10**6}, "workers", "1000000"),
     ({"workers": (0, 4)}, "workers[0]", "0"),
     ({"workers": (3, 2)}, "workers[1]", "2"),

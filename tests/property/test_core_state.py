@@ -1,6 +1,6 @@
 """A random walk over the supervisor's state: no process, no clock.
 
-A consumer that waits while nobody works is a deadlock.
+A consumer that waits while no worker has anything to do is a deadlock.
 
 Workers finish, fail, die, cannot be started, say things twice. Runs begin, end, give their slots back and begin again,
 in order and out of it, of items and of generators. Loaders come and go. What is released may have been ended before.

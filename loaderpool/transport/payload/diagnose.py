@@ -20,7 +20,6 @@ from loaderpool.transport.reports import shown_name
 
 # Less than this, pickled, is not worth a warning: as objects it is three to six times as much in each worker.
 _MUCH_BYTES = 8 << 20
-_GIVEN_RNG = ("fn", "augment", "batch_fn")  # functions that may name it
 _TRIED = 64  # elements, of which the size of all is estimated
 
 WhyUnpicklable = Callable[[object], "Exception | None"]
@@ -89,7 +88,8 @@ def copied_generators(parts: Mapping[str, Any]) -> tuple[str, ...]:
     if "numpy.random" in sys.modules:  # else: NumPy imports it when it is named
         kinds += (np.random.Generator, np.random.RandomState)
         told[id(np.random.rand.__self__)] = ""  # type: ignore[attr-defined]
-    for path, name, value, _ in walk({key: parts[key] for key in _GIVEN_RNG if key in parts}, is_users):
+    roots = {key: parts[key] for key in ("fn", "augment", "batch_fn") if key in parts}  # which may name rng
+    for path, name, value, _ in walk(roots, is_users, most_entered=1000):  # 8 to 33 ms for 1,000 objects or more
         if isinstance(value, kinds) and id(value) not in told:
             told[id(value)] = (
                 f"{' → '.join(path)} is a random number generator. Each worker gets a copy of it, so workers repeat "

@@ -196,9 +196,7 @@ def put_shipment(
     """Copy a shipment into the arena; returns all its extents, and offset and length of its table (see `Payloads`).
 
     Ownership: the extents are given back when the loader is unloaded; those of an update when the
-    supervisor has read it.
-
-    Arrays that have a place in data files are not copied. `cache` is for who does not unpickle the shipment.
+    supervisor has read it. Arrays with a place in data files are not copied. `cache`: for who does not unpickle.
     """
     placement = placement or Placement()
     places: list[tuple[int, int, int]] = []  # part (0: what is copied, then the files), offset in it, length
