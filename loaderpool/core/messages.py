@@ -4,24 +4,25 @@
 
 | kind | from -> to | most on their way |
 |---|---|---|
-| `Load`, `Unload` | main -> supervisor | one: the next waits for `Found`, `LoaderFailed` or its own answer |
+| `Load`, `Unload`, `Update`, `Look` | main -> supervisor | a few for each loader: the next waits for an answer |
 | `Begin`, `End` | main -> supervisor | one for each run |
 | `Release` | main -> supervisor | one for each slot |
 | `Resize` | main -> supervisor | one for each call |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
-| `LoaderFailed` | supervisor -> main | one for each loader |
-| `LaneOver` | supervisor -> main | one for each slot: a lane ends by a ticket |
+| `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
 | `GiveBack` | supervisor -> main | one for each run |
-| `Found` | worker -> supervisor -> main and all other workers | one for each loader |
+| `WorkerChanged` | supervisor -> main | two for each worker |
+| `Found` | worker -> supervisor -> main and all other workers | one for each `Look` |
 | `Ticket` | supervisor -> worker | what the worker has room for |
 | `Done`, `TicketFailed` | worker -> supervisor | one for each ticket |
 
-The right column is why no send ever blocks: a channel holds so many (`channel.py` measures how many, and the number of
-slots follows from that).
+The right column is why no send ever blocks: a channel holds so many (`channel.capacity` measures how many, and the
+number of slots follows from that).
 
 **Batch numbers.** A run is consecutive epochs of one loader. Its batches are numbered through all epochs: number
 `epoch * batches_per_epoch + k` is batch k of that epoch. A position is such a number, and nothing else. Of n generators
-(lanes), batch b is batch b // n of lane b % n.
+(lanes), batch b is batch b // n of lane b % n. The rest of an epoch, which began elsewhere, has that epoch's last
+numbers.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from typing import NamedTuple
 
 
 class Load(NamedTuple):
-    """Main process -> supervisor: here is a loader. Its first sample shows what samples look like."""
+    """Main process -> supervisor, with files of large arrays: here is a loader, as `ship.put_shipment` has put it."""
 
     loader: int
-    task: bytes  # a pickled `task.Task`
-    first: int  # the batch whose first sample is made
+    offset: int  # in the arena
+    nbytes: int
 
 
 class Unload(NamedTuple):
@@ -44,15 +45,31 @@ class Unload(NamedTuple):
     loader: int
 
 
+class Update(NamedTuple):
+    """Main process -> supervisor: attributes of the loader's source have changed. Answered by `Loaded`."""
+
+    loader: int
+    offset: int  # in the arena
+    nbytes: int
+
+
+class Look(NamedTuple):
+    """Main process -> supervisor: make the first sample of this batch of an epoch. Answered by `Found`."""
+
+    loader: int
+    epoch: int
+    batch: int
+
+
 class Begin(NamedTuple):
     """Main process -> supervisor: make the batches from number `first` on, as far as there are slots."""
 
     run: int
     loader: int
     first: int
-    had: tuple[
-        int, ...
-    ]  # batches after `first` that need not be made: they were taken out of order, or their lane is over
+    stop: int  # the number after the last batch; -1: there is none
+    rest: int | tuple[int, ...]  # where the first epoch begins, as `BasePlan.after` has it; 0: it is whole
+    had: tuple[int, ...]  # batches after `first` that are not to be made: taken out of order, or their lane is over
     lanes_over: tuple[int, ...]
 
 
@@ -77,14 +94,22 @@ class Resize(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """Supervisor -> main process: a slot is full. It belongs to the main process until its `Release`."""
+    """Supervisor -> main process: a slot is full. It belongs to the main process until its `Release`.
+
+    With a file: the batch did not fit its slot, and is `oversize` bytes in that file.
+    """
 
     run: int
     batch: int  # the first batch in the slot
     batches: int  # consecutive ones in it
     rows: int  # of all of them
     offset: int
+    slot_bytes: int
     may_lend: int  # slots of this run that can have views without stopping the workers
+    is_last: bool  # its lane has no more batches; and not this one, if it has no rows
+    ticket: int
+    oversize: int
+    failures: bytes  # pickled `RowFailure`s: samples that were left out or replaced
 
 
 class BatchFailed(NamedTuple):
@@ -93,22 +118,21 @@ class BatchFailed(NamedTuple):
     run: int
     batch: int
     offset: int  # of its slot; -1: the run has no slots, and no batches at all
-    error: bytes
+    error: bytes  # a pickled `Failure` or `LostReport`; empty: there is no memory
+
+
+class Loaded(NamedTuple):
+    """Supervisor -> main process: function and source of a loader, or what has changed of it, were loaded."""
+
+    loader: int
+    seconds: float
 
 
 class LoaderFailed(NamedTuple):
-    """Supervisor -> main process: no batch of this loader can be made."""
+    """Supervisor -> main process: no batch of this loader can be made, until the next `Look`."""
 
     loader: int
     error: bytes
-
-
-class LaneOver(NamedTuple):
-    """Supervisor -> main process: this lane has so many batches and no more."""
-
-    run: int
-    lane: int
-    batches: int
 
 
 class GiveBack(NamedTuple):
@@ -117,12 +141,23 @@ class GiveBack(NamedTuple):
     run: int
 
 
+class WorkerChanged(NamedTuple):
+    """Supervisor -> main process: a worker has started, or ended."""
+
+    worker: int
+    pid: int
+    cell: int  # -1: it has ended
+    was_lost: bool  # it died before it was told to exit
+
+
 class Found(NamedTuple):
-    """Worker -> supervisor -> main process and all other workers: the first sample was made, and looks like this."""
+    """Worker -> supervisor: the first sample was made, and looks like this. On to main process and workers: so a batch
+    of it looks like that."""
 
     ticket: int
     loader: int
-    spec: bytes
+    batch: int
+    content: bytes  # a pickled `Probe`; on from the supervisor, for batch 0: a pickled `BatchForm`, and whether given
     seconds: float  # what the first sample took
 
 
@@ -136,21 +171,30 @@ class Ticket(NamedTuple):
     number: int
     loader: int
     run: int
-    batch: int
+    epoch: int
+    batch: int  # of the epoch, or of its rest
+    rest: int | tuple[int, ...]  # where that epoch begins; 0: it is whole
     batches: int
     start: int
     stop: int
     offset: int
-    block: int  # so many samples are noted and written together; 1 after a death, which then tells the sample
-    left_out: tuple[int, ...]  # rows that ended a worker, where the loader leaves out samples that fail
+    slot_bytes: int
+    is_fresh: bool  # the slot has had no batch: its pages are to be taken first
+    deaths: int  # of workers that had it: then it is made sample by sample
+    left_out: tuple[tuple[int, float, int], ...]  # samples that ended a worker: index, seconds, exit code
 
 
 class Done(NamedTuple):
-    """Worker -> supervisor: the rows of a ticket are in their slot (or they are not wanted any more)."""
+    """Worker -> supervisor: the rows of a ticket are in their slot (or they are not wanted any more).
+
+    With a file: as in `Filled`.
+    """
 
     ticket: int
     rows: int  # that were made: fewer than asked for if a lane ends, or samples are left out
     seconds: float
+    oversize: int
+    failures: bytes
 
 
 class TicketFailed(NamedTuple):
@@ -161,13 +205,13 @@ class TicketFailed(NamedTuple):
 
 
 Message = (
-    Load | Unload | Begin | End | Release | Resize | Filled | BatchFailed | LoaderFailed | LaneOver | GiveBack | Found
-    | Ticket | Done | TicketFailed
+    Load | Unload | Update | Look | Begin | End | Release | Resize | Filled | BatchFailed | Loaded | LoaderFailed
+    | GiveBack | WorkerChanged | Found | Ticket | Done | TicketFailed
 )  # fmt: skip
 
 KINDS: tuple[type, ...] = (
-    Load, Unload, Begin, End, Release, Resize, Filled, BatchFailed, LoaderFailed, LaneOver, GiveBack, Found, Ticket,
-    Done, TicketFailed,
+    Load, Unload, Update, Look, Begin, End, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed, GiveBack,
+    WorkerChanged, Found, Ticket, Done, TicketFailed,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from loaderpool.core.messages import Message, Ticket
+from loaderpool.transport.reports import Verdict
 
 MOST_TICKETS = 2  # of a worker: one that it makes, one that waits in its channel
 
 
 class Plan(Protocol):
-    """What is asked of a loader's plan. Batch numbers count through all epochs."""
+    """What is asked of a loader's plan, `numbering.Numbering`. Batch numbers count through all epochs."""
 
     batch_size: int
     batches_per_epoch: int
     lanes: int  # generators, whose batches take turns; 0: items by index
 
+    def locate(self, number: int) -> tuple[int, int, int | tuple[int, ...]]:
+        """Return the epoch of batch `number`, which batch of it that is, and where it begins (0: it is whole)."""
+
     def total_rows(self, number: int, count: int) -> int:
         """Return the rows of `count` batches from `number` on."""
 
 
-class Layout(Protocol):
-    """What is asked of the layout of a loader's slots."""
+class Layout(NamedTuple):
+    """The layout of a loader's slots."""
 
     slot_bytes: int
-    row_bytes: int
     most: int  # batches that fit a slot
     splits: bool  # whether several workers may make rows of one batch
+    limit_bytes: int = 1 << 62  # of all slots of a run
+    room: int = MOST_TICKETS  # tickets that a worker may have: more, where it has threads
 
 
 class ToMain(NamedTuple):
     """Send a message to the main process."""
 
     message: Message
+    descriptor: int = -1  # of a file that goes with it; -1: none
 
 
 class ToWorker(NamedTuple):
@@ -61,7 +68,13 @@ class MarkEnded(NamedTuple):
     run: int
 
 
-Instruction = ToMain | ToWorker | Start | Stop | MarkEnded
+class DropFile(NamedTuple):
+    """Close a file that came with an answer: the batch in it is not wanted."""
+
+    descriptor: int
+
+
+Instruction = ToMain | ToWorker | Start | Stop | MarkEnded | DropFile
 
 
 @dataclasses.dataclass
@@ -70,11 +83,11 @@ class LoaderRecord:
 
     number: int
     plan: Plan
-    timeout_s: float | None
-    leaves_out: bool  # samples that fail; else a batch with one is an error
-    first: int  # the batch whose first sample is made
+    leaves_out: bool  # samples that end a worker; else a batch with one is an error
+    most_deaths: int  # a ticket over which more workers die is given up
     layout: Layout | None = None
     keeper: int | None = None  # the worker that has the first sample
+    first: int = -1  # the batch that begins with it
     row_s: float = 0.0  # a moving mean
     rows_measured: int = 0
     failure: bytes | None = None
@@ -87,18 +100,31 @@ class RunRecord:
 
     number: int
     loader: LoaderRecord
+    plan: Plan
     next: int  # the next batch to be cut; of lanes: the first of the run, as each lane has its own turn
+    stop: int  # the number after the last batch
     had: set[int]  # batches from `next` on that are not to be made
     again: list[int] = dataclasses.field(default_factory=list)  # heap: batches to be made one by one, before `next`
     free: list[int] = dataclasses.field(default_factory=list)  # offsets; the last one released is used first
     filled: set[int] = dataclasses.field(default_factory=set)  # offsets that the main process has until `Release`
-    slots: int = 0
+    fresh: set[int] = dataclasses.field(default_factory=set)  # offsets of slots that have had no batch
+    sizes: dict[int, int] = dataclasses.field(default_factory=dict)  # bytes of each slot, by offset
     may_lend: int = 0  # the most that was ever told
     lanes: list[Lane] = dataclasses.field(default_factory=list)
     last_ticket: int = 0  # number of the last one that was cut
     is_ended: bool = False
     is_asked: bool = False  # to give its slots back
     may_ask: int = 3  # so many other runs for their slots; then it is an error that it has none
+
+    @property
+    def slots(self) -> int:
+        """How many it has."""
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its slots."""
+        return sum(self.sizes.values())
 
 
 @dataclasses.dataclass
@@ -127,12 +153,24 @@ class Filling:
     may_lend: int
     asked: int  # rows
     rows: int = 0  # that were made
+    answer: Answer | None = None  # the last one
     failure: tuple[int, bytes] | None = None  # (row, error) of the first row that failed
+
+
+class Answer(NamedTuple):
+    """What a worker has made of a ticket."""
+
+    ticket: int
+    rows: int
+    seconds: float
+    oversize: int = 0  # bytes of the batch, which is in a file
+    failures: bytes = b""  # of samples that were left out or replaced
+    descriptor: int = -1  # of that file
 
 
 @dataclasses.dataclass
 class Job:
-    """A ticket, its slot (None: a first sample is made), and at which rows workers died over it."""
+    """A ticket, its slot (None: a first sample is made), and at which samples workers died over it."""
 
     ticket: Ticket
     loader: LoaderRecord
@@ -149,7 +187,8 @@ class Job:
     def lane(self) -> Lane | None:
         """The generator that its rows come from."""
         lanes = self.slot.run.lanes if self.slot is not None else []
-        return lanes[self.ticket.batch % len(lanes)] if lanes else None
+        assert self.slot is not None or not lanes
+        return lanes[self.slot.batch % len(lanes)] if lanes and self.slot is not None else None
 
 
 @dataclasses.dataclass
@@ -157,18 +196,16 @@ class WorkerRecord:
     """A worker that was started, and is not known to be gone."""
 
     number: int
-    room: int = MOST_TICKETS
     jobs: dict[int, Job] = dataclasses.field(default_factory=dict)  # by ticket, in the order in which they were dealt
     is_leaving: bool = False
+    has_answered: bool = False
 
 
-class Blame(NamedTuple):
-    """What is said of a row that ended its worker."""
+class Death(NamedTuple):
+    """How a worker ended, as far as the state must know."""
 
-    error: bytes
-    is_final: bool = False  # it took too long: once is enough
-
-
-def slot_bytes(run: RunRecord) -> int:
-    """Return the bytes of each of a run's slots; 0: not known yet."""
-    return run.loader.layout.slot_bytes if run.loader.layout is not None else 0
+    error: Callable[[Verdict, int, Ticket | None], bytes]  # what is said if work is given up: verdict, deaths, ticket
+    index: int = -1  # source index of the sample that it was at; -1: none
+    hung_s: float = 0.0  # the sample had run for so long, and was ended for it: once is enough
+    exit_code: int = 0
+    is_generator: bool = False  # a generator made that sample: nothing of it can be left out

@@ -18,10 +18,12 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
-from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, LaneOver, LoaderFailed, Ticket
+from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, LoaderFailed, Ticket
 from loaderpool.core.records import (
     MOST_TICKETS,
-    Blame,
+    Answer,
+    Death,
+    DropFile,
     Filling,
     Instruction,
     Job,
@@ -36,26 +38,34 @@ from loaderpool.core.records import (
     ToMain,
     ToWorker,
     WorkerRecord,
-    slot_bytes,
 )
 from loaderpool.core.space import Space, lendable, slots_of
 from loaderpool.memory.extents import Extent
+from loaderpool.transport.reports import Verdict
 
 _CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost as much as work. More: late first batches
 _RANGE_S = 0.1  # a batch that takes longer is cut into ranges of rows. Less: more messages than balance is worth
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
-_BLOCK_S = 0.0005  # tiny samples are noted and written together, so many as take this, and
-_BLOCK_BYTES = 64 * 1024  # ... fit the first-level caches
 _FASTER = 4  # a ticket has at most so many times the batches of what was measured: first times are no rule
-_DEATHS = 3  # a ticket is given up at so many deaths, if the last two were at the same sample,
-_MOST_DEATHS = 9  # ... or at so many, wherever they were: together its samples kill
-_RETRY_S = 2.0  # after a worker could not be started
+_LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least, if they are tiny
+_TOGETHER = 3  # a ticket is given up at so many times the deaths of one sample: together its samples kill
+_IDLE_DEATHS = 5  # beside the number of workers: so many may die running before they have begun anything
+_RETRY_S = 1.0  # after a worker could not be started
 
 
 class State:
     """Loaders, runs, slots, tickets and workers.
 
     Each event is a method. After some events call `deal`, then carry out `instructions` in their order and clear them.
+
+    Attributes:
+        free_bytes: that the machine has; looked at when slots are given.
+
+    Args:
+        workers: how many there shall be.
+        memory: for all slots.
+        most_slots: of all runs together.
+        restarts: deaths of workers that are made good, and within how many seconds; None: any number.
     """
 
     def __init__(self, workers: int, memory: Space, most_slots: int, restarts: tuple[int, float] | None = None) -> None:
@@ -65,30 +75,53 @@ class State:
         self.workers: dict[int, WorkerRecord] = {}
         self.due: collections.deque[Job] = collections.deque()
         self.starved: list[RunRecord] = []  # runs without a slot, the first one first
+        self.free_bytes = 1 << 62
         self._wanted = workers
         self._memory = memory
         self._most_slots = most_slots
         self._restarts = restarts
         self._deaths: collections.deque[float] = collections.deque()
+        self._idle_deaths = 0  # running, before anything was begun
         self._broken: bytes | None = None
         self._retry_at: float | None = None
         self._tickets, self._names = itertools.count(1), itertools.count()
 
     # ---- what the main process says
 
-    def load(
-        self, number: int, plan: Plan, first: int, timeout_s: float | None = None, leaves_out: bool = False
-    ) -> None:
-        """A loader was loaded. Workers that were forked before do not know it, and are replaced."""
-        loader = self.loaders[number] = LoaderRecord(number, plan, timeout_s, leaves_out, first)
+    def load(self, number: int, plan: Plan, leaves_out: bool = False, most_deaths: int = 3) -> None:
+        """A loader was loaded. Workers that were forked before do not know it, and are replaced.
+
+        Args:
+            number: the loader's.
+            plan: of its batches.
+            leaves_out: whether samples that end a worker are left out; else a batch with one is an error.
+            most_deaths: over one sample, before it is given up.
+        """
+        loader = self.loaders[number] = LoaderRecord(number, plan, leaves_out, max(2, most_deaths))
         if self._broken is not None:
             self._fail_loader(loader, self._broken)
             return
-        ticket = Ticket(next(self._tickets), number, 0, first, 1, 0, 1, -1, 1, ())
-        self.due.append(Job(ticket, loader, None))
+        self.renew()
+
+    def renew(self) -> None:
+        """Replace all workers: what they were forked with has changed."""
         for worker in [*self.workers.values()]:
             self._dismiss(worker)
         self._hire()
+
+    def look(self, number: int, epoch: int, batch: int) -> None:
+        """The first sample of this batch of an epoch is to be made."""
+        loader = self.loaders.get(number)
+        if loader is None or self._broken is not None:
+            return
+        loader.failure = None
+        ticket = Ticket(next(self._tickets), number, 0, epoch, batch, 0, 1, 0, 1, -1, 0, False, 0, ())
+        self.due.append(Job(ticket, loader, None))
+
+    def fail(self, number: int, error: bytes) -> None:
+        """No batch of a loader can be made."""
+        if number in self.loaders:
+            self._fail_loader(self.loaders[number], error)
 
     def unload(self, number: int) -> None:
         """The loader is closed, and so are its runs."""
@@ -96,15 +129,34 @@ class State:
         self.due = collections.deque(job for job in self.due if job.loader.number != number or job.slot is not None)
 
     def begin(
-        self, number: int, loader: int, first: int, had: tuple[int, ...] = (), over: tuple[int, ...] = ()
+        self,
+        number: int,
+        loader: int,
+        first: int,
+        had: tuple[int, ...] = (),
+        over: tuple[int, ...] = (),
+        stop: int = -1,
+        plan: Plan | None = None,
     ) -> None:
-        """A run begins. One of an unknown loader is answered as well."""
+        """A run begins. One of an unknown loader is answered as well.
+
+        Args:
+            number: the run's.
+            loader: the loader's.
+            first: number of the first batch.
+            had: later batches that are not to be made.
+            over: lanes that are over.
+            stop: the number after the last batch; -1: there is none.
+            plan: of its batches; None: the loader's.
+        """
         record = self.loaders.get(loader)
         if record is None or record.failure is not None:
             error = b"" if record is None else record.failure or b""
             self._say(ToMain(BatchFailed(number, first, -1, error)))
             return
-        run = self.runs[number] = RunRecord(number, record, first, {batch for batch in had if batch >= first})
+        had_later = {batch for batch in had if batch >= first}
+        end = stop if stop >= 0 else 1 << 1000
+        run = self.runs[number] = RunRecord(number, record, plan or record.plan, first, end, had_later)
         lanes = record.plan.lanes
         run.lanes = [
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None) for lane in range(lanes)
@@ -125,16 +177,17 @@ class State:
         run.filled.intersection_update(lent)
         for job in [job for job in self.due if job.slot is not None and job.slot.run is run]:
             self.due.remove(job)
-            self._answered(job, 0)
+            self._answered(job, None)
         self._settle(run)
 
     def release(self, number: int, offset: int) -> None:
         """The last view of a slot is gone. A release that names nothing changes nothing: it crossed an `End`."""
         run = self.runs.get(number)
-        if run is not None and offset in run.filled:
-            run.filled.remove(offset)
-            run.free.append(offset)
-            self._settle(run)
+        if run is None or offset not in run.filled:
+            return
+        run.filled.remove(offset)
+        self._free(run, offset)
+        self._settle(run)
 
     def resize(self, workers: int) -> None:
         """Have so many workers."""
@@ -148,58 +201,75 @@ class State:
 
     # ---- what workers say, and what becomes of them
 
-    def found(self, worker: int, message: Found, layout: Layout) -> None:
-        """The first sample was made."""
+    def found(self, worker: int, message: Found, layout: Layout | None, seconds: float = 0.0) -> bool:
+        """The first sample was made; returns whether that was asked for.
+
+        Args:
+            worker: who has made it.
+            message: what it has said.
+            layout: of the slots; None: it was another batch's sample, which only the main process wanted.
+            seconds: that a row will take.
+        """
         job = self._taken(worker, message.ticket)
-        if job is None or job.loader.layout is not None:
+        if job is None:
+            return False
+        if layout is not None and job.loader.layout is None:
+            epoch, batch = job.ticket.epoch, job.ticket.batch
+            job.loader.keeper, job.loader.first = worker, epoch * job.loader.plan.batches_per_epoch + batch
+            self.lay_out(job.loader.number, layout, seconds)
+        return True
+
+    def lay_out(self, number: int, layout: Layout, seconds: float) -> None:
+        """The layout of a loader's slots is known."""
+        loader = self.loaders.get(number)
+        if loader is None or loader.layout is not None:
             return
-        loader = job.loader
-        loader.layout, loader.keeper, loader.row_s = layout, worker, message.seconds
-        self._say(ToMain(message))
-        for number in self.workers:
-            if number != worker:
-                self._say(ToWorker(number, message))
+        loader.layout, loader.row_s = layout, seconds
         for run in [*self.runs.values()]:
             if run.loader is loader:
                 self._give_slots(run)
 
-    def done(self, worker: int, ticket: int, rows: int, seconds: float) -> None:
+    def done(self, worker: int, answer: Answer) -> None:
         """A ticket is done. An answer to none that this worker has changes nothing."""
-        job = self._taken(worker, ticket)
+        job = self._taken(worker, answer.ticket)
         if job is None:
+            self._drop(answer)
             return
         loader = job.loader
-        if rows:
-            loader.row_s += (seconds / rows - loader.row_s) * (0.5 if loader.rows_measured < 64 else 0.1)
-            loader.rows_measured += rows
-        self._answered(job, rows)
+        if answer.rows:
+            loader.row_s += (answer.seconds / answer.rows - loader.row_s) * (0.5 if loader.rows_measured < 64 else 0.1)
+            loader.rows_measured += answer.rows
+        self._answered(job, answer)
 
     def failed(self, worker: int, ticket: int, error: bytes) -> None:
         """The user's code raised an exception over a ticket."""
         job = self._taken(worker, ticket)
         if job is not None:
-            self._give_up(job, job.ticket.start, error)
+            self._give_up(job, error)
 
-    def died(self, worker: int, now: float, ticket: int, row: int, why: Blame | None = None) -> None:
+    def died(self, worker: int, now: float, ticket: int, death: Death | None) -> None:
         """A worker is gone, and all that it said was heard before.
 
         Args:
             worker: its number.
             now: seconds.
             ticket: what it was working at, by its cell; 0: nothing.
-            row: of that ticket; -1: none.
-            why: what to say if the row is given up; with `is_final` it is given up at once (it took too long).
+            death: how it ended; None: as it was told to.
         """
         record = self.workers.pop(worker)
         blamed = record.jobs.get(ticket)
-        if blamed is not None:
-            blamed.deaths.append(row)
-            if why is not None and not blamed.is_unwanted and self._is_convicted(blamed, why):
-                del record.jobs[ticket]
-                self._convict(blamed, row, why.error)
+        if death is None or (record.is_leaving and not record.jobs):
+            death = None
+        elif blamed is not None and not blamed.is_unwanted:
+            del record.jobs[ticket]
         self._take_back(record)
-        if not record.is_leaving and not (why is not None and why.is_final):
-            self._note_death(now, why)
+        if death is not None:
+            self._idle_deaths = 0 if blamed is not None or record.has_answered else self._idle_deaths + 1
+            if not death.hung_s:
+                self._deaths.append(now)
+            if blamed is not None and not blamed.is_unwanted:
+                self._blame(blamed, death)
+            self._break_after(now, death)
         self._hire()
 
     def not_started(self, worker: int, now: float, error: bytes) -> None:
@@ -215,31 +285,48 @@ class State:
             self._retry_at = None
             self._hire()
 
+    @property
+    def retry_at(self) -> float | None:
+        """When `tick` is due; None: it is not."""
+        return self._retry_at
+
     # ---- who gets what
 
     def deal(self) -> None:
         """Give tickets to workers, the emptiest first: what is due, then new ones of the runs in turn."""
-        for level in range(max((worker.room for worker in self.workers.values()), default=0)):
+        if not self.due and not any(run.free and not run.is_ended for run in self.runs.values()):
+            return
+        level, has_homes = 0, any(run.lanes for run in self.runs.values())
+        while True:
+            busier = 1 << 30
             for worker in [*self.workers.values()]:
-                if len(worker.jobs) == level and self._may_have_more(worker):
+                count = len(worker.jobs)
+                if count > level:
+                    busier = min(busier, count)
+                elif count == level and not worker.is_leaving and self._may_have_more(worker):
                     job = self._next_job(worker)
                     if job is not None:
                         self._give(worker, job)
-                    elif not self._has_homes():
+                        busier = min(busier, count + 1)
+                    elif not has_homes:
                         return
+            if busier == 1 << 30:
+                return
+            level = busier
 
     def running(self, worker: int) -> Job | None:
         """Return what a worker should be working at."""
         return next(iter(self.workers[worker].jobs.values()), None)
 
     def _may_have_more(self, worker: WorkerRecord) -> bool:
-        if worker.is_leaving or len(worker.jobs) >= worker.room:
+        jobs = worker.jobs
+        if not jobs:
+            return True
+        first = next(iter(jobs.values()))
+        room = first.loader.layout.room if first.loader.layout is not None else MOST_TICKETS
+        if first.slot is None or len(jobs) >= room:
             return False
-        first = next(iter(worker.jobs.values()), None)
-        return first is None or worker.room > MOST_TICKETS or (first.slot is not None and first.seconds <= _SHORT_S)
-
-    def _has_homes(self) -> bool:
-        return any(run.lanes for run in self.runs.values())
+        return room > MOST_TICKETS or first.seconds <= _SHORT_S or first.ticket.stop - first.ticket.start < first.slot.asked
 
     def _next_job(self, worker: WorkerRecord) -> Job | None:
         for job in self.due:
@@ -252,10 +339,11 @@ class State:
         return None
 
     def _give(self, worker: WorkerRecord, job: Job) -> None:
-        keeper = self.workers.get(job.loader.keeper) if job.loader.keeper is not None else None
-        if keeper is not None and job.ticket.batch == job.loader.first and job.ticket.start == 0 and job.lane is None:
-            job.loader.keeper = None
-            if not keeper.is_leaving and len(keeper.jobs) < keeper.room:
+        loader = job.loader
+        if loader.keeper is not None and job.slot is not None and job.slot.batch == loader.first and not job.ticket.start:
+            keeper = self.workers.get(loader.keeper)
+            loader.keeper = None
+            if keeper is not None and not keeper.is_leaving and len(keeper.jobs) < MOST_TICKETS and job.lane is None:
                 worker = keeper
         if job.lane is not None:
             job.lane.home = worker.number
@@ -270,7 +358,7 @@ class State:
             while run.next in run.had:
                 run.had.remove(run.next)
                 run.next += 1
-            return run.next
+            return run.next if run.next < run.stop else None
         lanes, best = len(run.lanes), None
         for number, lane in enumerate(run.lanes):
             while lane.turn * lanes + number in run.had:
@@ -289,9 +377,9 @@ class State:
 
     def _cut(self, run: RunRecord, batch: int) -> Job:
         """Make tickets of a run's next batches, for one slot. Return the first; the others are due."""
-        loader, layout, offset = run.loader, run.loader.layout, run.free.pop()
+        loader, plan, layout, offset = run.loader, run.plan, run.loader.layout, run.free.pop()
         assert layout is not None
-        batch_s, may_lend, count = loader.row_s * loader.plan.batch_size, lendable(run.slots, self._wanted), 1
+        batch_s, may_lend, count = loader.row_s * plan.batch_size, lendable(run.slots, self._wanted), 1
         if run.lanes:
             run.lanes[batch % len(run.lanes)].turn += 1
         elif batch == run.next:
@@ -300,26 +388,31 @@ class State:
         else:  # of `again`: later batches may fill all other slots, so this one must come back even while it has views
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
-        rows = loader.plan.total_rows(batch, count)
-        block = max(1, min(int(_BLOCK_S / max(loader.row_s, 1e-9)), _BLOCK_BYTES // max(layout.row_bytes, 1)))
+        rows = plan.total_rows(batch, count)
         parts = min(rows, max(1, round(batch_s / _RANGE_S))) if count == 1 and layout.splits and not run.lanes else 1
         slot = Filling(run, offset, batch, count, parts, may_lend, rows)
+        epoch, of_epoch, rest = plan.locate(batch)
         jobs = []
         for start, stop in itertools.pairwise(rows * part // parts for part in range(parts + 1)):
             number = run.last_ticket = next(self._tickets)
-            ticket = Ticket(number, loader.number, run.number, batch, count, start, stop, offset, block, ())
+            place = epoch, of_epoch, rest, count, start, stop, offset, run.sizes[offset], offset in run.fresh
+            ticket = Ticket(number, loader.number, run.number, *place, 0, ())
             jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
+        run.fresh.discard(offset)
         self.due.extend(jobs[1:])
         return jobs[0]
 
     def _batches_in_ticket(self, run: RunRecord, batch_s: float) -> int:
-        loader = run.loader
+        loader, plan = run.loader, run.plan
         if batch_s > _CHUNK_S / 2 or not loader.rows_measured or loader.layout is None:
             return 1
-        left = loader.plan.batches_per_epoch - run.next % loader.plan.batches_per_epoch
-        share = -(-left // (2 * self._wanted))  # towards the end of an epoch all workers have something to do
-        measured = _FASTER * max(loader.rows_measured // loader.plan.batch_size, 1)
+        left = min(plan.batches_per_epoch - run.next % plan.batches_per_epoch, run.stop - run.next)
+        # Towards the end of an epoch all workers have something to do.
+        share = min(left, max(-(-left // (2 * self._wanted)), _LEAST_AT_END))
+        measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
         most = max(1, min(loader.layout.most, int(_CHUNK_S / batch_s) if batch_s else 1 << 30, share, measured))
+        if not run.had:
+            return most
         return next((count for count in range(1, most) if run.next + count in run.had), most)
 
     # ---- slots
@@ -332,20 +425,37 @@ class State:
         layout = run.loader.layout
         if layout is None or run.is_ended or run.is_asked:
             return
+        size = layout.slot_bytes
         living = sum(not each.is_ended for each in self.runs.values()) + returning
-        wanted = slots_of(layout.slot_bytes, self._wanted, self._memory.size // living)
+        wanted = slots_of(size, layout.most, self._wanted, layout.room, min(layout.limit_bytes, self._memory.size // living))
         left = self._most_slots - sum(each.slots for each in self.runs.values())
-        room = min(self._most_slots // living - run.slots, left, self._memory.largest // layout.slot_bytes)
+        room = min(self._most_slots // living - run.slots, left, self._memory.largest // size, self.free_bytes // size)
         more = min(wanted - run.slots, room)
         if more > 0:
-            offset = self._memory.take(more * layout.slot_bytes).offset
-            run.slots += more
-            run.free.extend(offset + number * layout.slot_bytes for number in reversed(range(more)))
+            offset = self._memory.take(more * size).offset
+            self.free_bytes -= more * size
+            new = [offset + number * size for number in reversed(range(more))]
+            run.sizes.update(dict.fromkeys(new, size))
+            run.free.extend(new)
+            run.fresh.update(new)
             if run in self.starved:
                 self.starved.remove(run)
         elif run.slots == 0 and run not in self.starved:
             self.starved.append(run)
             self._ask_for_slots(run)
+
+    def _free(self, run: RunRecord, offset: int) -> None:
+        """Have a slot that is free again; a larger one in its place, if batches have outgrown it."""
+        layout, size = run.loader.layout, run.sizes[offset]
+        if layout is not None and size < layout.slot_bytes <= min(self._memory.largest, self.free_bytes):
+            if run.nbytes + layout.slot_bytes - size <= layout.limit_bytes:
+                self._memory.give_back(Extent(offset, size))
+                del run.sizes[offset]
+                run.fresh.discard(offset)
+                offset = self._memory.take(layout.slot_bytes).offset
+                run.sizes[offset] = layout.slot_bytes
+                run.fresh.add(offset)
+        run.free.append(offset)
 
     def _ask_for_slots(self, starved: RunRecord) -> None:
         """Have the run with most bytes begin again, which then finds less room; an error if there is none."""
@@ -354,7 +464,7 @@ class State:
             return  # what they have will be free: wait for it
         if others and starved.may_ask > 0:
             starved.may_ask -= 1
-            largest = max(others, key=lambda run: run.slots * slot_bytes(run))
+            largest = max(others, key=lambda run: run.nbytes)
             largest.is_asked = True
             self._say(ToMain(GiveBack(largest.number)))
         else:
@@ -362,53 +472,77 @@ class State:
             del self.runs[starved.number]
             self._say(ToMain(BatchFailed(starved.number, starved.next, -1, b"")))
 
-    def _answered(self, job: Job, rows: int) -> None:
+    def _answered(self, job: Job, answer: Answer | None) -> None:
         """No worker has this job any more. When a slot has no job left, it is full, failed, or free again."""
         slot = job.slot
         if slot is None:
             return
         slot.unanswered -= 1
-        slot.rows += rows
+        if answer is not None:
+            slot.rows += answer.rows
+            slot.answer = answer
         if slot.unanswered:
             return
-        run, is_short = slot.run, slot.rows < slot.asked
+        run, is_short = slot.run, slot.rows < slot.asked and not (slot.answer is not None and slot.answer.failures)
         if run.is_ended:
+            self._drop(slot.answer)
             run.free.append(slot.offset)
             self._settle(run)
             return
-        if run.lanes and self._is_after_end(run, slot, is_short):
-            run.free.append(slot.offset)
-            return
-        if slot.count > 1 and (slot.failure is not None or is_short):
+        is_last = False
+        if run.lanes:
+            is_last, batches = self._ends_lane(run, slot, is_short), run.lanes[slot.batch % len(run.lanes)].batches
+            if batches is not None and slot.batch // len(run.lanes) >= batches and not is_last:  # it is after the end
+                self._drop(slot.answer)
+                self._free(run, slot.offset)
+                return
+        if slot.count > 1 and slot.failure is not None:
             # Each is made by itself, and what is before the one that failed arrives before its error.
             for batch in range(slot.batch, slot.batch + slot.count):
                 heapq.heappush(run.again, batch)
-            run.free.append(slot.offset)
-        elif slot.failure is not None:
-            run.filled.add(slot.offset)
-            self._say(ToMain(BatchFailed(run.number, slot.batch, slot.offset, slot.failure[1])))
-        else:
-            run.filled.add(slot.offset)
-            self._say(ToMain(Filled(run.number, slot.batch, slot.count, slot.rows, slot.offset, slot.may_lend)))
+            self._free(run, slot.offset)
+            return
+        run.filled.add(slot.offset)
+        if slot.failure is not None or slot.answer is None:
+            error = b"" if slot.failure is None else slot.failure[1]
+            self._say(ToMain(BatchFailed(run.number, slot.batch, slot.offset, error)))
+            return
+        answer = slot.answer
+        layout = run.loader.layout
+        if answer.oversize and layout is not None:
+            grown = -(-(answer.oversize // slot.count * layout.most * 5 // 4) // 4096) * 4096
+            if grown > layout.slot_bytes:
+                run.loader.layout = layout._replace(slot_bytes=grown)
+        place = slot.batch, slot.count, slot.rows, slot.offset, run.sizes[slot.offset], slot.may_lend, is_last
+        self._say(
+            ToMain(
+                Filled(run.number, *place, answer.ticket, answer.oversize, answer.failures),
+                answer.descriptor,
+            )
+        )
 
-    def _is_after_end(self, run: RunRecord, slot: Filling, is_short: bool) -> bool:
-        """Note where a lane ends: with a batch that is short or failed. Return whether this batch is not one of it."""
+    def _ends_lane(self, run: RunRecord, slot: Filling, is_short: bool) -> bool:
+        """Note where a lane ends: with a batch that is short, failed or empty. Return whether it is this one."""
         turn, number = divmod(slot.batch, len(run.lanes))
         lane = run.lanes[number]
         batches = turn + (slot.rows > 0 or slot.failure is not None)
         if (is_short or slot.failure is not None) and (lane.batches is None or batches < lane.batches):
             lane.batches = batches  # an earlier batch may be answered later, by another worker
-            self._say(ToMain(LaneOver(run.number, number, batches)))
-        return lane.batches is not None and turn >= lane.batches
+            return True
+        return False
+
+    def _drop(self, answer: Answer | None) -> None:
+        if answer is not None and answer.descriptor >= 0:
+            self._say(DropFile(answer.descriptor))
 
     def _settle(self, run: RunRecord) -> None:
         """Give back the slots of a run that has ended: those without a writer and without views."""
         if not run.is_ended:
             return
         for offset in run.free:
-            self._memory.give_back(Extent(offset, slot_bytes(run)))
-        run.slots -= len(run.free)
+            self._memory.give_back(Extent(offset, run.sizes.pop(offset)))
         run.free.clear()
+        run.fresh.clear()
         if not run.slots:
             self.runs.pop(run.number, None)
         if run in self.starved:
@@ -423,41 +557,56 @@ class State:
 
     # ---- failures
 
-    def _is_convicted(self, job: Job, why: Blame) -> bool:
-        deaths = job.deaths
-        at_once = why.is_final and job.ticket.block == 1
-        same = len(deaths) >= _DEATHS and deaths[-1] == deaths[-2] >= 0
-        return at_once or same or len(deaths) >= _MOST_DEATHS
-
-    def _convict(self, job: Job, row: int, error: bytes) -> None:
-        if job.loader.leaves_out and job.slot is not None and row >= 0:
-            job.ticket = job.ticket._replace(block=1, left_out=(*job.ticket.left_out, row))
-            job.deaths.clear()
-            self.due.appendleft(job)
+    def _blame(self, job: Job, death: Death) -> None:
+        """A worker has died over this job: it is due again, or given up, or a sample of it is left out."""
+        job.deaths.append(death.index)
+        most = job.loader.most_deaths
+        is_same = len(job.deaths) >= most and job.deaths[-1] == job.deaths[-2]
+        if death.hung_s or is_same:
+            verdict = Verdict.ALONE
+        elif len(job.deaths) >= _TOGETHER * most:
+            verdict = Verdict.TOGETHER
         else:
-            self._give_up(job, row, error)
+            job.ticket = job.ticket._replace(deaths=len(job.deaths))
+            self.due.appendleft(job)
+            return
+        deaths = len(job.deaths)
+        if verdict is Verdict.ALONE:  # its deaths are explained, so they are no storm
+            for _ in range(min(deaths - bool(death.hung_s), len(self._deaths))):
+                self._deaths.pop()
+        if job.loader.leaves_out and job.slot is not None and death.index >= 0 and verdict is Verdict.ALONE:
+            if not death.is_generator:
+                left_out = *job.ticket.left_out, (death.index, death.hung_s, death.exit_code)
+                job.ticket = job.ticket._replace(deaths=deaths, left_out=left_out)
+                job.deaths.clear()
+                self.due.appendleft(job)
+                return
+        self._give_up(job, death.error(verdict, deaths, job.ticket))
 
-    def _give_up(self, job: Job, row: int, error: bytes) -> None:
+    def _give_up(self, job: Job, error: bytes) -> None:
         if job.slot is None:
             self._fail_loader(job.loader, error)
             return
+        row = job.ticket.start
         if job.slot.failure is None or row < job.slot.failure[0]:
             job.slot.failure = row, error
-        self._answered(job, 0)
+        self._answered(job, None)
 
     def _fail_loader(self, loader: LoaderRecord, error: bytes) -> None:
         loader.failure = error
         self._say(ToMain(LoaderFailed(loader.number, error)))
 
-    def _note_death(self, now: float, why: Blame | None) -> None:
-        if self._restarts is None:
-            return
-        self._deaths.append(now)
-        number, seconds = self._restarts
-        while self._deaths[0] < now - seconds:
-            self._deaths.popleft()
-        if len(self._deaths) > number:
-            self._break(why.error if why is not None else b"")
+    def _break_after(self, now: float, death: Death) -> None:
+        """End everything where going on would be to start workers for ever."""
+        if self._restarts is not None:
+            number, seconds = self._restarts
+            while self._deaths and self._deaths[0] < now - seconds:
+                self._deaths.popleft()
+            if len(self._deaths) > number:
+                self._break(death.error(Verdict.STORM, len(self._deaths), None))
+                return
+        if self._idle_deaths > _IDLE_DEATHS + self._wanted:
+            self._break(death.error(Verdict.BEFORE, self._idle_deaths, None))
 
     def _break(self, error: bytes) -> None:
         """No worker is started any more, and no batch made."""
@@ -471,23 +620,27 @@ class State:
     def _taken(self, worker: int, ticket: int) -> Job | None:
         """Take a ticket from a worker; None: it has no such ticket."""
         record = self.workers.get(worker)
-        job = record.jobs.pop(ticket, None) if record is not None else None
-        if record is not None and record.is_leaving and not record.jobs:
+        if record is None:
+            return None
+        job = record.jobs.pop(ticket, None)
+        if job is not None:
+            record.has_answered = True
+            self._idle_deaths = 0
+        if record.is_leaving and not record.jobs:
             self._say(Stop(worker))
         return job
 
     def _take_back(self, worker: WorkerRecord) -> None:
-        """What a worker had, which is gone, is due again; a dead one's samples are noted one by one."""
+        """What a worker had, which is gone, is due again."""
         self._leave_homes(worker)
         for job in reversed(worker.jobs.values()):
             if job.is_unwanted:
-                self._answered(job, 0)
+                self._answered(job, None)
             else:
-                job.ticket = job.ticket._replace(block=1)
                 self.due.appendleft(job)
 
     def _hire(self) -> None:
-        """Start workers up to the number that is wanted. Those that leave do not count."""
+        """Start workers up to the number that is wanted. Those that leave count once there are twice as many."""
         if not self.loaders or self._broken is not None or self._retry_at is not None:
             return
         staying = sum(not worker.is_leaving for worker in self.workers.values())
@@ -515,11 +668,10 @@ class State:
         """Raise AssertionError if a slot or a ticket is in two places, or in none. For tests."""
         jobs = [*self.due, *(job for worker in self.workers.values() for job in worker.jobs.values())]
         assert len({job.ticket.number for job in jobs}) == len(jobs)
-        assert all(len(worker.jobs) <= worker.room for worker in self.workers.values())
         assert sum(run.slots for run in self.runs.values()) <= self._most_slots
         for slot in (job.slot for job in jobs if job.slot is not None):
             assert slot.unanswered == sum(job.slot is slot for job in jobs)
             assert slot.offset not in slot.run.free and self.runs[slot.run.number] is slot.run
         for run in self.runs.values():
             offsets = [*run.free, *run.filled, *{slot.offset for slot in self._slots_of(run)}]
-            assert len(offsets) == len(set(offsets)) == run.slots
+            assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= run.sizes.keys()

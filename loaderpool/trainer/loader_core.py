@@ -78,15 +78,25 @@ def start_engine(
         if has_workers:
             assert pool is not None
             session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
-            from loaderpool.trainer.engine.pool_engine import PoolEngine
+            if is_new(session):
+                from loaderpool.core.engine import PoolEngine as NewEngine
 
-            engine = PoolEngine(session, checked, epoch, shared)
+                engine = NewEngine(session, checked, epoch, shared)  # type: ignore[arg-type]
+            else:
+                from loaderpool.trainer.engine.pool_engine import PoolEngine
+
+                engine = PoolEngine(session, checked, epoch, shared)
         else:
             from loaderpool.trainer.engine.local_engine import LocalEngine
 
             engine, own_pool = LocalEngine(checked, epoch, shared), None
         undo.pop_all()
     return engine, own_pool
+
+
+def is_new(session: object) -> bool:
+    """Whether it is a pool of the core to come. Goes with the old one."""
+    return type(session).__module__ == "loaderpool.core.pool"
 
 
 def end_engine(engine: Engine, own_pool: Pool | None) -> None:

@@ -45,6 +45,16 @@ def _program_of(start: Any) -> Program:
     return SPAWNED if start == "spawn" else SUPERVISOR
 
 
+def _make_session(workers: int, restarts: tuple[int, float] | None, program: Program | None) -> Session:
+    if os.environ.get("LOADERPOOL_CORE") == "new" and program is None and machine.can_fork_workers():
+        from loaderpool.core.pool import Pool as NewPool
+
+        return NewPool(workers, restarts)  # type: ignore[return-value]
+    from loaderpool.trainer.session.session import Session  # with subprocess and sockets: not at import
+
+    return Session(workers, restarts, program)
+
+
 class Pool:
     """Worker processes that several loaders share. `close()` or the end of a `with` block ends them all.
 
@@ -127,13 +137,11 @@ class Pool:
 
     def _start(self) -> Session:
         """The session; started now unless another thread has."""
-        from loaderpool.trainer.session.session import Session  # with subprocess and sockets: not at import
-
         with InterruptsHeld(), self._turn():
             if self._is_closed:
                 raise closed_error("this Pool")
             if self._session is None:
-                session = Session(self._workers, self._restarts, self._program)
+                session = _make_session(self._workers, self._restarts, self._program)
                 if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
                     session.close()
                     raise closed_error("this Pool")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, LaneOver, Message, Ticket
-from loaderpool.core.records import Blame, Start, Stop, ToMain, ToWorker
+from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, LoaderFailed, Message, Ticket
+from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, ToWorker
 from loaderpool.core.space import Space
 from loaderpool.core.state import State
 
@@ -31,6 +31,9 @@ class WalkedPlan:
     def batches_per_epoch(self) -> int:
         return 1 << 40 if self.lanes else -(-self.size // self.batch_size)
 
+    def locate(self, number: int) -> tuple[int, int, int]:
+        return *divmod(number, self.batches_per_epoch), 0
+
     def total_rows(self, number: int, count: int) -> int:
         rest = self.size - (number + count - 1) % self.batches_per_epoch * self.batch_size
         return (count - 1) * self.batch_size + (self.batch_size if self.lanes else min(self.batch_size, rest))
@@ -39,14 +42,6 @@ class WalkedPlan:
         """The rows of a batch of a lane."""
         turn, lane = divmod(batch, self.lanes)
         return max(0, min(self.batch_size, self.lengths[lane] - turn * self.batch_size))
-
-
-@dataclasses.dataclass
-class WalkedLayout:
-    slot_bytes: int
-    row_bytes: int
-    most: int
-    splits: bool
 
 
 class Consumer:
@@ -58,6 +53,7 @@ class Consumer:
         self.ready: dict[int, Filled | BatchFailed] = {}
         self.lent: list[int] = []
         self.over: dict[int, int] = {}  # batches of lanes that have no more
+        self.empty: list[int] = []  # slots that told so
         self.had: set[int] = set()  # taken out of order, after `next`
         self.is_ended = self.is_asked = False
 
@@ -65,6 +61,14 @@ class Consumer:
         for batch in batches_of(message):
             assert batch >= self.next and batch not in self.had, "a batch was made twice"
             assert all(batch not in batches_of(other) for other in self.ready.values()), "a batch was made twice"
+        if self.plan.lanes and (isinstance(message, BatchFailed) or message.is_last):
+            turn, lane = divmod(message.batch, self.plan.lanes)
+            batches = turn + (isinstance(message, BatchFailed) or message.rows > 0)
+            assert batches < self.over.get(lane, 1 << 62)
+            self.over[lane] = batches
+            if isinstance(message, Filled) and not message.rows:
+                self.empty.append(message.offset)
+                return
         assert isinstance(message, BatchFailed) or not self.plan.lanes or message.rows, "an empty batch"
         self.ready[message.batch] = message
 
@@ -108,11 +112,12 @@ class Walk:
         self.stopping: set[int] = set()
         self.consumers: dict[int, Consumer] = {}
         self.plans: dict[int, WalkedPlan] = {}
-        self.loaded: dict[int, tuple[WalkedPlan, WalkedLayout]] = {}  # those that are closed, too
+        self.loaded: dict[int, tuple[WalkedPlan, Layout]] = {}  # those that are closed, too
         self.dealt: dict[int, set[int]] = {}  # batches of each run
         self.takes, self.kills = chance.choice([2, 40]), chance.choice([0, 2, 8])
         self.failures, self.failing_starts = chance.choice([0, 0.03, 0.3]), chance.choice([0, 0, 0.3])
         self.times = chance.choice([[1e-6], [1e-6, 1e-4, 0.01, 0.3]])
+        self.grows = chance.choice([0, 0, 0.02])
         self.now, self.taken = 0.0, 0
 
     def run(self, steps: int) -> None:
@@ -149,9 +154,12 @@ class Walk:
                     self.consumers[run].is_ended = True
                 else:
                     self.consumers[run].hear(message)
-            case ToMain(LaneOver(run, lane, batches)):
-                assert batches < self.consumers[run].over.get(lane, 1 << 62)
-                self.consumers[run].over[lane] = batches
+            case ToMain(LoaderFailed(loader)):
+                for consumer in self.consumers.values():
+                    if consumer.loader == loader:
+                        self.end_of(consumer)
+                if loader in self.plans:
+                    self.state.look(loader, 0, 0)
             case ToMain(GiveBack(run)):
                 self.consumers[run].is_asked = True
             case Start(worker) if self.channels and self.random.random() < self.failing_starts:
@@ -160,10 +168,13 @@ class Walk:
                 self.channels[worker] = []
             case Stop(worker):
                 self.stopping.add(worker)
+        for consumer in self.consumers.values():
+            while consumer.empty:
+                self.state.release(consumer.number, consumer.empty.pop())
         held = sum(len(consumer.ready) + len(consumer.lent) for consumer in self.consumers.values())
         assert held <= self.most_slots, "more messages on their way than the channel holds"
         for worker in [each for each in self.stopping if not self.channels.get(each, [None])]:
-            self.die(worker, 0, -1)
+            self.leave(worker)
 
     def look_at(self, message: Message) -> None:
         if isinstance(message, Ticket) and message.run and (lanes := self.consumers[message.run].plan.lanes):
@@ -185,8 +196,9 @@ class Walk:
         plan = self.plans[number] = WalkedPlan(chance.randint(1, 60), rows, lanes, lengths)
         most = max(1, min(2048, 262_144 // (rows * row_bytes)))
         slot_bytes = -(-most * rows * row_bytes // 4096) * 4096
-        self.loaded[number] = plan, WalkedLayout(slot_bytes, row_bytes, most, chance.random() < 0.7)
-        self.state.load(number, plan, 0, leaves_out=not lanes and chance.random() < 0.2)
+        self.loaded[number] = plan, Layout(slot_bytes, most, chance.random() < 0.7, room=chance.choice([2, 2, 5]))
+        self.state.load(number, plan, leaves_out=not lanes and chance.random() < 0.2)
+        self.state.look(number, 0, 0)
 
     def unload(self) -> None:
         if self.plans:
@@ -258,7 +270,7 @@ class Walk:
     def stray(self) -> None:
         """An answer to no ticket, and releases that crossed an end."""
         if self.channels:
-            self.state.done(self.random.choice([*self.channels]), 10**9, 1, 0.1)
+            self.state.done(self.random.choice([*self.channels]), Answer(10**9, 1, 0.1))
         for consumer in self.consumers.values():
             if consumer.is_ended and not consumer.lent:
                 self.state.release(consumer.number, 4096 * self.random.randint(1, 11))
@@ -278,15 +290,18 @@ class Walk:
             return
         plan, layout = self.loaded[message.loader]
         if message.offset < 0:
-            found = Found(message.number, message.loader, b"", self.random.choice([1e-6, 0.001, 0.3]))
-            self.state.found(worker, found, layout)
+            found = Found(message.number, message.loader, 0, b"", 0.0)
+            self.state.found(worker, found, layout, self.random.choice([1e-6, 0.001, 0.3]))
         elif self.random.random() < self.failures:
             self.state.failed(worker, message.number, b"error")
         else:
             rows = plan.made(message.batch) if plan.lanes else message.stop - message.start - len(message.left_out)
-            self.state.done(worker, message.number, rows, rows * self.random.choice(self.times))
+            oversize = layout.slot_bytes * 2 if self.random.random() < self.grows else 0
+            failures = b"left out" if message.left_out else b""
+            took = rows * self.random.choice(self.times)
+            self.state.done(worker, Answer(message.number, rows, took, oversize, failures))
         if self.random.random() < 0.02:
-            self.state.done(worker, message.number, 1, 0.1)  # said twice
+            self.state.done(worker, Answer(message.number, 1, 0.1))  # said twice
 
     def kill(self) -> None:
         if self.channels:
@@ -294,10 +309,16 @@ class Walk:
             tickets = [message for message in self.channels[worker] if isinstance(message, Ticket)]
             self.die(worker, tickets[0].number if tickets else 0, self.random.randint(0, 2))
 
-    def die(self, worker: int, ticket: int, row: int) -> None:
+    def die(self, worker: int, ticket: int, index: int) -> None:
         del self.channels[worker]
         self.stopping.discard(worker)
-        self.state.died(worker, self.now, ticket, row, None if self.random.random() < 0.3 else Blame(b"dead"))
+        hung_s = self.random.choice([0.0, 0.0, 0.0, 1.0])
+        self.state.died(worker, self.now, ticket, Death(lambda *_: b"dead", index, hung_s))
+
+    def leave(self, worker: int) -> None:
+        del self.channels[worker]
+        self.stopping.discard(worker)
+        self.state.died(worker, self.now, 0, Death(lambda *_: b"dead"))
 
     # ---- the end
 

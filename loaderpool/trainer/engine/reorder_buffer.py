@@ -140,6 +140,11 @@ class UnorderedBuffer:
         return self._taken_count
 
     @property
+    def taken_ranges(self) -> dict[int, int]:
+        """Ranges behind `begin_at` that were taken: first ones and lengths."""
+        return dict(self._taken)
+
+    @property
     def done_before(self) -> int:
         """The first batch that may still come: one that was taken may be in one ticket with one that was not."""
         return min(self.begin_at, self._arrived_before)

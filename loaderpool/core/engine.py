@@ -1,0 +1,292 @@
+"""One loader's batches out of a pool: its function and source as they are sent, its form, its runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loaderpool.cache.setting import NO_COUNTS
+from loaderpool.core import failures
+from loaderpool.core.messages import Found, Load, Loaded, LoaderFailed, Look, Unload, Update
+from loaderpool.core.pool import Pool
+from loaderpool.core.run import PoolRun
+from loaderpool.core.session import Session
+from loaderpool.element.spec import ElementSpec
+from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error
+from loaderpool.memory.batch_form import BatchForm
+from loaderpool.memory.extents import Extent
+from loaderpool.plan.base import BasePlan
+from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
+from loaderpool.system.long_work import LongWork
+from loaderpool.trainer.engine.checked_arguments import CheckedArguments
+from loaderpool.trainer.engine.engine_statistics import EngineStatistics, shipped, with_counts
+from loaderpool.trainer.engine.probing import SECOND, SecondLook
+from loaderpool.trainer.engine.run_context import DeliveryCounts
+from loaderpool.trainer.session.warnings import warn_of_data
+from loaderpool.transport.payload.captured_state import CapturedState
+from loaderpool.transport.payload.ship import named_parts, place, put_shipment, ship
+from loaderpool.transport.pickling import receive
+
+if TYPE_CHECKING:
+    from loaderpool.cache.store import SharedCache
+    from loaderpool.core.channel import Received
+
+_LOCK_TIMEOUT_S = 1.0
+_LOADING = "loaderpool: loading the function and its imports in a clean process"
+
+
+class PoolEngine:
+    """Makes a loader's batches in a pool's workers. `delivery.Engine` says what its methods do.
+
+    Args:
+        session: the pool.
+        checked: what the loader was made with; the payload is pickled here, once.
+        first_epoch: the epoch whose first sample is made.
+        cache: the loader's, closed with this; None: it has none.
+
+    Raises:
+        UnpicklableError: function or source cannot travel.
+        MemoryLimitError: no shared memory for what they hold.
+    """
+
+    feeds = None
+
+    def __init__(
+        self, session: Pool, checked: CheckedArguments, first_epoch: int, cache: SharedCache | None = None
+    ) -> None:
+        self.session = pool = session
+        self.config, self.plan = checked.config, checked.plan
+        self.must_stop = checked.has_hooks or checked.plan.is_open  # what comes after an epoch is not known
+        self._has_given_spec = checked.given_spec is not None
+        self.cache, self._first_epoch = cache, first_epoch
+        self.runs: dict[int, PoolRun] = {}
+        self.counts = DeliveryCounts()
+        self.layout: Any = None
+        self.is_closed = False
+        self._form: BatchForm | None = None
+        self._failure: bytes | Callable[[], LoaderpoolError] | None = None
+        self._was_told = False  # of the failure: then it may be tried again
+        self._second = SecondLook(checked.given_spec, checked.plan, checked.unit)
+        self._is_behind_hook = checked.has_epoch_begin  # the first sample is made behind it
+        self._loading: LongWork | None = None
+        self._loads = 0  # Loaded and failed ones that are still to come
+        self._sent: list[tuple[list[Extent], int, int]] = []  # updates, the latest of which counts
+        if cache is not None:
+            cache.count_in(pool.arena, pool.lock)
+        with InterruptsAllowed():  # pickling runs code of the user's, and may take long
+            shipment = ship({**checked.payload, "cache": None})  # a process that reads it makes its own
+        warn_of_data(shipment)
+        self._without = shipment.without
+        with pool.lock:
+            self.number = pool.take_number()
+            self._placement = place(shipment, True)
+            cache_plan = None if cache is None else cache.plan
+            self._extents, *self._place = put_shipment(pool.arena, shipment, self._placement, cache_plan)
+            pool.loaders[self.number] = self
+            pool.session.loaders[self.number] = self
+            self._shipped = shipped(shipment, self._placement, None)
+            self.load(pool.session)
+        compared = dict(named_parts(checked.payload))
+        if checked.has_hooks:  # what changes in it is sent
+            compared.pop("source", None)
+        self.captured: CapturedState | None = CapturedState(compared, shipment.without)
+
+    # ---- delivery.Engine
+
+    def form(self) -> BatchForm:
+        """The batches' form. Blocks until the first sample has been made."""
+        with InterruptsHeld():
+            if self._form is None:
+                with self.session.lock:
+                    self.check_open()
+                    self._try_again()
+                    if self._is_behind_hook:
+                        self._is_behind_hook = False
+                        self._look(0)
+                with self._telling_of_the_load():
+                    self.session.wait(lambda: self._form is not None or self.has_failed or self.is_closed)
+                with self.session.lock:
+                    self.check_open()
+                    if self._form is None:
+                        self.check()
+            elif self.has_failed:
+                with self.session.lock:
+                    self._try_again()
+        self.session.warnings.say()
+        assert self._form is not None
+        return self._form
+
+    def spec(self) -> ElementSpec:
+        """The spec of all batches."""
+        form, second = self.form(), self._second
+        with InterruptsHeld():
+            with self.session.lock:
+                if second.ask():
+                    self._look(SECOND)
+            self.session.wait(lambda: second.is_over or self.has_failed or self.is_closed)
+        return second.widen(form.spec)
+
+    def read_ahead(self, is_sure: bool) -> int:
+        """Nothing is to be asked for: workers go on as far as there are slots."""
+        return 0
+
+    def begin(
+        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+    ) -> PoolRun:
+        """Begin a run in the pool."""
+        self.form()
+        with self.session.lock:
+            self.session.check_usable()
+            self.check_open()
+            self.check()
+            return PoolRun(self, first_epoch, limit, plan, taken, lanes)
+
+    def update(self, changes: dict[str, Any]) -> None:
+        """Send changed attributes of the source's object; batches of runs begun from now on see them."""
+        with self.session.lock:
+            pool = self.session
+            extents, offset, nbytes = put_shipment(pool.arena, ship(changes, without=self._without))
+            self._sent.append((extents, offset, nbytes))
+            self._loads += 1
+            pool.session.send(Update(self.number, offset, nbytes))
+
+    def statistics(self) -> EngineStatistics:
+        """Counts of this moment."""
+        return with_counts(self._shipped, self.session, None, self.counts)  # type: ignore[arg-type]
+
+    def cache_counts(self) -> Sequence[int]:
+        """What its processes have counted of its cache."""
+        return NO_COUNTS if self.cache is None else self.cache.counts()
+
+    def close(self) -> None:
+        """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
+        pool = self.session
+        if self.is_closed or pool.is_foreign:
+            return
+        self.is_closed = True
+        if pool.lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            try:
+                for run in [*self.runs.values()]:
+                    run.end()
+                pool.loaders.pop(self.number, None)
+                pool.session.loaders.pop(self.number, None)
+                pool.session.send(Unload(self.number))
+                self._forget()
+            finally:
+                pool.lock.release()
+
+    # ---- what a supervisor is told
+
+    def load(self, session: Session) -> None:
+        """Tell this supervisor of the loader. The pool's lock is held."""
+        files = list(self._placement.descriptors)  # in the order in which `Payloads.load` takes them
+        if self.cache is not None and self.cache.descriptor >= 0:
+            files.append(self.cache.descriptor)
+        offset, nbytes = self._place
+        session.send(Load(self.number, offset, nbytes), files)
+        self._loads = 1
+        for _, offset, nbytes in self._sent[-1:]:
+            self._loads += 1
+            session.send(Update(self.number, offset, nbytes))
+        if not self._is_behind_hook:
+            self._look(0)
+        if self._second.is_awaited:
+            self._look(SECOND)
+
+    def _look(self, batch: int) -> None:
+        self.session.session.send(Look(self.number, self._first_epoch, batch))
+
+    def _try_again(self) -> None:
+        """Try again what failed, a first sample say, after a consumer was told: as any other one in the next pass."""
+        if self._was_told and isinstance(self._failure, bytes) and failures.may_pass(self._failure):
+            self._failure, self._was_told = None, False
+            self._look(0)
+
+    # ---- session.Listener; the pool's lock is held
+
+    def hear(self, received: Received) -> None:
+        """Take in what is said of the loader."""
+        message = received.message
+        if isinstance(message, Loaded):
+            self._loads -= 1
+            self.counts.load_s = max(self.counts.load_s, message.seconds)
+            if self._loading is not None:
+                self._loading.end()
+            for extents, _, _ in self._sent[:-1] if not self._loads else ():
+                self._give_back(extents)
+            if not self._loads:
+                del self._sent[:-1]
+        elif isinstance(message, LoaderFailed):
+            if self._second.is_awaited and self._form is not None:
+                self._second.end(None)  # the batch's turn tells of it
+            self._failure, self._was_told = message.error, False
+        elif isinstance(message, Found):
+            if message.batch:
+                self._second.end(receive(message.content))
+            elif self._form is None:
+                self._form, _ = receive(message.content)
+
+    def on_load_died(self, how: str) -> None:
+        """A supervisor died while it imported the function."""
+        text = (
+            f"The supervisor process crashed ({how}) while importing the modules of the function and the source. It is "
+            "not restarted, because the import would crash the next one too. Import the module in setup= or in the "
+            "function instead. If the machine ran out of memory, capture less data."
+        )
+        self._failure = lambda: PoolBrokenError(text)
+
+    def on_close(self) -> None:
+        """The pool is closed."""
+
+    @property
+    def known_form(self) -> BatchForm:
+        """The form, which is known."""
+        assert self._form is not None
+        return self._form
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no batch can be made."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raise if no batch can be made."""
+        if self._failure is not None:
+            self._was_told = True
+            raise failures.unpack(self._failure) if isinstance(self._failure, bytes) else self._failure()
+
+    def check_open(self) -> None:
+        """Raise if this loader, or the pool, was closed."""
+        if self.is_closed or self.session.is_closed:
+            raise closed_error()
+
+    @contextlib.contextmanager
+    def _telling_of_the_load(self) -> Iterator[None]:
+        """Say after a second, in a line, that the supervisor still loads the function with what it imports."""
+        pool = self.session
+        if not self._loads or pool.long_work is not None:
+            yield
+            return
+        with LongWork(_LOADING, measure=str, first_s=1.0) as self._loading:
+            pool.long_work = self._loading
+            try:
+                yield
+            finally:
+                if pool.long_work is self._loading:
+                    pool.long_work = None
+
+    def _give_back(self, extents: list[Extent]) -> None:
+        for extent in extents:
+            self.session.arena.give_back(extent)
+
+    def _forget(self) -> None:
+        self._give_back(self._extents)
+        for extents, _, _ in self._sent:
+            self._give_back(extents)
+        self._extents, self._sent = [], []
+        self._placement.files.clear()
+        if self.cache is not None:
+            self.cache.clear()
+            self.cache.close()

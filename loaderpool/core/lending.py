@@ -1,0 +1,100 @@
+"""Slots that consumers have views of: each is released when its last view dies. In the main process.
+
+A finalizer may run inside any garbage collection, on any thread, in the middle of anything. The news of a death goes
+into a deque by a call in C, which no Ctrl-C can come between; what follows is done at once in Python, and again where a
+Ctrl-C broke it off. A release that is said twice is said once.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.core.memory import SlotFile
+from loaderpool.memory import forks
+from loaderpool.system import interrupts
+
+
+class _Lease(weakref.ref[Any]):
+    """A reference to a slot, which knows what to release when that dies."""
+
+    __slots__ = ("lent", "offset", "run")
+
+    run: int
+    offset: int
+    lent: dict[int, None]
+
+
+class Lender:
+    """The slots of one memory file that have views.
+
+    Args:
+        slots: the file.
+        release: tells the supervisor of a run and an offset. Never blocks; called in finalizers.
+    """
+
+    def __init__(self, slots: SlotFile, release: Callable[[int, int], None]) -> None:
+        self._slots, self.release = slots, release
+        self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
+        self.returned: collections.deque[_Lease] = collections.deque()
+        forks.guard(self)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def arrays(self) -> list[npt.NDArray[np.uint8]]:
+        """Return the slots that have views."""
+        slots = [lease() for lease, _ in list(self._leases.values())]
+        return [slot for slot in slots if slot is not None]
+
+    def disown(self) -> None:
+        """Release nothing of what has views now: a forked child has it as its own."""
+        self._leases.clear()  # and with the references what their deaths would call
+        self.returned.clear()
+
+    def lend(self, run: int, offset: int, nbytes: int, lent: dict[int, None]) -> npt.NDArray[np.uint8]:
+        """Return a slot as `uint8[nbytes]`; when it and all views of it are dead the slot is released.
+
+        Args:
+            run: whose slot.
+            offset: its name.
+            nbytes: that are shown.
+            lent: notes the offset for as long as it has views.
+        """
+        slot = self._slots.slot(offset, nbytes)
+        follower = weakref.ref(slot, self._on_death)  # of two references the younger is called first
+        lease = _Lease(slot, self.returned.append)
+        lease.run, lease.offset, lease.lent = run, offset, lent
+        lent[offset] = None
+        self._leases[offset] = lease, follower
+        return slot
+
+    def settle(self) -> None:
+        """Release the slots whose last views have died; none while a forked child still copies them."""
+        while self.returned and not forks.is_waiting():
+            try:
+                lease = self.returned[0]
+            except IndexError:  # another thread has settled it
+                return
+            found = self._leases.get(lease.offset)
+            if found is not None and found[0] is lease:
+                lease.lent.pop(lease.offset, None)
+                self._leases.pop(lease.offset, None)
+            self.release(lease.run, lease.offset)
+            try:
+                self.returned.remove(lease)
+            except ValueError:
+                pass
+
+    def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        try:
+            if not is_finalizing():  # else modules may be gone already, and no slot is wanted any more
+                self.settle()
+        except KeyboardInterrupt:  # Python drops what a finalizer raises
+            interrupts.send_again()

@@ -1,0 +1,314 @@
+"""A run as the main process has it: batches in their order, lent or copied. In the consumer's process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.core import failures
+from loaderpool.core.messages import BatchFailed, Begin, End, Filled, GiveBack
+from loaderpool.core.numbering import Numbering
+from loaderpool.errors import LoaderpoolError, MemoryLimitError
+from loaderpool.memory.arena import map_whole_file
+from loaderpool.memory.recorder import DeliveryKind
+from loaderpool.plan.base import BasePlan
+from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.system import clock, fault_points
+from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
+from loaderpool.trainer.engine.lane_buffer import LaneBuffer, WayToPlace
+from loaderpool.trainer.engine.reorder_buffer import Arrived, OrderedBuffer, ReorderBuffer, UnorderedBuffer
+
+if TYPE_CHECKING:
+    from loaderpool.core.channel import Received
+    from loaderpool.core.engine import PoolEngine
+    from loaderpool.core.session import Session
+
+
+class PoolRun:
+    """Batches that workers make. One thread at a time takes from it.
+
+    Made with the pool's lock held, which begins it.
+
+    Args:
+        engine: of the loader.
+        first_epoch: from whose first batch batches are counted.
+        limit: batches before this one are wanted; of what is followed by other epochs it says nothing.
+        plan: of its batches: the loader's, or of the rest of this one epoch.
+        taken: ranges of them that are not wanted; only where there is no order.
+        lanes: of generators: what is not wanted of each.
+    """
+
+    outlives_interrupts = True  # they come out of the wait
+
+    def __init__(
+        self,
+        engine: PoolEngine,
+        first_epoch: int,
+        limit: int,
+        plan: BasePlan,
+        taken: Mapping[int, int],
+        lanes: LanePlaces | None = None,
+    ) -> None:
+        self._engine, self._pool, self._plan = engine, engine.session, plan
+        self.first_epoch, self.limit = first_epoch, limit
+        self.is_over = False
+        self._is_torn = False  # an interrupt fell where batches are taken: it begins again
+        self._gives_back = False
+        self.lent: dict[int, None] = {}
+        self._slots: dict[int, tuple[int, int]] = {}  # of those that are full: bytes, and how many may have views
+        rest = plan.begins_at
+        self._numbering = Numbering(engine.plan, first_epoch, rest)
+        self._base = self._numbering.first
+        buffer: ReorderBuffer = OrderedBuffer(0)
+        if plan.lanes:
+            buffer = LaneBuffer(plan.lanes, engine.config.deterministic, lanes)
+        elif not engine.config.deterministic:
+            buffer = UnorderedBuffer(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
+        self.buffer = buffer
+        self.number = 0
+        self._failure: bytes | None = None  # of the whole run
+        self._begin()
+        self._way: WayToPlace | None = WayToPlace(self._pool, plan, buffer, False)  # type: ignore[arg-type]
+
+    # ---- delivery.Subscription
+
+    def take(self) -> Delivery:
+        """Return the next batches. Blocks until they are there.
+
+        Raises:
+            StopIteration: the run was ended, or the generators have.
+            LoaderpoolError: what the user's function raised, or what ended the pool.
+        """
+        engine, pool = self._engine, self._pool
+        pool.check_owner()
+        waited_ns = 0
+        while True:
+            if not self.buffer.is_ready():
+                started = clock.monotonic_ns()
+                pool.wait(self._has_news)
+                waited_ns += clock.monotonic_ns() - started
+            if pool.warnings.are_due:
+                pool.warnings.say()
+            with pool.lock:
+                self._session.lender.settle()
+                engine.check_open()
+                if self.is_over:
+                    raise StopIteration
+                if self._is_torn or self._session is not pool.session or self._gives_back:
+                    self._begin_again()
+                    continue
+                self._pass_over_ends()
+                arrived = self.buffer.front()
+                if arrived is not None:
+                    if arrived.make_error is not None:
+                        raise arrived.make_error()
+                    self._is_torn = True  # until it is done
+                    delivery = self._deliver(arrived)
+                    self._is_torn = False
+                    delivery.waited_ns = waited_ns
+                    if self._way is not None:
+                        self._end_way()
+                    return delivery
+                engine.check()
+                if self._failure is not None:
+                    raise self._error()
+                if self.is_at_end:
+                    raise StopIteration
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batches are there."""
+        if not self.buffer.is_ready():
+            self._pool.catch_up()
+        return self.buffer.is_ready()
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all batches were taken that the generators have."""
+        return isinstance(self.buffer, LaneBuffer) and self.buffer.is_over
+
+    @property
+    def ended_lanes(self) -> Mapping[int, int]:
+        """Generators that are through: how many batches each lane had that has ended."""
+        return self.buffer.ended if isinstance(self.buffer, LaneBuffer) else {}
+
+    @property
+    def slots_ready(self) -> int:
+        """How many slots have batches that wait to be taken. Runs in: any thread, without the lock."""
+        return self.buffer.waiting
+
+    def extend(self, limit: int) -> None:
+        """More batches are wanted: there are no fewer."""
+        self.limit = limit
+
+    def end(self) -> None:
+        """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self._end_way()
+        self._end()
+        self._engine.runs.pop(self.number, None)
+
+    # ---- session.Listener; the pool's lock is held
+
+    def hear(self, received: Received) -> None:
+        """Keep what has come until its turn."""
+        message = received.message
+        if isinstance(message, GiveBack):
+            self._gives_back = True
+        elif isinstance(message, BatchFailed) and message.offset < 0:
+            self._failure = message.error
+        elif isinstance(message, BatchFailed):
+            arrived = Arrived(message.batch - self._base, 1, 0, message.offset)
+            arrived.make_error = functools.partial(failures.unpack, message.error)
+            self._put(arrived)
+        elif isinstance(message, Filled):
+            self._hear_filled(message, received)
+
+    def _hear_filled(self, message: Filled, received: Received) -> None:
+        count = message.batches
+        arrived = Arrived(message.batch - self._base, count, message.rows // count, message.offset)
+        arrived.ticket, arrived.arrived_ns = message.ticket, clock.monotonic_ns()
+        self._slots[message.offset] = message.slot_bytes, message.may_lend
+        if message.failures:
+            arrived.row_failures = pickle.loads(message.failures)
+        if received.descriptors:
+            (file,) = received.descriptors
+            try:
+                arrived.oversize = map_whole_file(file, message.oversize), message.oversize
+            finally:
+                os.close(file)
+        if message.rows:
+            self._put(arrived)
+        else:
+            self._session.lender.release(self.number, message.offset)
+        if message.is_last:  # where its lane's next batch would be, there is none
+            self.buffer.put(Arrived(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
+
+    def _pass_over_ends(self) -> None:
+        """Take note of generators that have ended, if that is what stands in front."""
+        while isinstance(self.buffer, LaneBuffer) and (front := self.buffer.front()) is not None:
+            if front.slot is not None:
+                return
+            for after in self.buffer.end_lane():
+                if after.slot is not None:
+                    self._session.lender.release(self.number, after.slot)
+
+    def _put(self, arrived: Arrived) -> None:
+        if not self.buffer.put(arrived):
+            assert arrived.slot is not None
+            self._session.lender.release(self.number, arrived.slot)
+
+    # ---- the pool's lock is held
+
+    def _has_news(self) -> bool:
+        """Whether `take` has nothing to wait for."""
+        if self.buffer.is_ready() or self.is_over or self._gives_back or self._is_torn:
+            return True
+        is_of_old = self._session is not self._pool.session
+        return is_of_old or self._failure is not None or self._engine.has_failed or self.is_at_end
+
+    def _begin(self) -> None:
+        """Have the supervisor make what was not taken."""
+        self._is_torn, self._gives_back, self._failure = True, False, None  # torn until it is done
+        pool, buffer, numbering = self._pool, self.buffer, self._numbering
+        self._session: Session = pool.session
+        self._engine.runs.pop(self.number, None)
+        self.number = pool.take_number()
+        self.lent, self._slots = {}, {}
+        self._session.runs[self.number] = self
+        self._engine.runs[self.number] = self
+        had, over = self._had()
+        stop = self.limit + self._base if self._engine.must_stop or numbering.first % numbering.batches_per_epoch else -1
+        first = buffer.begin_at + self._base
+        rest = self._plan.begins_at if isinstance(self._plan.begins_at, (int, tuple)) else 0
+        message = Begin(self.number, self._engine.number, first, stop, rest, had, over)
+        self._session.send(message)
+        self._is_torn = False
+
+    def _had(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the batches after the first one not taken that are not to be made, and the lanes that are over."""
+        buffer = self.buffer
+        if isinstance(buffer, LaneBuffer):
+            lanes, places = self._plan.lanes, buffer.places
+            had = []
+            for lane, taken in enumerate(places.taken):
+                first = lane + lanes * (-(-(buffer.begin_at - lane) // lanes))
+                had += range(first, taken * lanes + lane, lanes)
+            return tuple(number + self._base for number in sorted(had)), tuple(sorted(places.over))
+        if isinstance(buffer, UnorderedBuffer):
+            ranges = buffer.taken_ranges
+            return tuple(number + self._base for first, count in ranges.items() for number in range(first, first + count)), ()
+        return (), ()
+
+    def _begin_again(self) -> None:
+        if self._session is self._pool.session:
+            self._end()
+        self.buffer = self.buffer.rest()
+        self._begin()
+
+    def _end(self) -> None:
+        session = self._session
+        session.runs.pop(self.number, None)
+        session.send(End(self.number, tuple(self.lent.copy())))  # a copy: another one may die while this is built
+
+    def _end_way(self) -> None:
+        way, self._way = self._way, None
+        if way is not None:
+            way.end()
+
+    def _error(self) -> LoaderpoolError:
+        assert self._failure is not None
+        if self._failure:
+            return failures.unpack(self._failure)
+        return MemoryLimitError(
+            "There is no shared memory for another iteration: others of this pool use all of it. Close other loaders "
+            "or iterators, or set a smaller Limits.memory or batch_size."
+        )
+
+    def _deliver(self, arrived: Arrived) -> Delivery:
+        """Return what is in front of the buffer, which has arrived."""
+        engine, form, offset = self._engine, self._engine.known_form, arrived.slot
+        assert offset is not None
+        self.buffer.drop_front()
+        self._pool.deliveries += 1
+        fault_points.reach("trainer.delivering")
+        way, copied_us, counts = DeliveryKind.LENT, 0, engine.counts
+        nbytes, may_lend = self._slots.pop(offset, (0, 0))
+        if arrived.oversize is not None:
+            anchor: npt.NDArray[np.uint8] = np.ndarray((arrived.oversize[1],), np.uint8, buffer=arrived.oversize[0])
+            self._session.lender.release(self.number, offset)
+            counts.oversize += arrived.count
+            way = DeliveryKind.OVERSIZE
+        elif len(self.lent) < may_lend:
+            anchor = self._session.lender.lend(self.number, offset, nbytes, self.lent)
+            counts.lent += arrived.count
+        else:
+            # The consumer keeps batches: it pays with memory of its own, and workers keep their slots.
+            begun_ns = clock.monotonic_ns()
+            shown = self._session.slots.slot(offset, nbytes)
+            nbytes = form.used_bytes(shown, arrived.rows * arrived.count)
+            anchor = aligned_empty(nbytes)
+            anchor[:] = shown[:nbytes]
+            del shown
+            self._session.lender.release(self.number, offset)
+            took_ns = clock.monotonic_ns() - begun_ns
+            way, copied_us = DeliveryKind.COPIED, took_ns // 1000
+            counts.copied += arrived.count
+            counts.copied_ns += took_ns
+        delivery = Delivery(
+            form, anchor, arrived.first, arrived.count, arrived.rows, arrived.row_failures, arrived.keep
+        )
+        epoch, batch = divmod(arrived.first, self._plan.batches_per_epoch)
+        delivery.origin = (
+            self.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket, offset, arrived.arrived_ns,
+            copied_us, way,
+        )  # fmt: skip
+        return delivery

@@ -1,0 +1,238 @@
+"""One running supervisor as the main process has it: its process, its channel, its memory, and who reads for all.
+
+No thread receives in the background. Of the threads that wait for batches one reads, and wakes the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received
+from loaderpool.core.lending import Lender
+from loaderpool.core.memory import SlotFile
+from loaderpool.core.messages import (
+    BatchFailed,
+    Filled,
+    Found,
+    GiveBack,
+    Loaded,
+    LoaderFailed,
+    Message,
+    Release,
+    WorkerChanged,
+)
+from loaderpool.errors import PoolBrokenError
+from loaderpool.memory.arena import Arena
+from loaderpool.system import capacity, ctrl_c, fault_points, machine
+from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.system.machine import StopWatch
+from loaderpool.trainer.session.launch import Surroundings
+from loaderpool.transport import child_process
+
+_CLOSE_S = 1.0  # how long a close waits for the supervisor to end by itself
+_LOOK_MS = 200
+
+
+class SupervisorLost(Exception):
+    """The supervisor is gone. Its pool starts another one."""
+
+
+class Listener(Protocol):
+    """A run or a loader: hears what concerns it, on whichever thread reads."""
+
+    def hear(self, received: Received) -> None:
+        """Take in a message. The session's lock is held. Ownership: takes its descriptors."""
+
+
+class Session:
+    """A supervisor that is running, or has been.
+
+    Attributes:
+        is_lost: it is gone.
+        lender: its slots that have views.
+        on_worker: told of workers that start and end.
+
+    Args:
+        arena: what the pool's processes share beside slots.
+        workers: how many it shall have.
+        restarts: deaths of workers that are made good, and within how many seconds; None: any number.
+        around: what its processes find around them.
+        news: the pool's lock, on which threads wait for what another one reads.
+
+    Raises:
+        PoolBrokenError: no process could be started.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        workers: int,
+        restarts: tuple[int, float] | None,
+        around: Surroundings,
+        news: threading.Condition,
+    ) -> None:
+        self.is_lost = self._is_torn = False
+        self.runs: dict[int, Listener] = {}
+        self.loaders: dict[int, Listener] = {}
+        self.on_worker: Callable[[WorkerChanged], None] | None = None
+        self.news = news
+        self._is_reading = False
+        self.slots = SlotFile.create()
+        try:
+            ours, theirs = Channel.pair()
+            with theirs:
+                self._channel = Channel(ours, waits=True)
+                descriptors = [theirs.fileno(), arena.descriptor, self.slots.descriptor]
+                start = {
+                    "path": around.path,
+                    "argv": around.argv,
+                    "trainer_pid": os.getpid(),
+                    "channel": descriptors[0],
+                    "arena": descriptors[1],
+                    "slots": descriptors[2],
+                    "arena_bytes": arena.nbytes,
+                    "workers": workers,
+                    "max_restarts": restarts,
+                }
+                self._process = child_process.start(
+                    "loaderpool.core.supervisor",
+                    start,
+                    descriptors,
+                    "loaderpool-supervisor",
+                    directory=around.directory,
+                    environment=around.environment,
+                )
+        except OSError as error:
+            advice = capacity.start_advice(error, "this process has no file descriptors left")
+            raise PoolBrokenError(f"Could not start the supervisor process: {error}; {advice}") from error
+        finally:
+            self.slots.close_descriptor()  # the mapping stays
+        fault_points.reach("trainer.launched")
+        self.send = self._channel.send
+        self.lender = Lender(self.slots, lambda run, offset: self.send(Release(run, offset)))
+        self._stop_watch = StopWatch()
+        self._signals = ctrl_c.told_descriptor()
+        self._poll = self._make_poll()
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's pid; also the number of its process group."""
+        return self._process.pid
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may still say something."""
+        return not (self.is_lost or self._is_torn)
+
+    def wait(self, is_ready: Callable[[], bool], turn: Callable[[], None]) -> None:
+        """Return when `is_ready()`, which is asked with the lock held. Any thread.
+
+        Args:
+            is_ready: what is waited for.
+            turn: called now and then meanwhile, without the lock; may raise.
+
+        Raises:
+            SupervisorLost: it will never be.
+        """
+        before = ctrl_c.note_signals()
+        while True:
+            with self.news:
+                if is_ready():
+                    return
+                if not self.is_usable:
+                    raise SupervisorLost
+                ctrl_c.check_patience(before)
+                is_reader = not self._is_reading
+                if is_reader:
+                    self._is_reading = True
+                else:
+                    self.news.wait(_LOOK_MS / 1000)
+            if is_reader:
+                try:
+                    fault_points.reach("trainer.waiting")
+                    with InterruptsAllowed():
+                        self._wait_once()
+                finally:
+                    with self.news:
+                        self._is_reading = False
+                        self.news.notify_all()
+                self.catch_up()
+            turn()
+
+    def catch_up(self) -> None:
+        """Take in what has arrived, without waiting."""
+        with self.news:
+            if self.is_lost:
+                return
+            self._is_torn = True  # until it is done: an interrupt that falls into it may lose messages
+            try:
+                while (received := self._channel.receive()) is not None:
+                    self._dispatch(received)
+            except (ChannelClosed, LostPacket):
+                self.is_lost = True
+            self._is_torn = False
+            self.news.notify_all()
+
+    def _wait_once(self) -> None:
+        signals = ctrl_c.told_descriptor()
+        if signals != self._signals:
+            self._signals, self._poll = signals, self._make_poll()
+        found = self._poll.poll(self._stop_watch.look_ms)
+        if not found and machine.is_stopped(self.pid):
+            if self._stop_watch.is_too_long():  # its death is met as any other
+                self.kill()
+        else:
+            self._stop_watch.runs()
+        if any(descriptor == signals for descriptor, _ in found):
+            ctrl_c.note_signals()
+
+    def _make_poll(self) -> select.poll:
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        if self._signals is not None:
+            poll.register(self._signals, select.POLLIN)
+        return poll
+
+    def _dispatch(self, received: Received) -> None:
+        message: Message = received.message
+        listener: Listener | None = None
+        match message:
+            case Filled(run=run) | BatchFailed(run=run) | GiveBack(run):
+                listener = self.runs.get(run)
+            case Found(loader=loader) | Loaded(loader=loader) | LoaderFailed(loader=loader):
+                listener = self.loaders.get(loader)
+            case WorkerChanged() if self.on_worker is not None:
+                self.on_worker(message)
+        if listener is not None:
+            listener.hear(received)
+        else:  # of a run that was ended meanwhile: its slots are free
+            for descriptor in received.descriptors:
+                os.close(descriptor)
+
+    def kill(self) -> None:
+        """Kill the supervisor and its process group; safe while it is not reaped."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def reap(self) -> str:
+        """End what is left of a supervisor that is lost; returns how it ended."""
+        self._channel.close()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+        code = self._process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def close(self) -> None:
+        """End the supervisor and its workers, and wait until it is gone. What has views stays valid."""
+        self.is_lost = True
+        self.reap()

@@ -1,0 +1,512 @@
+"""The supervisor process: a clean interpreter that loads functions, forks workers and carries out what `State` says.
+
+One thread, one loop. It waits for channels and for deaths, turns them into events, and carries out instructions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from loaderpool.config import LoaderConfig
+from loaderpool.core import failures, forms
+from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, capacity
+from loaderpool.core.memory import SlotFile
+from loaderpool.core.messages import (
+    Begin,
+    Done,
+    End,
+    Found,
+    Load,
+    Loaded,
+    LoaderFailed,
+    Look,
+    Message,
+    Release,
+    Resize,
+    Ticket,
+    TicketFailed,
+    Unload,
+    Update,
+    WorkerChanged,
+)
+from loaderpool.core.numbering import Numbering
+from loaderpool.core.processes import READABLE, Processes, Signals, WorkerProcess
+from loaderpool.core.records import (
+    Answer,
+    Death,
+    DropFile,
+    Instruction,
+    MarkEnded,
+    Start,
+    Stop,
+    ToMain,
+    ToWorker,
+)
+from loaderpool.core.space import Space
+from loaderpool.core.state import State
+from loaderpool.errors import LoaderpoolError
+from loaderpool.memory.arena import HEADROOM_BYTES, Arena
+from loaderpool.memory.board import Field
+from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.supervisor.watch import SampleWatch, fault_in
+from loaderpool.system import capacity as machine_capacity
+from loaderpool.system import clock, fault_points, machine, process
+from loaderpool.transport.payload.fork_check import ForkCheck, refuse_open_handles
+from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors, describe_load_error
+from loaderpool.transport.pickling import receive, send
+from loaderpool.transport.reports import LostReport, Verdict, describe_failure, describe_timeout
+
+_LOOK_MS = 200  # without pidfds, processes are looked at so often
+_FOR_OTHERS = 48  # messages in the main process' channel that are not about slots
+_SIGKILL = -9
+
+
+class Supervisor:
+    """The loop.
+
+    Args:
+        start: what `session.start_supervisor` gives.
+    """
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._main = Channel(socket.socket(fileno=start["channel"]))
+        self._main_pid: int = start["trainer_pid"]
+        self._restarts: tuple[int, float] | None = start["max_restarts"]
+        self._arena = Arena(start["arena"], start["arena_bytes"])
+        self._slots = SlotFile(start["slots"])
+        self._fork_check = ForkCheck()
+        self._received = ReceivedDescriptors(None)
+        self._payloads = Payloads(self._arena, self._received, self._fork_check.importing)
+        self._forms: dict[int, bytes] = {}
+        self._space = Space(PAGE_BYTES, self._slots.nbytes - PAGE_BYTES)
+        most_slots = max(2, capacity() - _FOR_OTHERS)
+        self._state = State(start["workers"], self._space, most_slots, self._restarts)
+        self._watch = SampleWatch(self._arena.board)
+        self._workers_wanted: int = start["workers"]
+        self._timeouts: dict[int, float] = {}  # seconds, by loader
+        self._oom_kills = machine_capacity.oom_kill_count()
+        self._has_loaded = self._is_over = False
+        self._signals = Signals()
+        self._epoll = select.epoll()
+        self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._dead: list[WorkerProcess] = []
+        self._listen(self._main.fileno(), self._hear_main)
+        self._listen(self._signals.descriptor, self._on_signal)
+        if self._main_pidfd is not None:
+            self._listen(self._main_pidfd, self._leave)
+        self._workers = Processes(self._arena, self._slots, self._payloads.loaded, self._forms, self._private)
+
+    def run(self) -> None:
+        """Work until the main process is gone, or has closed its end. Then end all workers."""
+        try:
+            while not self._is_over:
+                for descriptor, _ in self._epoll.poll(self._pause_s()):
+                    handler = self._handlers.get(descriptor)
+                    if handler is not None:
+                        handler()
+                self._look_at_clock()
+                while self._dead:  # last: what they have said was read
+                    self._on_death(self._dead.pop())
+                self._state.deal()
+                self._carry_out()
+        except ChannelClosed:
+            pass
+        finally:
+            self._workers.end_all()
+
+    # ---- waiting
+
+    def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
+        self._handlers[descriptor] = handler
+        self._epoll.register(descriptor, READABLE)
+
+    def _ignore(self, descriptor: int) -> None:
+        if self._handlers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def _private(self) -> list[int]:
+        mine = [self._main.fileno(), self._epoll.fileno(), *self._signals.descriptors]
+        mine += [] if self._main_pidfd is None else [self._main_pidfd]
+        return mine + [file for files in self._received.by_loader.values() for file in files]
+
+    def _pause_s(self) -> float:
+        pauses = [self._workers.stop_look_ms, self._watch.pause_ms(self._timeouts_ns())]
+        if self._main_pidfd is None or self._workers.without_pidfd:
+            pauses.append(_LOOK_MS)
+        if self._state.retry_at is not None:
+            pauses.append(_LOOK_MS)
+        return min((pause / 1000 for pause in pauses if pause is not None), default=-1)
+
+    def _timeouts_ns(self) -> list[int]:
+        if not self._timeouts:
+            return []
+        return [timeout_ns for _, timeout_ns in self._watched()]
+
+    def _watched(self) -> list[tuple[WorkerProcess, int]]:
+        found = []
+        for number, worker in self._workers.by_number.items():
+            job = self._state.running(number) if number in self._state.workers else None
+            timeout_s = self._timeouts.get(job.loader.number) if job is not None else None
+            if timeout_s is not None and worker.stop is None:
+                found.append((worker, int(timeout_s * 1e9)))
+        return found
+
+    def _look_at_clock(self) -> None:
+        """Do what is due by the clock, which no descriptor tells of."""
+        if self._timeouts:
+            watched = self._watched()
+            if watched:
+                self._watch.look((worker.sample, timeout_ns) for worker, timeout_ns in watched)
+        self._workers.end_stopped()
+        for worker in self._workers.without_pidfd:
+            if worker.process.poll() is not None:
+                self._dead.append(worker)
+        if self._main_pidfd is None and os.getppid() != self._main_pid:
+            self._is_over = True
+        if self._state.retry_at is not None:
+            self._state.tick(clock.monotonic_s())
+
+    def _leave(self) -> None:
+        self._is_over = True
+
+    def _on_signal(self) -> None:
+        self._signals.take()
+        self._workers.note_stops()
+
+    # ---- what the main process says
+
+    def _hear_main(self) -> None:
+        while not self._is_over and (received := self._main.receive()) is not None:
+            self._on_main(received)
+
+    def _on_main(self, received: Received) -> None:
+        state, message = self._state, received.message
+        match message:
+            case Release(run, offset):
+                state.release(run, offset)
+            case Begin():
+                self._begin(message)
+            case End(run, lent):
+                state.end(run, lent)
+            case Resize(workers):
+                self._workers_wanted = workers
+                self._note_free_memory()
+                state.resize(workers)
+            case Look():
+                self._look(message)
+            case Load():
+                self._load(message, received)
+            case Update():
+                self._update(message)
+            case Unload(loader):
+                self._unload(loader)
+
+    def _note_free_memory(self) -> None:
+        self._state.free_bytes = max(0, machine_capacity.available_memory_bytes() - HEADROOM_BYTES)
+
+    def _begin(self, message: Begin) -> None:
+        self._note_free_memory()
+        payload = self._payloads.loaded.get(message.loader)
+        plan = None
+        if payload is not None and message.rest:
+            plan = Numbering(payload["plan"], message.first // payload["plan"].batches_per_epoch, message.rest)
+        had, over = message.had, message.lanes_over
+        self._state.begin(message.run, message.loader, message.first, had, over, message.stop, plan)
+
+    def _load(self, message: Load, received: Received) -> None:
+        self._before_long_work()
+        number = message.loader
+        self._received.by_loader[number] = list(received.descriptors)
+        try:
+            self._arena.board.loading = number
+            begun_ns = clock.monotonic_ns()
+            with _ends_with(self._main_pid):
+                fault_points.reach("supervisor.loading")
+                self._payloads.load(number, message.offset, message.nbytes)
+            took_ns = clock.monotonic_ns() - begun_ns
+            if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own
+                refuse_open_handles()
+        except BaseException as error:
+            self._refuse(number, error)
+            return
+        finally:
+            self._arena.board.loading = 0
+        self._freeze()
+        payload = self._payloads.loaded[number]
+        config: LoaderConfig = payload["config"]
+        leaves_out = config.on_error.action == "skip" or (config.on_error.action == "replace" and self._by_sample(payload))
+        if config.limits.timeout_s is not None:
+            self._timeouts[number] = config.limits.timeout_s
+        self._main.send(Loaded(number, took_ns / 1e9))
+        self._state.load(number, Numbering(payload["plan"]), leaves_out, config.limits.restarts_per_item)
+
+    @staticmethod
+    def _by_sample(payload: Mapping[str, Any]) -> bool:
+        return payload["batch_fn"] is None and payload["config"].batch_size is not None
+
+    def _refuse(self, number: int, error: BaseException) -> None:
+        failure = describe_failure(error, epoch=0, worker=None)
+        self._main.send(LoaderFailed(number, failures.of_load(failure, describe_load_error(error))))
+
+    def _before_long_work(self) -> None:
+        """Deal what can be dealt: nothing is while modules are imported."""
+        self._state.deal()
+        self._carry_out()
+
+    def _freeze(self) -> None:
+        if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
+            gc.collect()
+        self._has_loaded = True
+        gc.freeze()  # workers would copy each page of objects that a collection looks at
+
+    def _update(self, message: Update) -> None:
+        try:
+            self._payloads.update(message.loader, message.offset, message.nbytes)
+        except BaseException as error:
+            self._refuse(message.loader, error)
+            return
+        self._freeze()
+        self._main.send(Loaded(message.loader, 0.0))
+        self._state.renew()
+
+    def _unload(self, number: int) -> None:
+        self._state.unload(number)
+        self._payloads.unload(number)
+        self._forms.pop(number, None)
+        self._timeouts.pop(number, None)
+        self._carry_out()
+        for hole in self._space.holes():
+            self._slots.return_pages(*hole)
+
+    def _look(self, message: Look) -> None:
+        payload = self._payloads.loaded.get(message.loader)
+        if payload is None:
+            return
+        if message.batch == 0 and message.loader in self._forms:
+            self._main.send(Found(0, message.loader, 0, self._forms[message.loader], 0.0))
+            return
+        probe = forms.stated(payload) if message.batch == 0 else None
+        if probe is not None:
+            self._lay_out(message.loader, probe, None)
+        else:
+            self._state.look(message.loader, message.epoch, message.batch)
+
+    def _lay_out(self, number: int, probe: Any, found: tuple[int, Found] | None) -> None:
+        """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""
+        payload = self._payloads.loaded[number]
+        try:
+            form, layout, row_s = forms.choose(probe, payload, self._workers_wanted)
+        except LoaderpoolError as error:
+            if found is not None:
+                self._state.found(*found, None)
+            self._state.fail(number, failures.of_error(error))
+            return
+        content = self._forms[number] = send((form, payload["given_spec"] is not None))
+        told = Found(0, number, 0, content, row_s)
+        self._main.send(told)
+        for worker in self._workers.by_number.values():
+            self._send_to_worker(worker, told)
+        self._note_free_memory()
+        if found is None:
+            self._state.lay_out(number, layout, row_s)
+        else:
+            self._state.found(*found, layout, row_s)
+
+    # ---- what workers say, and what becomes of them
+
+    def _hear_worker(self, worker: WorkerProcess) -> None:
+        """Read all that a worker has said. Also called after its death, before that is handled."""
+        try:
+            while (received := worker.channel.receive()) is not None:
+                self._on_worker(worker.number, received)
+        except ChannelClosed:
+            self._ignore(worker.channel.fileno())
+        except LostPacket:  # its ticket is begun again by another worker
+            worker.kill()
+
+    def _on_worker(self, number: int, received: Received) -> None:
+        message: Message = received.message
+        match message:
+            case Done(ticket, rows, seconds, oversize, failed):
+                descriptor = received.descriptors[0] if received.descriptors else -1
+                self._state.done(number, Answer(ticket, rows, seconds, oversize, failed, descriptor))
+            case TicketFailed(ticket, error):
+                self._state.failed(number, ticket, error)
+            case Found(_, loader, batch, content, _):
+                if loader not in self._payloads.loaded:
+                    self._state.found(number, message, None)
+                elif batch or loader in self._forms:
+                    if self._state.found(number, message, None) and batch:
+                        self._main.send(message)
+                else:
+                    self._lay_out(loader, receive(content), (number, message))
+
+    def _on_death(self, worker: WorkerProcess) -> None:
+        if worker.number not in self._workers.by_number:
+            return
+        fault_points.reach("supervisor.burying")
+        if worker.pidfd is not None:
+            self._ignore(worker.pidfd)
+        self._hear_worker(worker)
+        self._ignore(worker.channel.fileno())
+        exit_code = self._workers.bury(worker)  # reaped: only now does its cell change no more
+        read = self._arena.board.read
+        ticket, index = read(worker.cell, Field.TICKET), read(worker.cell, Field.INDEX) - 1
+        death = self._death_of(worker, index, exit_code)
+        record = self._state.workers[worker.number]
+        was_lost = bool(record.jobs) or not record.is_leaving
+        self._state.died(worker.number, clock.monotonic_s(), ticket, death)
+        self._main.send(WorkerChanged(worker.number, worker.pid, -1, was_lost))
+        self._workers.free(worker)
+
+    def _death_of(self, worker: WorkerProcess, index: int, exit_code: int) -> Death:
+        read, sample = self._arena.board.read, worker.sample
+        in_setup, in_generator = bool(read(worker.cell, Field.IN_SETUP)), bool(read(worker.cell, Field.IN_GENERATOR))
+        before, self._oom_kills = self._oom_kills, machine_capacity.oom_kill_count()
+        is_out_of_memory = exit_code == _SIGKILL and self._oom_kills > before
+        stacks = fault_in(worker.stacks.read())
+        hung_s = 0.0
+        if sample.index is not None and sample.ticket == read(worker.cell, Field.TICKET):
+            index, hung_s = sample.index, sample.ran_ns / 1e9
+
+        def error(verdict: Verdict, deaths: int, ticket: Ticket | None) -> bytes:
+            epoch = ticket.epoch if ticket is not None else 0
+            if hung_s and verdict is Verdict.ALONE and ticket is not None:
+                failure = describe_timeout(
+                    index=index,
+                    epoch=epoch,
+                    worker=worker.number,
+                    ran_s=hung_s,
+                    timeout_s=self._timeouts.get(ticket.loader, 0.0),
+                    stacks=sample.stacks_text,
+                    in_generator=in_generator,
+                )
+                return failures.of_sample(failure)
+            report = LostReport(
+                verdict=verdict,
+                index=index if index >= 0 else None,
+                epoch=epoch,
+                exit_code=exit_code,
+                pid=worker.pid,
+                deaths=deaths,
+                stacks=stacks,
+                is_out_of_memory=is_out_of_memory,
+                was_stopped=worker.was_stopped,
+                in_setup=in_setup,
+                max_restarts=self._restarts,
+                node=process.node(),
+            )
+            return failures.of_deaths(report)
+
+        return Death(error, index, hung_s, exit_code, in_generator)
+
+    # ---- instructions
+
+    def _carry_out(self) -> None:
+        while self._state.instructions:
+            instructions, self._state.instructions = self._state.instructions, []
+            for instruction in instructions:
+                self._obey(instruction)
+
+    def _obey(self, instruction: Instruction) -> None:
+        match instruction:
+            case ToWorker(number, message):
+                worker = self._workers.by_number.get(number)
+                if worker is not None:
+                    fault_points.reach("supervisor.dealing")
+                    self._send_to_worker(worker, message)
+            case ToMain(message, descriptor):
+                if descriptor >= 0:
+                    self._main.send(message, [descriptor])
+                    os.close(descriptor)
+                else:
+                    self._main.send(message)
+            case Start(number):
+                self._start(number)
+            case Stop(number):
+                worker = self._workers.by_number.get(number)
+                if worker is not None:
+                    worker.channel.end_sending()
+            case MarkEnded(run):
+                self._arena.board.abandon(run)
+            case DropFile(descriptor):
+                os.close(descriptor)
+
+    @staticmethod
+    def _send_to_worker(worker: WorkerProcess, message: Message) -> None:
+        try:
+            worker.channel.send(message)
+        except OSError:  # no descriptor for a long message: another worker gets it again
+            worker.kill()
+
+    def _start(self, number: int) -> None:
+        try:
+            worker = self._workers.start(number)
+        except OSError as error:
+            failure = describe_failure(error, epoch=0, worker=number)
+            advice = machine_capacity.start_advice(error, "the supervisor has no file descriptors left")
+            self._state.not_started(number, clock.monotonic_s(), failures.of_start(failure, advice))
+            return
+        fault_points.reach("supervisor.forked")
+        self._listen(worker.channel.fileno(), lambda: self._hear_worker(worker))
+        if worker.pidfd is not None:
+            self._listen(worker.pidfd, lambda: self._dead.append(worker))
+        self._main.send(WorkerChanged(number, worker.pid, worker.cell, False))
+
+
+@contextlib.contextmanager
+def _ends_with(main_pid: int) -> Iterator[None]:
+    """Look for the main process' death by a timer while the user's modules are imported, which may take long."""
+
+    def look(*_: Any) -> None:
+        if os.getppid() != main_pid:
+            _end_group()
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_MS / 1000, _LOOK_MS / 1000)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _end_group() -> NoReturn:
+    """End this process, and with it what the user's function has started and left running."""
+    if os.getpgrp() == os.getpid():  # else the group is the main process'
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def main(start: Mapping[str, Any]) -> None:
+    """The supervisor process, from the first import to its end."""
+    process.become("supervisor", start.get("node"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getppid() != start["trainer_pid"]:
+        return  # it died while we started
+    sys.argv = list(start["argv"])
+    for name in ("channel", "arena", "slots"):
+        os.set_inheritable(start[name], False)  # the exec needed it; what the user's function starts needs none
+    machine.raise_descriptor_limit()
+    try:
+        supervisor = Supervisor(start)
+    except ProcessLookupError:
+        return  # the main process died just now
+    try:
+        supervisor.run()
+    except BaseException:  # a defect of ours, or a signal from outside: another supervisor goes on, but it is told
+        traceback.print_exc()
+        raise
+    finally:
+        machine.flush_standard_streams()
+        _end_group()

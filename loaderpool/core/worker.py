@@ -1,0 +1,230 @@
+"""A worker process: read a ticket, make its rows, say so.
+
+    supervisor --Ticket--> worker --rows--> slot
+         ^------- Done -------+
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import mmap
+import os
+import pickle
+import select
+from collections.abc import Mapping
+from typing import Any
+
+from loaderpool.core import failures
+from loaderpool.core.channel import Channel, ChannelClosed
+from loaderpool.core.memory import SlotFile
+from loaderpool.core.messages import Done, Found, Ticket, TicketFailed
+from loaderpool.memory.arena import Arena
+from loaderpool.memory.board import Board, Field
+from loaderpool.memory.call_times import CallClock
+from loaderpool.memory.layout import VaryingLayout
+from loaderpool.system import clock, fault_points, machine
+from loaderpool.transport.pickling import receive
+from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
+from loaderpool.worker.after_fork import end_stray
+from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
+from loaderpool.worker.lanes import LaneItems
+from loaderpool.worker.work import Work
+
+
+class Worker:
+    """Answers every ticket until the supervisor ends the channel.
+
+    Runs in: the worker, on its main thread. Blocks: in `Channel.wait` while there is nothing to do.
+
+    Args:
+        number: its number.
+        cell: its cell of the board.
+        channel: its end.
+        arena: with the board.
+        slots: where the rows go.
+        payloads: the loaders that the supervisor had loaded when it forked this process.
+        forms: their batches', as `Found` has them.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        cell: int,
+        channel: Channel,
+        arena: Arena,
+        slots: SlotFile,
+        payloads: Mapping[int, Mapping[str, Any]],
+        forms: Mapping[int, bytes],
+    ) -> None:
+        self._number, self._cell, self._channel, self._arena, self._slots = number, cell, channel, arena, slots
+        self._payloads, self._forms = payloads, dict(forms)
+        self._numbers, self._base = arena.board.numbers, Board.base(cell)
+        self._works: dict[int, Work] = {}
+        self._tickets: collections.deque[Ticket] = collections.deque()  # read, and not begun yet
+        self._begun = 0  # number of the last ticket that threads have begun with
+        self._identity = machine.file_identity(channel.fileno())
+        self._ready = select.poll()
+        self._ready.register(channel, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve to the end."""
+        self._numbers[self._base + Field.PID] = os.getpid()
+        while True:
+            while not self._tickets:
+                fault_points.reach("worker.idle")
+                waited = clock.monotonic_ns()
+                self._channel.wait()
+                self._numbers[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
+                try:
+                    self._read()
+                except ChannelClosed:
+                    return
+            self._answer(self._tickets.popleft())
+
+    def _read(self) -> None:
+        """Take in what has come."""
+        while (received := self._channel.receive()) is not None:
+            message = received.message
+            if isinstance(message, Ticket):
+                self._tickets.append(message)
+            elif isinstance(message, Found):
+                self._forms[message.loader] = message.content
+
+    def _look_ahead(self) -> bool:
+        """Have threads begin with tickets that wait; returns whether more may come."""
+        try:
+            self._read()
+        except ChannelClosed:
+            return False
+        for ticket in self._tickets:
+            if ticket.number <= self._begun:
+                continue
+            work = self._works.get(ticket.loader)
+            if ticket.offset < 0 or work is None or not self._begin(work, ticket):
+                return False
+            self._begun = ticket.number
+        return True
+
+    def _begin(self, work: Work, ticket: Ticket) -> bool:
+        if ticket.is_fresh:
+            self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+        return work.begin(_job(ticket), self._slots.map, ticket.offset, ticket.slot_bytes)
+
+    def _work(self, loader: int) -> Work:
+        """Return a loader's work, with the form of its batches if that is known."""
+        work = self._works.get(loader)
+        if work is None:
+            calls = CallClock(self._arena.call_times, self._cell, loader, None)
+            work = self._works[loader] = Work(
+                self._payloads[loader],
+                self._numbers,
+                self._base,
+                self._number,
+                shared=self._arena.map,
+                call_clock=calls,
+            )
+            work.look_ahead = self._look_ahead
+        if work.form is None and loader in self._forms:
+            work.set_form(*receive(self._forms[loader]))
+        return work
+
+    def _answer(self, ticket: Ticket) -> None:
+        fault_points.reach("worker.ticket_taken")
+        board, base = self._numbers, self._base
+        board[base + Field.TICKET] = ticket.number
+        begun_ns = clock.monotonic_ns()
+        rows = batches = 0
+        answer: Done | Found | TicketFailed
+        oversize: VaryingLayout | None = None
+        try:
+            work = self._work(ticket.loader)
+            work.ensure_setup()
+            if ticket.offset < 0:
+                answer = self._look(work, ticket)
+            else:
+                if ticket.is_fresh:
+                    self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+                for index, hung_s, exit_code in ticket.left_out:
+                    work.exclude(ticket.epoch, index, hung_s, exit_code)
+                job = _job(ticket)
+                filled = work.fill(job, self._slots.map, ticket.offset, ticket.slot_bytes)
+                rows, oversize = filled.rows, filled.oversize
+                batches = ticket.batches if ticket.batches > 1 or work.items.ends_batch(job) else 0
+                failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
+                answer = Done(ticket.number, rows, 0.0, 0, failed)
+        except Abandoned:
+            answer = Done(ticket.number, 0, 0.0, 0, b"")
+        except WorkFailed as error:
+            answer = TicketFailed(ticket.number, failures.of_sample(error.failure))
+        except (MemoryError, OSError) as error:  # no pages for the slot
+            failure = describe_failure(error, epoch=ticket.epoch, worker=self._number)
+            answer = TicketFailed(ticket.number, failures.of_sample(failure))
+        took_ns = clock.monotonic_ns() - begun_ns
+        self._check_channel()
+        fault_points.reach("worker.before_note")
+        board[base + Field.INDEX] = 0
+        board[base + Field.TICKET] = 0
+        board[base + Field.SAMPLES] += rows
+        board[base + Field.BATCHES] += batches
+        board[base + Field.BUSY_NS] += took_ns
+        fault_points.reach("worker.before_report")
+        if isinstance(answer, Done):
+            answer = answer._replace(seconds=took_ns / 1e9)
+        if isinstance(answer, Done) and oversize is not None:
+            self._send_oversize(answer, oversize, ticket.epoch)
+        else:
+            self._channel.send(answer)
+        fault_points.reach("worker.after_report")
+
+    def _look(self, work: Work, ticket: Ticket) -> Found:
+        import cloudpickle
+
+        probe = work.probe(ticket.epoch, 0, ticket.batch)
+        content = cloudpickle.dumps(probe)
+        return Found(ticket.number, ticket.loader, ticket.batch, content, probe.elapsed_ns / 1e9)
+
+    def _send_oversize(self, answer: Done, batch: VaryingLayout, epoch: int) -> None:
+        """Send a batch that does not fit its slot, in a file of its own."""
+        file = -1
+        try:
+            file = machine.create_memory_file("oversize")
+            os.ftruncate(file, batch.nbytes)
+            machine.reserve(file, 0, batch.nbytes)
+            with mmap.mmap(file, batch.nbytes) as view:
+                batch.write(view, 0)
+            self._channel.send(answer._replace(oversize=batch.nbytes), [file])
+        except OSError as error:  # no memory, or no descriptor
+            failure = describe_failure(error, epoch=epoch, worker=self._number)
+            self._channel.send(TicketFailed(answer.ticket, failures.of_sample(failure)))
+        finally:
+            if file >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(file)
+
+    def _check_channel(self) -> None:
+        """End this process if the function has closed or replaced the descriptor, or has forked it."""
+        end_stray()
+        if machine.file_identity(self._channel.fileno()) != self._identity:
+            os._exit(LOST_PIPES_STATUS)
+
+    def forget(self, loader: int, epoch: int) -> None:
+        """End the generators of an epoch that is not wanted any more."""
+        work = self._works.get(loader)
+        if work is not None and isinstance(work.items, LaneItems):
+            work.items.forget(epoch)
+
+
+def _job(ticket: Ticket) -> Job:
+    """Return what is asked of `Work`."""
+    return Job(
+        ticket.run,
+        ticket.epoch,
+        ticket.batch,
+        ticket.batches,
+        ticket.start,
+        ticket.stop,
+        ticket.deaths,
+        ticket.rest,
+        is_isolated=bool(ticket.deaths),
+    )
