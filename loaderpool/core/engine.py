@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.cache.setting import NO_COUNTS
@@ -13,11 +15,12 @@ from loaderpool.core.pool import Pool
 from loaderpool.core.run import PoolRun
 from loaderpool.core.session import Session
 from loaderpool.element.spec import ElementSpec
-from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error
+from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error
 from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.extents import Extent
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.engine.checked_arguments import CheckedArguments
@@ -32,8 +35,16 @@ from loaderpool.transport.pickling import receive
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.channel import Received
+    from loaderpool.trainer.stream.feed import Ahead, Feed
+    from loaderpool.trainer.stream.feeds import StreamFeeds
 
 _LOCK_TIMEOUT_S = 1.0
+# What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
+# the next are read. More: they may take most of it beside the batches.
+_FEED_SHARE = 4
+_FEED_BYTES = 1 << 20  # at least
+_DEFAULT_BYTES = 2 << 30
+_AT_CONSUMER = 8
 _LOADING = "loaderpool: loading the function and its imports in a clean process"
 
 
@@ -51,8 +62,6 @@ class PoolEngine:
         MemoryLimitError: no shared memory for what they hold.
     """
 
-    feeds = None
-
     def __init__(
         self, session: Pool, checked: CheckedArguments, first_epoch: int, cache: SharedCache | None = None
     ) -> None:
@@ -63,11 +72,12 @@ class PoolEngine:
         self.cache, self._first_epoch = cache, first_epoch
         self.runs: dict[int, PoolRun] = {}
         self.counts = DeliveryCounts()
-        self.layout: Any = None
+        self.slots = self.slot_bytes = 0  # of the latest run
         self.is_closed = False
         self._form: BatchForm | None = None
         self._failure: bytes | Callable[[], LoaderpoolError] | None = None
         self._was_told = False  # of the failure: then it may be tried again
+        self._may_read_again = False  # the stream had no item
         self._second = SecondLook(checked.given_spec, checked.plan, checked.unit)
         self._is_behind_hook = checked.has_epoch_begin  # the first sample is made behind it
         self._loading: LongWork | None = None
@@ -75,8 +85,16 @@ class PoolEngine:
         self._sent: list[tuple[list[Extent], int, int]] = []  # updates, the latest of which counts
         if cache is not None:
             cache.count_in(pool.arena, pool.lock)
+        self.feeds: StreamFeeds | None = None
+        stream = checked.stream
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
-            shipment = ship({**checked.payload, "cache": None})  # a process that reads it makes its own
+            for_workers = {**checked.payload, "cache": None}  # a process that reads it makes its own
+            if stream is None:
+                shipment = ship(for_workers)
+            else:
+                from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside  # which few loaders need
+
+                shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, True)
         warn_of_data(shipment)
         self._without = shipment.without
         with pool.lock:
@@ -84,14 +102,26 @@ class PoolEngine:
             self._placement = place(shipment, True)
             cache_plan = None if cache is None else cache.plan
             self._extents, *self._place = put_shipment(pool.arena, shipment, self._placement, cache_plan)
+            if stream is not None:
+                news = self._feed_ahead, self._on_feed_news
+                self.feeds = StreamFeeds(pool, stream, for_reader, self.config, *news)  # type: ignore[arg-type]
             pool.loaders[self.number] = self
             pool.session.loaders[self.number] = self
-            self._shipped = shipped(shipment, self._placement, None)
+            self._shipped = shipped(shipment, self._placement, self.feeds)
             self.load(pool.session)
         compared = dict(named_parts(checked.payload))
+        if self.feeds is not None and self.feeds.read_by == "process":
+            assert stream is not None
+            compared["source"] = stream.items
         if checked.has_hooks:  # what changes in it is sent
             compared.pop("source", None)
         self.captured: CapturedState | None = CapturedState(compared, shipment.without)
+        if self.feeds is not None:
+            try:
+                self.feeds.begin(first_epoch, self.plan)
+            except BaseException:
+                self.close()
+                raise
 
     # ---- delivery.Engine
 
@@ -141,7 +171,11 @@ class PoolEngine:
             self.session.check_usable()
             self.check_open()
             self.check()
-            return PoolRun(self, first_epoch, limit, plan, taken, lanes)
+            feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
+            run = PoolRun(self, first_epoch, limit, plan, taken, lanes, feed)
+            if feed is not None and not feed.is_started:
+                feed.start()
+            return run
 
     def update(self, changes: dict[str, Any]) -> None:
         """Send changed attributes of the source's object; batches of runs begun from now on see them."""
@@ -154,7 +188,21 @@ class PoolEngine:
 
     def statistics(self) -> EngineStatistics:
         """Counts of this moment."""
-        return with_counts(self._shipped, self.session, None, self.counts)  # type: ignore[arg-type]
+        ring: Any = None if self.layout is None else self.layout.ring
+        return with_counts(self._shipped, self.session, ring, self.counts)  # type: ignore[arg-type]
+
+    @property
+    def layout(self) -> Any:
+        """What statistics know of the slots; None before the first batch."""
+        if not self.slots:
+            return None
+        lent = {offset for run in [*self.runs.values()] for offset in [*run.lent]}
+        plan = SimpleNamespace(most_slots=self.slots)
+        lender = SimpleNamespace(lent=lent)
+        ring = SimpleNamespace(
+            count=self.slots, slot_bytes=self.slot_bytes, lender=lender, plan=plan, slots_wanted=self.slots
+        )
+        return SimpleNamespace(ring=ring)
 
     def cache_counts(self) -> Sequence[int]:
         """What its processes have counted of its cache."""
@@ -166,6 +214,7 @@ class PoolEngine:
         if self.is_closed or pool.is_foreign:
             return
         self.is_closed = True
+        self.on_close()
         if pool.lock.acquire(timeout=_LOCK_TIMEOUT_S):
             try:
                 for run in [*self.runs.values()]:
@@ -190,19 +239,35 @@ class PoolEngine:
         for _, offset, nbytes in self._sent[-1:]:
             self._loads += 1
             session.send(Update(self.number, offset, nbytes))
-        if not self._is_behind_hook:
+        if self.feeds is not None:
+            self._look_at_stream()
+        elif not self._is_behind_hook and self._form is None:
+            self._look(0)
+        if self._form is not None:
             self._look(0)
         if self._second.is_awaited:
             self._look(SECOND)
 
-    def _look(self, batch: int) -> None:
-        self.session.session.send(Look(self.number, self._first_epoch, batch))
+    def _look(self, batch: int, feed: int = 0) -> None:
+        self.session.session.send(Look(self.number, self._first_epoch, batch, feed))
+
+    def _look_at_stream(self) -> None:
+        """Have the first sample made, once its item is there."""
+        first = None if self.feeds is None else self.feeds.first
+        if first is not None and first.made and self._form is None:
+            self._look(0, first.offset)
 
     def _try_again(self) -> None:
         """Try again what failed, a first sample say, after a consumer was told: as any other one in the next pass."""
         if self._was_told and isinstance(self._failure, bytes) and failures.may_pass(self._failure):
             self._failure, self._was_told = None, False
-            self._look(0)
+            if self.feeds is None:
+                self._look(0)
+            else:
+                self._look_at_stream()
+        elif self._was_told and self._may_read_again and self.feeds is not None:
+            if self.feeds.begin_again(self._first_epoch, self.plan):
+                self._failure, self._was_told, self._may_read_again = None, False, False
 
     # ---- session.Listener; the pool's lock is held
 
@@ -239,6 +304,44 @@ class PoolEngine:
 
     def on_close(self) -> None:
         """The pool is closed."""
+        if self.feeds is not None:
+            self.feeds.stop()
+
+    # ---- the items of a stream; the pool's lock is held
+
+    def on_run_ended(self, number: int) -> None:
+        """No worker looks at what this run needs any more."""
+        self.runs.pop(number, None)
+        self.session.session.runs.pop(number, None)
+        if self.feeds is not None and self._form is not None:
+            self.feeds.free({id(run.feed) for run in self.runs.values()})
+
+    def _feed_ahead(self) -> Ahead:
+        """How far a stream may be read ahead."""
+        from loaderpool.trainer.stream.feed import Ahead
+
+        least = 2 * self.session.workers_wanted + 1
+        if self._form is None:
+            return Ahead(least, least, _FEED_BYTES)
+        least += _AT_CONSUMER
+        # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
+        chunk = min(self._form.max_chunk, 2 * self.counts.largest_chunk)
+        budget = self.config.limits.memory or _DEFAULT_BYTES
+        return Ahead(least, least * chunk, max(_FEED_BYTES, budget // _FEED_SHARE))
+
+    def _on_feed_news(self, feed: Feed) -> None:
+        """A feed has another batch, or its end. Runs in: its thread."""
+        assert self.feeds is not None
+        if feed is self.feeds.first and self._form is None and not self.is_closed:
+            if feed.made == 1 and feed.end is None:
+                self._look_at_stream()
+            elif not feed.made:
+                nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
+                self._failure, self._was_told = feed.make_error or nothing, False
+                self._may_read_again = not self.feeds.is_one_shot
+        for run in [*self.runs.values()]:
+            if run.feed is feed and not run.is_over:
+                run.fed(feed)
 
     @property
     def known_form(self) -> BatchForm:
@@ -282,6 +385,8 @@ class PoolEngine:
             self.session.arena.give_back(extent)
 
     def _forget(self) -> None:
+        if self.feeds is not None:
+            self.feeds.free_all()
         self._give_back(self._extents)
         for extents, _, _ in self._sent:
             self._give_back(extents)

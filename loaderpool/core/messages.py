@@ -6,11 +6,12 @@
 |---|---|---|
 | `Load`, `Unload`, `Update`, `Look` | main -> supervisor | a few for each loader: the next waits for an answer |
 | `Begin`, `End` | main -> supervisor | one for each run |
+| `Extend` | main -> supervisor | one for each batch of a stream that is read ahead |
 | `Release` | main -> supervisor | one for each slot |
 | `Resize` | main -> supervisor | one for each call |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
 | `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
-| `GiveBack` | supervisor -> main | one for each run |
+| `GiveBack`, `Ended` | supervisor -> main | one for each run |
 | `WorkerChanged` | supervisor -> main | two for each worker |
 | `Found` | worker -> supervisor -> main and all other workers | one for each `Look` |
 | `Ticket` | supervisor -> worker | what the worker has room for |
@@ -59,6 +60,7 @@ class Look(NamedTuple):
     loader: int
     epoch: int
     batch: int
+    feed: int  # where in the arena the table of its stream is; 0: items are read by index
 
 
 class Begin(NamedTuple):
@@ -71,6 +73,15 @@ class Begin(NamedTuple):
     rest: int | tuple[int, ...]  # where the first epoch begins, as `BasePlan.after` has it; 0: it is whole
     had: tuple[int, ...]  # batches after `first` that are not to be made: taken out of order, or their lane is over
     lanes_over: tuple[int, ...]
+    feed: int  # as in `Look`
+
+
+class Extend(NamedTuple):
+    """Main process -> supervisor: the items of more batches of a stream are there."""
+
+    run: int
+    stop: int  # the number after the last one
+    last_rows: int  # of that one
 
 
 class End(NamedTuple):
@@ -102,10 +113,11 @@ class Filled(NamedTuple):
     run: int
     batch: int  # the first batch in the slot
     batches: int  # consecutive ones in it
-    rows: int  # of all of them
+    rows: int  # of all of them, by the plan
     offset: int
     slot_bytes: int
-    may_lend: int  # slots of this run that can have views without stopping the workers
+    slots: int  # of the run
+    may_lend: int  # of these can have views without stopping the workers
     is_last: bool  # its lane has no more batches; and not this one, if it has no rows
     ticket: int
     oversize: int
@@ -133,6 +145,12 @@ class LoaderFailed(NamedTuple):
 
     loader: int
     error: bytes
+
+
+class Ended(NamedTuple):
+    """Supervisor -> main process: no worker looks at the items of this run of a stream any more."""
+
+    run: int
 
 
 class GiveBack(NamedTuple):
@@ -180,6 +198,7 @@ class Ticket(NamedTuple):
     offset: int
     slot_bytes: int
     is_fresh: bool  # the slot has had no batch: its pages are to be taken first
+    feed: int  # as in `Look`
     deaths: int  # of workers that had it: then it is made sample by sample
     left_out: tuple[tuple[int, float, int], ...]  # samples that ended a worker: index, seconds, exit code
 
@@ -191,7 +210,7 @@ class Done(NamedTuple):
     """
 
     ticket: int
-    rows: int  # that were made: fewer than asked for if a lane ends, or samples are left out
+    rows: int  # by the plan: fewer than asked for if a lane ends
     seconds: float
     oversize: int
     failures: bytes
@@ -205,12 +224,12 @@ class TicketFailed(NamedTuple):
 
 
 Message = (
-    Load | Unload | Update | Look | Begin | End | Release | Resize | Filled | BatchFailed | Loaded | LoaderFailed
+    Load | Unload | Update | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded | LoaderFailed
     | GiveBack | WorkerChanged | Found | Ticket | Done | TicketFailed
 )  # fmt: skip
 
 KINDS: tuple[type, ...] = (
-    Load, Unload, Update, Look, Begin, End, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed, GiveBack,
+    Load, Unload, Update, Look, Begin, Extend, End, Ended, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed, GiveBack,
     WorkerChanged, Found, Ticket, Done, TicketFailed,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(KINDS)}

@@ -33,6 +33,11 @@ class Numbering:
             return epoch, batch - self._missing, self._rest
         return epoch, batch, 0
 
+    def alike(self, number: int) -> int:
+        """Return how many batches from `number` on may share a slot: the last one of an epoch may be shorter."""
+        _, batch, rest = self.locate(number)
+        return max(1, (self._rest_plan if rest else self._plan).full_batches - batch)
+
     def total_rows(self, number: int, count: int) -> int:
         """Return the rows of `count` batches from `number` on, all of one epoch."""
         epoch, batch, rest = self.locate(number)

@@ -163,6 +163,10 @@ class Pool:
         if text := self.modules.changed():
             self.warnings.note(text)
 
+    def wake(self) -> None:
+        """Have all who wait look again whether they need to. The lock is held."""
+        self.session.wake()
+
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a fork of the one that has the pool."""

@@ -22,6 +22,9 @@ class Plan(Protocol):
     def locate(self, number: int) -> tuple[int, int, int | tuple[int, ...]]:
         """Return the epoch of batch `number`, which batch of it that is, and where it begins (0: it is whole)."""
 
+    def alike(self, number: int) -> int:
+        """Return how many batches from `number` on may share a slot: the last one of an epoch may be shorter."""
+
     def total_rows(self, number: int, count: int) -> int:
         """Return the rows of `count` batches from `number` on."""
 
@@ -111,6 +114,8 @@ class RunRecord:
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)  # bytes of each slot, by offset
     may_lend: int = 0  # the most that was ever told
     lanes: list[Lane] = dataclasses.field(default_factory=list)
+    feed: int = 0  # where the items of a stream are; 0: they are read by index
+    last_rows: int = 0  # of the batch before `stop`; 0: as many as by the plan
     last_ticket: int = 0  # number of the last one that was cut
     is_ended: bool = False
     is_asked: bool = False  # to give its slots back
@@ -120,6 +125,16 @@ class RunRecord:
     def slots(self) -> int:
         """How many it has."""
         return len(self.sizes)
+
+    def total_rows(self, batch: int, count: int) -> int:
+        """Return the rows of `count` batches from this one on."""
+        rows = self.plan.total_rows(batch, count)
+        return rows if not self.last_rows or batch + count < self.stop else rows - self.plan.batch_size + self.last_rows
+
+    def alike(self, batch: int) -> int:
+        """Return how many batches from this one on may share a slot."""
+        is_shorter = 0 < self.last_rows < self.plan.batch_size
+        return max(1, min(self.plan.alike(batch), self.stop - is_shorter - batch))
 
     @property
     def nbytes(self) -> int:

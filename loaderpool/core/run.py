@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.core import failures
-from loaderpool.core.messages import BatchFailed, Begin, End, Filled, GiveBack
+from loaderpool.core.messages import BatchFailed, Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.core.numbering import Numbering
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import map_whole_file
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from loaderpool.core.channel import Received
     from loaderpool.core.engine import PoolEngine
     from loaderpool.core.session import Session
+    from loaderpool.trainer.stream.feed import Feed
 
 
 class PoolRun:
@@ -42,6 +43,7 @@ class PoolRun:
         plan: of its batches: the loader's, or of the rest of this one epoch.
         taken: ranges of them that are not wanted; only where there is no order.
         lanes: of generators: what is not wanted of each.
+        feed: where items come from, if the source is a stream.
     """
 
     outlives_interrupts = True  # they come out of the wait
@@ -54,9 +56,11 @@ class PoolRun:
         plan: BasePlan,
         taken: Mapping[int, int],
         lanes: LanePlaces | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self._engine, self._pool, self._plan = engine, engine.session, plan
         self.first_epoch, self.limit = first_epoch, limit
+        self.feed = feed
         self.is_over = False
         self._is_torn = False  # an interrupt fell where batches are taken: it begins again
         self._gives_back = False
@@ -74,7 +78,9 @@ class PoolRun:
         self.number = 0
         self._failure: bytes | None = None  # of the whole run
         self._begin()
-        self._way: WayToPlace | None = WayToPlace(self._pool, plan, buffer, False)  # type: ignore[arg-type]
+        self._way: WayToPlace | None = WayToPlace(
+            self._pool, plan, buffer, feed is not None and not feed.reads_here  # type: ignore[arg-type]
+        )
 
     # ---- delivery.Subscription
 
@@ -119,6 +125,8 @@ class PoolRun:
                 if self._failure is not None:
                     raise self._error()
                 if self.is_at_end:
+                    if self.feed is not None and self.feed.make_error is not None:
+                        raise self.feed.make_error()
                     raise StopIteration
 
     @property
@@ -130,7 +138,10 @@ class PoolRun:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether all batches were taken that the generators have."""
+        """Whether all batches were taken that the stream has, or the generators have."""
+        feed = self.feed
+        if feed is not None:
+            return feed.end is not None and self.buffer.taken >= feed.end
         return isinstance(self.buffer, LaneBuffer) and self.buffer.is_over
 
     @property
@@ -153,8 +164,9 @@ class PoolRun:
             return
         self.is_over = True
         self._end_way()
+        if self.feed is not None:
+            self.feed.stop()
         self._end()
-        self._engine.runs.pop(self.number, None)
 
     # ---- session.Listener; the pool's lock is held
 
@@ -163,6 +175,8 @@ class PoolRun:
         message = received.message
         if isinstance(message, GiveBack):
             self._gives_back = True
+        elif isinstance(message, Ended):
+            self._engine.on_run_ended(message.run)
         elif isinstance(message, BatchFailed) and message.offset < 0:
             self._failure = message.error
         elif isinstance(message, BatchFailed):
@@ -177,6 +191,7 @@ class PoolRun:
         arrived = Arrived(message.batch - self._base, count, message.rows // count, message.offset)
         arrived.ticket, arrived.arrived_ns = message.ticket, clock.monotonic_ns()
         self._slots[message.offset] = message.slot_bytes, message.may_lend
+        self._engine.slots, self._engine.slot_bytes = message.slots, message.slot_bytes
         if message.failures:
             arrived.row_failures = pickle.loads(message.failures)
         if received.descriptors:
@@ -185,10 +200,10 @@ class PoolRun:
                 arrived.oversize = map_whole_file(file, message.oversize), message.oversize
             finally:
                 os.close(file)
-        if message.rows:
-            self._put(arrived)
-        else:
+        if message.is_last and not message.rows:
             self._session.lender.release(self.number, message.offset)
+        else:
+            self._put(arrived)
         if message.is_last:  # where its lane's next batch would be, there is none
             self.buffer.put(Arrived(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
 
@@ -205,6 +220,8 @@ class PoolRun:
         if not self.buffer.put(arrived):
             assert arrived.slot is not None
             self._session.lender.release(self.number, arrived.slot)
+            if self.feed is not None:
+                self.feed.take(range(arrived.first, arrived.first + arrived.count), self.buffer.done_before)
 
     # ---- the pool's lock is held
 
@@ -220,7 +237,6 @@ class PoolRun:
         self._is_torn, self._gives_back, self._failure = True, False, None  # torn until it is done
         pool, buffer, numbering = self._pool, self.buffer, self._numbering
         self._session: Session = pool.session
-        self._engine.runs.pop(self.number, None)
         self.number = pool.take_number()
         self.lent, self._slots = {}, {}
         self._session.runs[self.number] = self
@@ -229,9 +245,18 @@ class PoolRun:
         stop = self.limit + self._base if self._engine.must_stop or numbering.first % numbering.batches_per_epoch else -1
         first = buffer.begin_at + self._base
         rest = self._plan.begins_at if isinstance(self._plan.begins_at, (int, tuple)) else 0
-        message = Begin(self.number, self._engine.number, first, stop, rest, had, over)
-        self._session.send(message)
+        feed = 0 if self.feed is None else self.feed.offset
+        if self.feed is not None:
+            stop = self._base
+        self._session.send(Begin(self.number, self._engine.number, first, stop, rest, had, over, feed))
+        if self.feed is not None:
+            self.fed(self.feed)
         self._is_torn = False
+
+    def fed(self, feed: Feed) -> None:
+        """More of the stream's batches may be made."""
+        if feed.made:
+            self._session.send(Extend(self.number, self._base + feed.made, feed.rows_of(feed.made - 1)))
 
     def _had(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the batches after the first one not taken that are not to be made, and the lanes that are over."""
@@ -255,9 +280,11 @@ class PoolRun:
         self._begin()
 
     def _end(self) -> None:
-        session = self._session
-        session.runs.pop(self.number, None)
-        session.send(End(self.number, tuple(self.lent.copy())))  # a copy: another one may die while this is built
+        session, number = self._session, self.number
+        if self.feed is None:
+            session.runs.pop(number, None)
+            self._engine.on_run_ended(number)
+        session.send(End(number, tuple(self.lent.copy())))  # a copy: another one may die while this is built
 
     def _end_way(self) -> None:
         way, self._way = self._way, None
@@ -279,6 +306,9 @@ class PoolRun:
         assert offset is not None
         self.buffer.drop_front()
         self._pool.deliveries += 1
+        if self.feed is not None:
+            engine.counts.largest_chunk = max(engine.counts.largest_chunk, arrived.count)
+            self.feed.take(range(arrived.first, arrived.first + arrived.count), self.buffer.done_before)
         fault_points.reach("trainer.delivering")
         way, copied_us, counts = DeliveryKind.LENT, 0, engine.counts
         nbytes, may_lend = self._slots.pop(offset, (0, 0))

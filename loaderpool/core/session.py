@@ -19,6 +19,7 @@ from loaderpool.core.lending import Lender
 from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import (
     BatchFailed,
+    Ended,
     Filled,
     Found,
     GiveBack,
@@ -117,6 +118,9 @@ class Session:
         fault_points.reach("trainer.launched")
         self.send = self._channel.send
         self.lender = Lender(self.slots, lambda run, offset: self.send(Release(run, offset)))
+        self._wake_ends = os.pipe()
+        for end in self._wake_ends:
+            os.set_blocking(end, False)
         self._stop_watch = StopWatch()
         self._signals = ctrl_c.told_descriptor()
         self._poll = self._make_poll()
@@ -166,6 +170,12 @@ class Session:
                 self.catch_up()
             turn()
 
+    def wake(self) -> None:
+        """Have all who wait look again. The lock is held."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_ends[1], b"\0")
+        self.news.notify_all()
+
     def catch_up(self) -> None:
         """Take in what has arrived, without waiting."""
         with self.news:
@@ -185,6 +195,9 @@ class Session:
         if signals != self._signals:
             self._signals, self._poll = signals, self._make_poll()
         found = self._poll.poll(self._stop_watch.look_ms)
+        if any(descriptor == self._wake_ends[0] for descriptor, _ in found):
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_ends[0], 4096)
         if not found and machine.is_stopped(self.pid):
             if self._stop_watch.is_too_long():  # its death is met as any other
                 self.kill()
@@ -196,6 +209,7 @@ class Session:
     def _make_poll(self) -> select.poll:
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(self._wake_ends[0], select.POLLIN)
         if self._signals is not None:
             poll.register(self._signals, select.POLLIN)
         return poll
@@ -204,7 +218,7 @@ class Session:
         message: Message = received.message
         listener: Listener | None = None
         match message:
-            case Filled(run=run) | BatchFailed(run=run) | GiveBack(run):
+            case Filled(run=run) | BatchFailed(run=run) | GiveBack(run) | Ended(run):
                 listener = self.runs.get(run)
             case Found(loader=loader) | Loaded(loader=loader) | LoaderFailed(loader=loader):
                 listener = self.loaders.get(loader)
@@ -231,6 +245,10 @@ class Session:
         self.kill()
         code = self._process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def __del__(self) -> None:
+        for end in self.__dict__.pop("_wake_ends", ()):
+            os.close(end)
 
     def close(self) -> None:
         """End the supervisor and its workers, and wait until it is gone. What has views stays valid."""

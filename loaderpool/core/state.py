@@ -18,7 +18,7 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
-from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, LoaderFailed, Ticket
+from loaderpool.core.messages import BatchFailed, Ended, Filled, Found, GiveBack, LoaderFailed, Ticket
 from loaderpool.core.records import (
     MOST_TICKETS,
     Answer,
@@ -109,13 +109,13 @@ class State:
             self._dismiss(worker)
         self._hire()
 
-    def look(self, number: int, epoch: int, batch: int) -> None:
+    def look(self, number: int, epoch: int, batch: int, feed: int = 0) -> None:
         """The first sample of this batch of an epoch is to be made."""
         loader = self.loaders.get(number)
         if loader is None or self._broken is not None:
             return
         loader.failure = None
-        ticket = Ticket(next(self._tickets), number, 0, epoch, batch, 0, 1, 0, 1, -1, 0, False, 0, ())
+        ticket = Ticket(next(self._tickets), number, 0, epoch, batch, 0, 1, 0, 1, -1, 0, False, feed, 0, ())
         self.due.append(Job(ticket, loader, None))
 
     def fail(self, number: int, error: bytes) -> None:
@@ -137,6 +137,7 @@ class State:
         over: tuple[int, ...] = (),
         stop: int = -1,
         plan: Plan | None = None,
+        feed: int = 0,
     ) -> None:
         """A run begins. One of an unknown loader is answered as well.
 
@@ -148,6 +149,7 @@ class State:
             over: lanes that are over.
             stop: the number after the last batch; -1: there is none.
             plan: of its batches; None: the loader's.
+            feed: where the items of a stream are; 0: they are read by index.
         """
         record = self.loaders.get(loader)
         if record is None or record.failure is not None:
@@ -157,13 +159,19 @@ class State:
         had_later = {batch for batch in had if batch >= first}
         end = stop if stop >= 0 else 1 << 1000
         run = self.runs[number] = RunRecord(number, record, plan or record.plan, first, end, had_later)
-        lanes = record.plan.lanes
+        run.feed, lanes = feed, record.plan.lanes
         run.lanes = [
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None) for lane in range(lanes)
         ]
         if record.has_given_back:  # it asks no other run in its turn, or both would ask for ever
             run.may_ask, record.has_given_back = 0, False
         self._give_slots(run)
+
+    def extend(self, number: int, stop: int, last_rows: int) -> None:
+        """The items of more batches of a stream are there."""
+        run = self.runs.get(number)
+        if run is not None:
+            run.stop, run.last_rows = stop, last_rows
 
     def end(self, number: int, lent: tuple[int, ...]) -> None:
         """A run is over: its slots are free, but for those that have views, and those that workers write into."""
@@ -388,7 +396,7 @@ class State:
         else:  # of `again`: later batches may fill all other slots, so this one must come back even while it has views
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
-        rows = plan.total_rows(batch, count)
+        rows = run.total_rows(batch, count)
         parts = min(rows, max(1, round(batch_s / _RANGE_S))) if count == 1 and layout.splits and not run.lanes else 1
         slot = Filling(run, offset, batch, count, parts, may_lend, rows)
         epoch, of_epoch, rest = plan.locate(batch)
@@ -396,7 +404,7 @@ class State:
         for start, stop in itertools.pairwise(rows * part // parts for part in range(parts + 1)):
             number = run.last_ticket = next(self._tickets)
             place = epoch, of_epoch, rest, count, start, stop, offset, run.sizes[offset], offset in run.fresh
-            ticket = Ticket(number, loader.number, run.number, *place, 0, ())
+            ticket = Ticket(number, loader.number, run.number, *place, run.feed, 0, ())
             jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
         run.fresh.discard(offset)
         self.due.extend(jobs[1:])
@@ -406,7 +414,7 @@ class State:
         loader, plan = run.loader, run.plan
         if batch_s > _CHUNK_S / 2 or not loader.rows_measured or loader.layout is None:
             return 1
-        left = min(plan.batches_per_epoch - run.next % plan.batches_per_epoch, run.stop - run.next)
+        left = run.alike(run.next)
         # Towards the end of an epoch all workers have something to do.
         share = min(left, max(-(-left // (2 * self._wanted)), _LEAST_AT_END))
         measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
@@ -483,7 +491,7 @@ class State:
             slot.answer = answer
         if slot.unanswered:
             return
-        run, is_short = slot.run, slot.rows < slot.asked and not (slot.answer is not None and slot.answer.failures)
+        run, is_short = slot.run, slot.rows < slot.asked
         if run.is_ended:
             self._drop(slot.answer)
             run.free.append(slot.offset)
@@ -513,7 +521,8 @@ class State:
             grown = -(-(answer.oversize // slot.count * layout.most * 5 // 4) // 4096) * 4096
             if grown > layout.slot_bytes:
                 run.loader.layout = layout._replace(slot_bytes=grown)
-        place = slot.batch, slot.count, slot.rows, slot.offset, run.sizes[slot.offset], slot.may_lend, is_last
+        size, slots = run.sizes[slot.offset], run.slots
+        place = slot.batch, slot.count, slot.rows, slot.offset, size, slots, slot.may_lend, is_last
         self._say(
             ToMain(
                 Filled(run.number, *place, answer.ticket, answer.oversize, answer.failures),
@@ -543,6 +552,9 @@ class State:
             self._memory.give_back(Extent(offset, run.sizes.pop(offset)))
         run.free.clear()
         run.fresh.clear()
+        if run.feed and not any(True for _ in self._slots_of(run)):
+            run.feed = 0
+            self._say(ToMain(Ended(run.number)))
         if not run.slots:
             self.runs.pop(run.number, None)
         if run in self.starved:

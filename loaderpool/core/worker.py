@@ -152,7 +152,7 @@ class Worker:
                 rows, oversize = filled.rows, filled.oversize
                 batches = ticket.batches if ticket.batches > 1 or work.items.ends_batch(job) else 0
                 failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
-                answer = Done(ticket.number, rows, 0.0, 0, failed)
+                answer = Done(ticket.number, filled.items, 0.0, 0, failed)
         except Abandoned:
             answer = Done(ticket.number, 0, 0.0, 0, b"")
         except WorkFailed as error:
@@ -180,7 +180,7 @@ class Worker:
     def _look(self, work: Work, ticket: Ticket) -> Found:
         import cloudpickle
 
-        probe = work.probe(ticket.epoch, 0, ticket.batch)
+        probe = work.probe(ticket.epoch, ticket.feed, ticket.batch)
         content = cloudpickle.dumps(probe)
         return Found(ticket.number, ticket.loader, ticket.batch, content, probe.elapsed_ns / 1e9)
 
@@ -226,5 +226,6 @@ def _job(ticket: Ticket) -> Job:
         ticket.stop,
         ticket.deaths,
         ticket.rest,
+        ticket.feed,
         is_isolated=bool(ticket.deaths),
     )

@@ -100,6 +100,7 @@ class Filled(NamedTuple):
     rows: int
     row_failures: tuple[RowFailure, ...] = ()
     oversize: VaryingLayout | None = None  # it did not fit the slot; write it elsewhere
+    items: int = 0  # that it was made of
 
 
 class Probe(NamedTuple):

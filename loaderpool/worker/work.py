@@ -401,7 +401,7 @@ class Work:
         now = clock.monotonic_ns()
         self._progress.end_ticket(now)
         self._earlier_row_ns, self._row_ns = self._row_ns, (now - started) // len(opened.indices)
-        return filled
+        return filled._replace(items=len(opened.indices))
 
     def _open(self, job: Job) -> Opened:
         """Return which rows the job has; their items can be had by index from now on."""

@@ -34,6 +34,9 @@ class WalkedPlan:
     def locate(self, number: int) -> tuple[int, int, int]:
         return *divmod(number, self.batches_per_epoch), 0
 
+    def alike(self, number: int) -> int:
+        return max(1, self.size // self.batch_size - number % self.batches_per_epoch)
+
     def total_rows(self, number: int, count: int) -> int:
         rest = self.size - (number + count - 1) % self.batches_per_epoch * self.batch_size
         return (count - 1) * self.batch_size + (self.batch_size if self.lanes else min(self.batch_size, rest))
@@ -295,7 +298,7 @@ class Walk:
         elif self.random.random() < self.failures:
             self.state.failed(worker, message.number, b"error")
         else:
-            rows = plan.made(message.batch) if plan.lanes else message.stop - message.start - len(message.left_out)
+            rows = plan.made(message.batch) if plan.lanes else message.stop - message.start
             oversize = layout.slot_bytes * 2 if self.random.random() < self.grows else 0
             failures = b"left out" if message.left_out else b""
             took = rows * self.random.choice(self.times)

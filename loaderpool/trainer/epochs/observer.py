@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from loaderpool.cache.setting import NO_COUNTS, Count
 from loaderpool.config import LoaderConfig
@@ -33,9 +33,14 @@ if TYPE_CHECKING:
     from loaderpool.trainer.tracing.recording import Recording
 
 
+def is_pooled(engine: Any) -> TypeGuard[PoolEngine]:
+    """Whether a pool makes its batches."""
+    return hasattr(engine, "session")
+
+
 def count_calls(engine: Engine | None) -> CallTimes | None:
     """Return how long calls took so far, also of workers that are gone; None: nothing counts them, or not any more."""
-    if not isinstance(engine, PoolEngine) or engine.session.is_closed:
+    if not is_pooled(engine) or engine.session.is_closed:
         return None
     session = engine.session
     return read_call_times(session.arena.call_times, list(session.workers.cells), engine.number)
@@ -43,7 +48,7 @@ def count_calls(engine: Engine | None) -> CallTimes | None:
 
 def count_work(engine: Engine | None) -> WorkCounts:
     """Return the numbers of this moment. Takes some 25 us for each worker: files of the kernel's are read."""
-    if not isinstance(engine, PoolEngine) or engine.session.is_closed:
+    if not is_pooled(engine) or engine.session.is_closed:
         return WorkCounts()
     session, layout = engine.session, engine.layout
     board, found = session.arena.board, list(session.workers.values())
@@ -80,7 +85,7 @@ def count_work(engine: Engine | None) -> WorkCounts:
 
 def workers_at_work(engine: Engine | None, now_ns: int) -> dict[int, dict[str, Any]]:
     """Return what each worker is at now, by its number, for JSON; hosts' workers are told of on their machines."""
-    if not isinstance(engine, PoolEngine) or engine.session.is_closed:
+    if not is_pooled(engine) or engine.session.is_closed:
         return {}
     board = engine.session.arena.board
     found: dict[int, dict[str, Any]] = {}
@@ -185,14 +190,14 @@ class Observer:
                 self._records = mmap.mmap(-1, DELIVERIES.ring_bytes)
             self._counters.times.recorder = DeliveryRecorder(self._records, 0)
         self._page = page_of_process()
-        if isinstance(self._engine, PoolEngine):
+        if is_pooled(self._engine):
             self._engine.session.on_idle = _refresh_page
 
     def told(self, looks: list[Look]) -> dict[str, Any]:
         """Return what the page tells of it, as these looks have it. Runs in: any thread."""
         engine, now_ns, asked_ns = self._engine, looks[-1].now_ns, self._counters.times.asked_ns
         in_pool: dict[str, Any] = {"loader": None, "arena": None}
-        if isinstance(engine, PoolEngine):
+        if is_pooled(engine):
             in_pool = {"loader": engine.number, "arena": machine.file_identity(engine.session.arena.descriptor)}
         counts = engine.cache_counts() if self._has_cache and engine is not None else NO_COUNTS
         cached = {"hits": counts[Count.HITS], "misses": counts[Count.MISSES], "bytes": counts[Count.BYTES]}
@@ -261,7 +266,7 @@ class Observer:
         if self._is_closed:
             raise ClosedError("This Loader is closed, and its records are gone. Call trace() before close().")
         number, pools, has_hosts = None, [], False
-        if isinstance(engine, PoolEngine):
+        if is_pooled(engine):
             session = engine.session
             arena_map, number, has_hosts = session.arena.map, engine.number, bool(session.hosts)
             pools = [read_pool(lambda at, nbytes: arena_map[at : at + nbytes], session.arena.nbytes, has_hosts)]
