@@ -44,7 +44,6 @@ _LOCK_TIMEOUT_S = 1.0
 _FEED_SHARE = 4
 _FEED_BYTES = 1 << 20  # at least
 _DEFAULT_BYTES = 2 << 30
-_AT_CONSUMER = 8
 _LOADING = "loaderpool: loading the function and its imports in a clean process"
 
 
@@ -67,7 +66,6 @@ class PoolEngine:
     ) -> None:
         self.session = pool = session
         self.config, self.plan = checked.config, checked.plan
-        self.must_stop = checked.has_hooks or checked.plan.is_open  # what comes after an epoch is not known
         self._has_given_spec = checked.given_spec is not None
         self.cache, self._first_epoch = cache, first_epoch
         self.runs: dict[int, PoolRun] = {}
@@ -159,8 +157,9 @@ class PoolEngine:
         return second.widen(form.spec)
 
     def read_ahead(self, is_sure: bool) -> int:
-        """Nothing is to be asked for: workers go on as far as there are slots."""
-        return 0
+        """How many batches to make ahead: where the next epoch is not sure, enough to keep workers busy."""
+        workers = self.session.workers_wanted
+        return 2 * workers * self.known_form.max_chunk if is_sure else workers + 1
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
@@ -323,7 +322,6 @@ class PoolEngine:
         least = 2 * self.session.workers_wanted + 1
         if self._form is None:
             return Ahead(least, least, _FEED_BYTES)
-        least += _AT_CONSUMER
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
         chunk = min(self._form.max_chunk, 2 * self.counts.largest_chunk)
         budget = self.config.limits.memory or _DEFAULT_BYTES

@@ -6,7 +6,7 @@
 |---|---|---|
 | `Load`, `Unload`, `Update`, `Look` | main -> supervisor | a few for each loader: the next waits for an answer |
 | `Begin`, `End` | main -> supervisor | one for each run |
-| `Extend` | main -> supervisor | one for each batch of a stream that is read ahead |
+| `Extend` | main -> supervisor | one for each epoch; one for each batch of a stream that is read ahead |
 | `Release` | main -> supervisor | one for each slot |
 | `Resize` | main -> supervisor | one for each call |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
@@ -73,15 +73,16 @@ class Begin(NamedTuple):
     rest: int | tuple[int, ...]  # where the first epoch begins, as `BasePlan.after` has it; 0: it is whole
     had: tuple[int, ...]  # batches after `first` that are not to be made: taken out of order, or their lane is over
     lanes_over: tuple[int, ...]
+    is_in_order: bool  # batches are taken in their order
     feed: int  # as in `Look`
 
 
 class Extend(NamedTuple):
-    """Main process -> supervisor: the items of more batches of a stream are there."""
+    """Main process -> supervisor: more batches are wanted, or may be made ahead; of a stream, whose items are there."""
 
     run: int
     stop: int  # the number after the last one
-    last_rows: int  # of that one
+    last_rows: int  # of that one, if it is a stream's; else 0
 
 
 class End(NamedTuple):

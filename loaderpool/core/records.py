@@ -114,6 +114,7 @@ class RunRecord:
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)  # bytes of each slot, by offset
     may_lend: int = 0  # the most that was ever told
     lanes: list[Lane] = dataclasses.field(default_factory=list)
+    is_in_order: bool = True
     feed: int = 0  # where the items of a stream are; 0: they are read by index
     last_rows: int = 0  # of the batch before `stop`; 0: as many as by the plan
     last_ticket: int = 0  # number of the last one that was cut

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from loaderpool.core import failures
 from loaderpool.core.messages import BatchFailed, Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.core.numbering import Numbering
-from loaderpool.errors import LoaderpoolError, MemoryLimitError
+from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import map_whole_file
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import BasePlan
@@ -39,7 +39,7 @@ class PoolRun:
     Args:
         engine: of the loader.
         first_epoch: from whose first batch batches are counted.
-        limit: batches before this one are wanted; of what is followed by other epochs it says nothing.
+        limit: batches before this one are wanted, or may be made ahead.
         plan: of its batches: the loader's, or of the rest of this one epoch.
         taken: ranges of them that are not wanted; only where there is no order.
         lanes: of generators: what is not wanted of each.
@@ -63,7 +63,6 @@ class PoolRun:
         self.feed = feed
         self.is_over = False
         self._is_torn = False  # an interrupt fell where batches are taken: it begins again
-        self._gives_back = False
         self.lent: dict[int, None] = {}
         self._slots: dict[int, tuple[int, int]] = {}  # of those that are full: bytes, and how many may have views
         rest = plan.begins_at
@@ -106,7 +105,7 @@ class PoolRun:
                 engine.check_open()
                 if self.is_over:
                     raise StopIteration
-                if self._is_torn or self._session is not pool.session or self._gives_back:
+                if self._is_torn or self._session is not pool.session:
                     self._begin_again()
                     continue
                 self._pass_over_ends()
@@ -155,8 +154,11 @@ class PoolRun:
         return self.buffer.waiting
 
     def extend(self, limit: int) -> None:
-        """More batches are wanted: there are no fewer."""
-        self.limit = limit
+        """More batches are wanted, or may be made ahead."""
+        with self._pool.lock:  # or a run that begins again on another thread might be told of the old limit
+            self.limit = limit
+            if self.feed is None:
+                self._session.send(Extend(self.number, self._stop, 0))
 
     def end(self) -> None:
         """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
@@ -174,7 +176,7 @@ class PoolRun:
         """Keep what has come until its turn."""
         message = received.message
         if isinstance(message, GiveBack):
-            self._gives_back = True
+            self._begin_again()
         elif isinstance(message, Ended):
             self._engine.on_run_ended(message.run)
         elif isinstance(message, BatchFailed) and message.offset < 0:
@@ -227,28 +229,28 @@ class PoolRun:
 
     def _has_news(self) -> bool:
         """Whether `take` has nothing to wait for."""
-        if self.buffer.is_ready() or self.is_over or self._gives_back or self._is_torn:
+        if self.buffer.is_ready() or self.is_over or self._is_torn:
             return True
         is_of_old = self._session is not self._pool.session
         return is_of_old or self._failure is not None or self._engine.has_failed or self.is_at_end
 
     def _begin(self) -> None:
         """Have the supervisor make what was not taken."""
-        self._is_torn, self._gives_back, self._failure = True, False, None  # torn until it is done
-        pool, buffer, numbering = self._pool, self.buffer, self._numbering
+        self._is_torn, self._failure = True, None  # torn until it is done
+        pool, buffer = self._pool, self.buffer
         self._session: Session = pool.session
         self.number = pool.take_number()
         self.lent, self._slots = {}, {}
         self._session.runs[self.number] = self
         self._engine.runs[self.number] = self
         had, over = self._had()
-        stop = self.limit + self._base if self._engine.must_stop or numbering.first % numbering.batches_per_epoch else -1
+        stop = self._stop
         first = buffer.begin_at + self._base
         rest = self._plan.begins_at if isinstance(self._plan.begins_at, (int, tuple)) else 0
-        feed = 0 if self.feed is None else self.feed.offset
+        feed, in_order = 0 if self.feed is None else self.feed.offset, self._engine.config.deterministic
         if self.feed is not None:
             stop = self._base
-        self._session.send(Begin(self.number, self._engine.number, first, stop, rest, had, over, feed))
+        self._session.send(Begin(self.number, self._engine.number, first, stop, rest, had, over, in_order, feed))
         if self.feed is not None:
             self.fed(self.feed)
         self._is_torn = False
@@ -257,6 +259,11 @@ class PoolRun:
         """More of the stream's batches may be made."""
         if feed.made:
             self._session.send(Extend(self.number, self._base + feed.made, feed.rows_of(feed.made - 1)))
+
+    @property
+    def _stop(self) -> int:
+        """The number after the last batch that may be made; of generators, -1: there is none."""
+        return -1 if self._plan.lanes else self.limit + self._base
 
     def _had(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the batches after the first one not taken that are not to be made, and the lanes that are over."""
@@ -295,9 +302,10 @@ class PoolRun:
         assert self._failure is not None
         if self._failure:
             return failures.unpack(self._failure)
+        active = sum(not run.is_over for run in self._engine.runs.values()) - 1
         return MemoryLimitError(
-            "There is no shared memory for another iteration: others of this pool use all of it. Close other loaders "
-            "or iterators, or set a smaller Limits.memory or batch_size."
+            f"{counted(active, 'iterator')} of this loader are active, and there is no batch buffer for another one. "
+            "Close some of them, or set a larger Limits.memory."
         )
 
     def _deliver(self, arrived: Arrived) -> Delivery:

@@ -138,6 +138,7 @@ class State:
         stop: int = -1,
         plan: Plan | None = None,
         feed: int = 0,
+        is_in_order: bool = True,
     ) -> None:
         """A run begins. One of an unknown loader is answered as well.
 
@@ -150,6 +151,7 @@ class State:
             stop: the number after the last batch; -1: there is none.
             plan: of its batches; None: the loader's.
             feed: where the items of a stream are; 0: they are read by index.
+            is_in_order: batches are taken in their order.
         """
         record = self.loaders.get(loader)
         if record is None or record.failure is not None:
@@ -159,7 +161,7 @@ class State:
         had_later = {batch for batch in had if batch >= first}
         end = stop if stop >= 0 else 1 << 1000
         run = self.runs[number] = RunRecord(number, record, plan or record.plan, first, end, had_later)
-        run.feed, lanes = feed, record.plan.lanes
+        run.feed, run.is_in_order, lanes = feed, is_in_order, record.plan.lanes
         run.lanes = [
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None) for lane in range(lanes)
         ]
@@ -168,7 +170,7 @@ class State:
         self._give_slots(run)
 
     def extend(self, number: int, stop: int, last_rows: int) -> None:
-        """The items of more batches of a stream are there."""
+        """More batches may be made."""
         run = self.runs.get(number)
         if run is not None:
             run.stop, run.last_rows = stop, last_rows
@@ -375,7 +377,9 @@ class State:
             batch = lane.turn * lanes + number
             if not lane.is_over and lane.home in (None, worker) and (best is None or batch < best):
                 best = batch
-        return best if best is not None and best < self._lowest(run) + max(run.slots - run.may_lend, 1) else None
+        if best is None or not run.is_in_order:  # without an order what has a slot is taken: nothing waits for a lane
+            return best
+        return best if best < self._lowest(run) + max(run.slots - run.may_lend, 1) else None
 
     def _lowest(self, run: RunRecord) -> int:
         """Return the lowest batch of lanes that is not full."""
@@ -433,9 +437,11 @@ class State:
         layout = run.loader.layout
         if layout is None or run.is_ended or run.is_asked:
             return
-        size = layout.slot_bytes
-        living = sum(not each.is_ended for each in self.runs.values()) + returning
-        wanted = slots_of(size, layout.most, self._wanted, layout.room, min(layout.limit_bytes, self._memory.size // living))
+        size, others = layout.slot_bytes, [each for each in self.runs.values() if not each.is_ended]
+        living = len(others) + returning
+        of_loader = [each for each in others if each.loader is run.loader and each is not run]
+        limit = min(layout.limit_bytes // (1 + len(of_loader)), layout.limit_bytes - sum(each.nbytes for each in of_loader))
+        wanted = slots_of(size, layout.most, self._wanted, layout.room, min(limit, self._memory.size // living))
         left = self._most_slots - sum(each.slots for each in self.runs.values())
         room = min(self._most_slots // living - run.slots, left, self._memory.largest // size, self.free_bytes // size)
         more = min(wanted - run.slots, room)
@@ -450,7 +456,11 @@ class State:
                 self.starved.remove(run)
         elif run.slots == 0 and run not in self.starved:
             self.starved.append(run)
-            self._ask_for_slots(run)
+            share = min(layout.limit_bytes // (1 + len(of_loader)), self._memory.size // living) // size
+            if min(share, self._most_slots // living) < 1:  # nor would there be if the others gave back
+                self._refuse(run)
+            else:
+                self._ask_for_slots(run, of_loader if limit < size else others)
 
     def _free(self, run: RunRecord, offset: int) -> None:
         """Have a slot that is free again; a larger one in its place, if batches have outgrown it."""
@@ -465,9 +475,9 @@ class State:
                 run.fresh.add(offset)
         run.free.append(offset)
 
-    def _ask_for_slots(self, starved: RunRecord) -> None:
+    def _ask_for_slots(self, starved: RunRecord, others: list[RunRecord]) -> None:
         """Have the run with most bytes begin again, which then finds less room; an error if there is none."""
-        others = [run for run in self.runs.values() if run.slots and not run.is_ended and run is not starved]
+        others = [run for run in others if run.slots and run is not starved]
         if any(run.slots > len(run.filled) if run.is_ended else run.is_asked for run in self.runs.values()):
             return  # what they have will be free: wait for it
         if others and starved.may_ask > 0:
@@ -476,9 +486,13 @@ class State:
             largest.is_asked = True
             self._say(ToMain(GiveBack(largest.number)))
         else:
-            self.starved.remove(starved)
-            del self.runs[starved.number]
-            self._say(ToMain(BatchFailed(starved.number, starved.next, -1, b"")))
+            self._refuse(starved)
+
+    def _refuse(self, starved: RunRecord) -> None:
+        """There is no slot for a run, so it has no batches."""
+        self.starved.remove(starved)
+        del self.runs[starved.number]
+        self._say(ToMain(BatchFailed(starved.number, starved.next, -1, b"")))
 
     def _answered(self, job: Job, answer: Answer | None) -> None:
         """No worker has this job any more. When a slot has no job left, it is full, failed, or free again."""

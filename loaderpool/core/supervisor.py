@@ -224,7 +224,7 @@ class Supervisor:
         if payload is not None and message.rest:
             plan = Numbering(payload["plan"], message.first // payload["plan"].batches_per_epoch, message.rest)
         had, over = message.had, message.lanes_over
-        self._state.begin(message.run, message.loader, message.first, had, over, message.stop, plan, message.feed)
+        self._state.begin(message.run, message.loader, message.first, had, over, message.stop, plan, message.feed, message.is_in_order)
 
     def _load(self, message: Load, received: Received) -> None:
         self._before_long_work()

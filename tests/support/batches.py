@@ -130,7 +130,8 @@ def kill_worker(loader: lp.Loader) -> int:
 
 def supervisor_of(loader: lp.Loader) -> int:
     """The supervisor that the trainer deals with now; dead or alive, but not reaped, so that its pid is its own."""
-    pid: int = loader._core.engine.session._supervisor.pid  # type: ignore[union-attr]
+    session: Any = loader._core.engine.session  # type: ignore[union-attr]
+    pid: int = (session.session if hasattr(session, "session") else session._supervisor).pid
     return pid
 
 
