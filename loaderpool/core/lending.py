@@ -18,15 +18,21 @@ import numpy.typing as npt
 
 from loaderpool.core.memory import SlotFile
 from loaderpool.memory import forks
+from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.memory.recorder import MarkKind, MarkRecorder
 from loaderpool.system import interrupts
+
+
+_RELEASED = int(MarkKind.RELEASED)  # a finalizer may run when modules are gone
 
 
 class _Lease(weakref.ref[Any]):
     """A reference to a slot, which knows what to release when that dies."""
 
-    __slots__ = ("lent", "offset", "run")
+    __slots__ = ("lent", "offset", "run", "ticket")
 
     run: int
+    ticket: int
     offset: int
     lent: dict[int, None]
 
@@ -36,11 +42,12 @@ class Lender:
 
     Args:
         slots: the file.
+        recorder: told of each slot that is released.
         release: tells the supervisor of a run and an offset. Never blocks; called in finalizers.
     """
 
-    def __init__(self, slots: SlotFile, release: Callable[[int, int], None]) -> None:
-        self._slots, self.release = slots, release
+    def __init__(self, slots: SlotFile, recorder: MarkRecorder, release: Callable[[int, int], None]) -> None:
+        self._slots, self._recorder, self.release = slots, recorder, release
         self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
         self.returned: collections.deque[_Lease] = collections.deque()
         forks.guard(self)
@@ -58,11 +65,14 @@ class Lender:
         self._leases.clear()  # and with the references what their deaths would call
         self.returned.clear()
 
-    def lend(self, run: int, offset: int, nbytes: int, lent: dict[int, None]) -> npt.NDArray[np.uint8]:
+    def lend(
+        self, run: int, ticket: int, offset: int, nbytes: int, lent: dict[int, None]
+    ) -> npt.NDArray[np.uint8]:
         """Return a slot as `uint8[nbytes]`; when it and all views of it are dead the slot is released.
 
         Args:
             run: whose slot.
+            ticket: of those whose work it holds.
             offset: its name.
             nbytes: that are shown.
             lent: notes the offset for as long as it has views.
@@ -70,7 +80,7 @@ class Lender:
         slot = self._slots.slot(offset, nbytes)
         follower = weakref.ref(slot, self._on_death)  # of two references the younger is called first
         lease = _Lease(slot, self.returned.append)
-        lease.run, lease.offset, lease.lent = run, offset, lent
+        lease.run, lease.ticket, lease.offset, lease.lent = run, ticket, offset, lent
         lent[offset] = None
         self._leases[offset] = lease, follower
         return slot
@@ -87,6 +97,7 @@ class Lender:
                 lease.lent.pop(lease.offset, None)
                 self._leases.pop(lease.offset, None)
             self.release(lease.run, lease.offset)
+            self._recorder.mark(_RELEASED, lease.ticket, lease.offset // PAGE_BYTES)
             try:
                 self.returned.remove(lease)
             except ValueError:

@@ -13,6 +13,7 @@ from loaderpool.core.session import Session, SupervisorLost
 from loaderpool.errors import closed_error, foreign_error
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
+from loaderpool.memory.recorder import MarkKind
 
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.system.long_work import LongWork
@@ -87,6 +88,7 @@ class Pool:
         """Have so many workers from now on."""
         self.check_usable()
         self.workers_wanted = workers
+        self.arena.recorder.trainer.mark(MarkKind.WANTED, 0, workers)
         self.session.send(Resize(workers))
 
     def wait(self, is_ready: Callable[[], bool]) -> None:

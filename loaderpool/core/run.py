@@ -16,6 +16,7 @@ from loaderpool.core.messages import BatchFailed, Begin, End, Ended, Extend, Fil
 from loaderpool.core.numbering import Numbering
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import map_whole_file
+from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.generator_positions import LanePlaces
@@ -326,7 +327,7 @@ class PoolRun:
             counts.oversize += arrived.count
             way = DeliveryKind.OVERSIZE
         elif len(self.lent) < may_lend:
-            anchor = self._session.lender.lend(self.number, offset, nbytes, self.lent)
+            anchor = self._session.lender.lend(self.number, arrived.ticket, offset, nbytes, self.lent)
             counts.lent += arrived.count
         else:
             # The consumer keeps batches: it pays with memory of its own, and workers keep their slots.
@@ -346,7 +347,7 @@ class PoolRun:
         )
         epoch, batch = divmod(arrived.first, self._plan.batches_per_epoch)
         delivery.origin = (
-            self.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket, offset, arrived.arrived_ns,
+            self.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket, offset // PAGE_BYTES, arrived.arrived_ns,
             copied_us, way,
         )  # fmt: skip
         return delivery

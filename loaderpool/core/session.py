@@ -117,7 +117,7 @@ class Session:
             self.slots.close_descriptor()  # the mapping stays
         fault_points.reach("trainer.launched")
         self.send = self._channel.send
-        self.lender = Lender(self.slots, lambda run, offset: self.send(Release(run, offset)))
+        self.lender = Lender(self.slots, arena.recorder.trainer, lambda run, offset: self.send(Release(run, offset)))
         self._wake_ends = os.pipe()
         for end in self._wake_ends:
             os.set_blocking(end, False)

@@ -58,6 +58,7 @@ from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, Arena
 from loaderpool.memory.board import Field
 from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.memory.recorder import MarkKind
 from loaderpool.supervisor.watch import SampleWatch, fault_in
 from loaderpool.system import capacity as machine_capacity
 from loaderpool.system import clock, fault_points, machine, process
@@ -92,6 +93,8 @@ class Supervisor:
         most_slots = max(2, capacity() - _FOR_OTHERS)
         self._state = State(start["workers"], self._space, most_slots, self._restarts)
         self._watch = SampleWatch(self._arena.board)
+        self._recorder = self._arena.recorder.supervisor
+        self._recorder.mark(MarkKind.SUPERVISOR, os.getpid())
         self._workers_wanted: int = start["workers"]
         self._timeouts: dict[int, float] = {}  # seconds, by loader
         self._oom_kills = machine_capacity.oom_kill_count()
@@ -365,6 +368,7 @@ class Supervisor:
         exit_code = self._workers.bury(worker)  # reaped: only now does its cell change no more
         read = self._arena.board.read
         ticket, index = read(worker.cell, Field.TICKET), read(worker.cell, Field.INDEX) - 1
+        self._recorder.mark(MarkKind.ENDED, worker.pid, worker.number, worker.cell)
         death = self._death_of(worker, index, exit_code)
         record = self._state.workers[worker.number]
         was_lost = bool(record.jobs) or not record.is_leaving
@@ -461,6 +465,7 @@ class Supervisor:
             self._state.not_started(number, clock.monotonic_s(), failures.of_start(failure, advice))
             return
         fault_points.reach("supervisor.forked")
+        self._recorder.mark(MarkKind.STARTED, worker.pid, number, worker.cell)
         self._listen(worker.channel.fileno(), lambda: self._hear_worker(worker))
         if worker.pidfd is not None:
             self._listen(worker.pidfd, lambda: self._dead.append(worker))

@@ -22,8 +22,11 @@ from loaderpool.core.messages import Done, Found, Ticket, TicketFailed
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
+from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.layout import VaryingLayout
+from loaderpool.memory.recorder import CallKind
 from loaderpool.system import clock, fault_points, machine
+from loaderpool.transport.messages import Status
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.after_fork import end_stray
@@ -60,6 +63,7 @@ class Worker:
         self._number, self._cell, self._channel, self._arena, self._slots = number, cell, channel, arena, slots
         self._payloads, self._forms = payloads, dict(forms)
         self._numbers, self._base = arena.board.numbers, Board.base(cell)
+        self._recorder = arena.recorder.worker(cell)
         self._works: dict[int, Work] = {}
         self._tickets: collections.deque[Ticket] = collections.deque()  # read, and not begun yet
         self._begun = 0  # number of the last ticket that threads have begun with
@@ -75,7 +79,10 @@ class Worker:
                 fault_points.reach("worker.idle")
                 waited = clock.monotonic_ns()
                 self._channel.wait()
-                self._numbers[self._base + Field.WAIT_NS] += clock.monotonic_ns() - waited
+                waited = clock.monotonic_ns() - waited
+                self._numbers[self._base + Field.WAIT_NS] += waited
+                if self._recorder is not None:
+                    self._recorder.waited_ns = waited
                 try:
                     self._read()
                 except ChannelClosed:
@@ -115,7 +122,7 @@ class Worker:
         """Return a loader's work, with the form of its batches if that is known."""
         work = self._works.get(loader)
         if work is None:
-            calls = CallClock(self._arena.call_times, self._cell, loader, None)
+            calls = CallClock(self._arena.call_times, self._cell, loader, self._recorder)
             work = self._works[loader] = Work(
                 self._payloads[loader],
                 self._numbers,
@@ -133,6 +140,8 @@ class Worker:
         fault_points.reach("worker.ticket_taken")
         board, base = self._numbers, self._base
         board[base + Field.TICKET] = ticket.number
+        if self._recorder is not None:
+            self._recorder.ticket = ticket.number
         begun_ns = clock.monotonic_ns()
         rows = batches = 0
         answer: Done | Found | TicketFailed
@@ -176,6 +185,21 @@ class Worker:
         else:
             self._channel.send(answer)
         fault_points.reach("worker.after_report")
+        if self._recorder is not None:
+            self._record(ticket, begun_ns, took_ns, answer)
+
+    def _record(self, ticket: Ticket, begun_ns: int, took_ns: int, answer: Done | Found | TicketFailed) -> None:
+        assert self._recorder is not None
+        if ticket.offset < 0:
+            self._recorder.note_call(begun_ns, took_ns, 0, CallKind.PROBE)
+            return
+        status = Status.FAILED if isinstance(answer, TicketFailed) else Status.FINISHED
+        place = (
+            ticket.epoch, ticket.batch, ticket.batches, ticket.start, ticket.stop, ticket.offset // PAGE_BYTES,
+            ticket.deaths,
+        )  # fmt: skip
+        now_ns = clock.monotonic_ns()
+        self._recorder.note_ticket(ticket.loader, ticket.run, begun_ns, begun_ns + took_ns, now_ns, place, status)
 
     def _look(self, work: Work, ticket: Ticket) -> Found:
         import cloudpickle
