@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +13,8 @@ import pytest
 import loaderpool as lp
 from loaderpool.element.spec import RaggedArray
 from tests.support import leaks
-from tests.support.processes import is_alive, status_of_fork, strike
+from tests.support.processes import found as found_process
+from tests.support.processes import is_alive, parents, status_of_fork, strike, supervisors
 
 __all__ = [
     "Place", "assert_same", "copied", "indices_in", "kill_supervisor", "kill_worker", "let_go_in_a_fork", "read",
@@ -129,14 +128,19 @@ def kill_worker(loader: lp.Loader) -> int:
 
 
 def supervisor_of(loader: lp.Loader) -> int:
-    """The supervisor that the trainer deals with now; dead or alive, but not reaped, so that its pid is its own."""
-    session: Any = loader._core.engine.session  # type: ignore[union-attr]
-    pid: int = (session.session if hasattr(session, "session") else session._supervisor).pid
-    return pid
+    """The supervisor of a loader's pool; dead or alive, but not reaped, so that its pid is its own."""
+
+    def look() -> list[int]:
+        workers = loader.statistics().workers  # first: it may have another supervisor started
+        born_of = parents()
+        of_workers = {born_of.get(worker.pid or 0) for worker in workers}
+        alive, dead = supervisors()
+        theirs = [pid for pid in alive if pid in of_workers]
+        return theirs or dead or alive * (len(alive) == 1)
+
+    return found_process(look)
 
 
 def kill_supervisor(loader: lp.Loader) -> int:
     """End the supervisor, and return its pid."""
-    pid = supervisor_of(loader)
-    os.kill(pid, signal.SIGKILL)
-    return pid
+    return strike(lambda: [supervisor_of(loader)])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 __all__ = [
     "command_of", "count_fds", "descendants", "describe", "end_all", "found", "in_session", "is_alive", "marked",
-    "parents", "read_pss", "status_of_fork", "strike", "wait_gone",
+    "parents", "read_pss", "shared_bytes", "status_of_fork", "strike", "supervisors", "wait_gone",
 ]  # fmt: skip
 
 _PROC = Path("/proc")
@@ -75,6 +75,19 @@ def in_session(session: int) -> list[int]:
     return sorted(
         pid for pid, fields in stats.items() if fields and int(fields[3]) == session and fields[0] not in "ZX"
     )
+
+
+_supervisors: set[int] = set()  # that were seen alive: a zombie has no command
+
+
+def supervisors() -> tuple[list[int], list[int]]:
+    """This process's supervisors: those that are alive, and those that are not reaped yet."""
+    children = [pid for pid, parent in parents().items() if parent == os.getpid()]
+    alive = [pid for pid in children if command_of(pid).endswith("loaderpool-supervisor") and is_alive(pid)]
+    dead = [pid for pid in children if pid in _supervisors and not is_alive(pid)]
+    _supervisors.intersection_update(children)  # another process may have the pid of one that is gone
+    _supervisors.update(alive)
+    return alive, dead
 
 
 def is_alive(pid: int) -> bool:
@@ -138,6 +151,20 @@ def read_pss(pid: int) -> int:
 def count_fds(pid: int) -> int:
     """Descriptors that the process has open; asked of oneself, the one for the look is not counted."""
     return len(os.listdir(_PROC / str(pid) / "fd")) - (1 if pid == os.getpid() else 0)
+
+
+def shared_bytes(pid: int) -> int:
+    """Bytes that the memory files take which a process of ours has open, each file once; holes take none."""
+    sizes = {}
+    for name in os.listdir(_PROC / str(pid) / "fd"):
+        path = _PROC / str(pid) / "fd" / name
+        try:
+            if os.readlink(path).startswith("/memfd:loaderpool"):
+                status = os.stat(path)
+                sizes[status.st_ino] = status.st_blocks * 512
+        except OSError:  # closed meanwhile
+            continue
+    return sum(sizes.values())
 
 
 def command_of(pid: int) -> str:
