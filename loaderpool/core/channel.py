@@ -27,6 +27,7 @@ _PACKET_BYTES = 192
 _IN_FILE = b"\0in the file"
 # Asked for; the kernel grants twice `net.core.wmem_max` at most.
 _BUFFER_BYTES = 1 << 20
+_MOST_PACKETS = 4096
 _MOST_DESCRIPTORS = 253  # in one packet; the kernel's own limit
 _ROOM_FOR_DESCRIPTORS = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS) if hasattr(socket, "CMSG_SPACE") else 0
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})  # the other end is gone; or ours was closed
@@ -101,6 +102,8 @@ class Channel:
             ChannelClosed: there will be none any more.
             LostPacket: a descriptor of the next message was lost, and so was the message.
         """
+        if os.getpid() != self._owner:
+            raise ChannelClosed
         while True:
             try:
                 data, control, flags, _ = self._socket.recvmsg(
@@ -114,11 +117,11 @@ class Channel:
                 if error.errno not in _GONE:
                     raise
                 raise ChannelClosed from None
-            if not control:
-                if not data:
-                    raise ChannelClosed
-                return Received(decode(data))
-            return _with_descriptors(data, control, flags)
+            if control or flags & socket.MSG_CTRUNC:
+                return _with_descriptors(data, control, flags)
+            if not data:
+                raise ChannelClosed
+            return Received(decode(data))
 
     def wait(self) -> None:
         """Return when there is something to receive, or the end. Takes nothing, so it may be interrupted."""
@@ -126,8 +129,9 @@ class Channel:
 
     def end_sending(self) -> None:
         """Let the other process find the end of the messages, once it has read those that were sent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close this end. A thread that waits for it wakes, and finds it closed."""
@@ -181,12 +185,12 @@ def _with_descriptors(data: bytes, control: list[tuple[int, int, bytes]], flags:
 
 
 def capacity() -> int:
-    """Return how many packets a channel holds, by filling one."""
+    """Return how many packets a channel holds, by filling one; no more than files may be on their way."""
     first, second = Channel.pair()
     with first, second:
-        packet, packets = bytes(_PACKET_BYTES), 0
+        packet, packets, (files, _) = bytes(_PACKET_BYTES), 0, machine.descriptor_limits()
         with contextlib.suppress(BlockingIOError):
-            while packets < 4096:
+            while packets < min(_MOST_PACKETS, files) if files > 0 else packets < _MOST_PACKETS:
                 first.send(packet, socket.MSG_DONTWAIT)
                 packets += 1
         return packets

@@ -70,6 +70,7 @@ class PoolEngine:
         self.cache, self._first_epoch = cache, first_epoch
         self.runs: dict[int, PoolRun] = {}
         self.counts = DeliveryCounts()
+        self.lent: list[dict[int, None]] = []  # of each run: slots that have views
         self.slots = self.slot_bytes = 0  # of the latest run
         self.is_closed = False
         self._form: BatchForm | None = None
@@ -106,6 +107,7 @@ class PoolEngine:
             pool.loaders[self.number] = self
             pool.session.loaders[self.number] = self
             self._shipped = shipped(shipment, self._placement, self.feeds)
+            pool.session.catch_up()  # what was said of other loaders is taken in, so that the channel is never full of it
             self.load(pool.session)
         compared = dict(named_parts(checked.payload))
         if self.feeds is not None and self.feeds.read_by == "process":
@@ -166,6 +168,8 @@ class PoolEngine:
     ) -> PoolRun:
         """Begin a run in the pool."""
         self.form()
+        if self.session.warnings.obstacles:  # workers are no forks, and import modules themselves
+            self.session.warn_of_modules()
         with self.session.lock:
             self.session.check_usable()
             self.check_open()
@@ -195,7 +199,8 @@ class PoolEngine:
         """What statistics know of the slots; None before the first batch."""
         if not self.slots:
             return None
-        lent = {offset for run in [*self.runs.values()] for offset in [*run.lent]}
+        self.lent = [each for each in self.lent if each]
+        lent = [offset for each in self.lent for offset in [*each]]
         plan = SimpleNamespace(most_slots=self.slots)
         lender = SimpleNamespace(lent=lent)
         ring = SimpleNamespace(

@@ -6,6 +6,7 @@ its size is address space, and pages are taken with a slot's first batch. It goe
 
 from __future__ import annotations
 
+import errno
 import os
 
 import numpy as np
@@ -47,8 +48,11 @@ class SlotFile:
                 return SlotFile(descriptor)
             except OSError as error:
                 nbytes //= 4
-                if nbytes < _LEAST_BYTES:
+                is_limit = error.errno in (errno.ENOMEM, errno.EFBIG)
+                if not is_limit or nbytes < _LEAST_BYTES:
                     os.close(descriptor)
+                    if not is_limit:  # too many open files, say
+                        raise
                     raise MemoryLimitError(
                         f"Could not reserve {_LEAST_BYTES >> 30} GiB of address space for batches ({error.strerror}), "
                         "which is reserved but not used. Raise ulimit -v and ulimit -f."

@@ -12,7 +12,7 @@
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
 | `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
 | `GiveBack`, `Ended` | supervisor -> main | one for each run |
-| `WorkerChanged` | supervisor -> main | two for each worker |
+| `NotForked` | supervisor -> main | one |
 | `Found` | worker -> supervisor -> main and all other workers | one for each `Look` |
 | `Ticket` | supervisor -> worker | what the worker has room for |
 | `Done`, `TicketFailed` | worker -> supervisor | one for each ticket |
@@ -160,13 +160,11 @@ class GiveBack(NamedTuple):
     run: int
 
 
-class WorkerChanged(NamedTuple):
-    """Supervisor -> main process: a worker has started, or ended."""
+class NotForked(NamedTuple):
+    """Supervisor -> main process: workers are started by exec from now on. Comes before the first such worker."""
 
-    worker: int
-    pid: int
-    cell: int  # -1: it has ended
-    was_lost: bool  # it died before it was told to exit
+    obstacles: tuple[tuple[str, int, tuple[str, ...]], ...]  # the fields of each `ForkObstacle`
+    node: str  # where that is; empty: this machine
 
 
 class Found(NamedTuple):
@@ -226,12 +224,12 @@ class TicketFailed(NamedTuple):
 
 Message = (
     Load | Unload | Update | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded | LoaderFailed
-    | GiveBack | WorkerChanged | Found | Ticket | Done | TicketFailed
+    | GiveBack | NotForked | Found | Ticket | Done | TicketFailed
 )  # fmt: skip
 
 KINDS: tuple[type, ...] = (
     Load, Unload, Update, Look, Begin, Extend, End, Ended, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed, GiveBack,
-    WorkerChanged, Found, Ticket, Done, TicketFailed,
+    NotForked, Found, Ticket, Done, TicketFailed,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from loaderpool.core.messages import Resize, WorkerChanged
+from loaderpool.core.messages import NotForked, Resize
 from loaderpool.core.session import Session, SupervisorLost
-from loaderpool.errors import closed_error, foreign_error
+from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.board import Field
+from loaderpool.memory.board import Board, Field
 from loaderpool.memory.recorder import MarkKind
 
+from loaderpool.system import machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.session import session as old_session
 from loaderpool.trainer.session.launch import ModuleFiles, Program, Surroundings
-from loaderpool.trainer.session.running_workers import RunningWorkers
 from loaderpool.trainer.session.supervisor_process import SupervisorDeaths
 from loaderpool.trainer.session.warnings import PendingWarnings
-from loaderpool.transport.messages import Notice
 
 
 class Loads(Protocol):
@@ -36,6 +36,42 @@ class Loads(Protocol):
 
     def on_close(self) -> None:
         """The pool is closed."""
+
+
+class Worker(NamedTuple):
+    """A worker that there is."""
+
+    number: int
+    pid: int
+    cell: int
+    place: None = None  # it is a process of this machine
+
+
+class Workers:
+    """What is known of a pool's workers: the board has it.
+
+    Args:
+        board: where their supervisor writes.
+    """
+
+    hosts_lost = 0
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def values(self) -> list[Worker]:
+        """Return those that there are."""
+        return [Worker(*each) for each in self._board.workers()]
+
+    @property
+    def restarts(self) -> int:
+        """How many died, and were replaced."""
+        return self._board.lost
+
+    @property
+    def cells(self) -> range:
+        """Cells that workers have had."""
+        return range(self._board.cells)
 
 
 class Pool:
@@ -58,7 +94,7 @@ class Pool:
     def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None) -> None:
         self.workers_wanted, self._restarts = workers, restarts
         self.arena = Arena.create()
-        self.workers = RunningWorkers(self.arena.board)
+        self.workers = Workers(self.arena.board)
         self.warnings, self.modules = PendingWarnings(), ModuleFiles()
         self.long_work: LongWork | None = None
         self.on_idle: Callable[[], None] | None = None
@@ -67,7 +103,7 @@ class Pool:
         self.loaders: dict[int, Loads] = {}
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
-        self._how_broken = ""
+        self._broken: Callable[[], LoaderpoolError] | None = None  # makes the error that nothing can go on
         self._owner_pid = os.getpid()
         self._around = Surroundings.of_now()
         self.lock = threading.RLock()  # held while anything changes
@@ -77,7 +113,7 @@ class Pool:
 
     def _start(self) -> Session:
         session = Session(self.arena, self.workers_wanted, self._restarts, self._around, self._news)
-        session.on_worker = self._on_worker
+        session.on_obstacles = self._on_obstacles
         return session
 
     def take_number(self) -> int:
@@ -110,27 +146,42 @@ class Pool:
 
     def catch_up(self) -> None:
         """Take in what has arrived, without waiting."""
+        session = self.session
         if os.getpid() == self._owner_pid and not self.is_closed:
-            self.session.catch_up()
+            with InterruptsHeld():
+                session.catch_up()
+                if not session.is_usable and self._broken is None:
+                    self.replace(session)
 
     def replace(self, lost: Session) -> None:
         """Have another supervisor in the place of one that is lost, unless there is one by now."""
         with self.lock:
             if self.is_closed or self.session is not lost:
                 return
-            if self._how_broken:
-                raise self._deaths.error(f"the supervisor process (pid {lost.pid})", self._how_broken)
+            self.check_usable()
             how = lost.reap()
-            self.arena.board.abandon(0)
             indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.workers.values()}
-            self.workers.all_ended()
+            self.arena.board.clear_workers()
+            if lost.lacks_descriptors:
+                soft, _ = machine.descriptor_limits()
+                text = (
+                    f"This process ran out of file descriptors (limit: {soft}), so a batch or error could not be "
+                    "received. Create a new loader, and close files, keep fewer batches, or raise the limit (ulimit -n)."
+                )
+                self._broken = functools.partial(PoolBrokenError, text)
+                self.check_usable()
             self._note_death(how, {index for index in indices if index >= 0})
             if self._deaths.are_too_many:
-                self._how_broken = how
-                raise self._deaths.error(f"the supervisor process (pid {lost.pid})", how)
+                self._broken = functools.partial(self._deaths.error, f"the supervisor process (pid {lost.pid})", how)
+                self.check_usable()
             self.supervisor_restarts += 1
-            self._warn_of_modules()
-            session = self._start()
+            self.warn_of_modules()
+            try:
+                session = self._start()
+            except LoaderpoolError as error:
+                how = f"{how}, and it could not be restarted: {error}"
+                self._broken = functools.partial(self._deaths.error, f"the supervisor process (pid {lost.pid})", how)
+                raise self._broken() from error
             session.loaders, session.runs = lost.loaders, {}
             self.session = session
             for loader in [*self.loaders.values()]:
@@ -145,12 +196,10 @@ class Pool:
         else:
             self._deaths.note(indices, self.deliveries)
 
-    def _on_worker(self, message: WorkerChanged) -> None:
-        if message.cell >= 0:
-            words = (Notice.WORKER_STARTED, message.worker, message.pid, message.cell, 0, 0, 0, 0)
-            self.workers.started(words, None)
-        else:
-            self.workers.ended((Notice.WORKER_ENDED, message.worker, message.pid, int(message.was_lost), 0, 0, 0, 0))
+    def _on_obstacles(self, message: NotForked) -> None:
+        from loaderpool.transport.payload.fork_check import ForkObstacle  # few pools ever come here
+
+        self.warnings.note_obstacles(tuple(ForkObstacle(*each) for each in message.obstacles), message.node)
 
     def _turn(self) -> None:
         """Done now and then by who waits, without a lock."""
@@ -161,7 +210,8 @@ class Pool:
         if self.on_idle is not None:
             self.on_idle()
 
-    def _warn_of_modules(self) -> None:
+    def warn_of_modules(self) -> None:
+        """Warn of modules that workers which are to come will find changed."""
         if text := self.modules.changed():
             self.warnings.note(text)
 
@@ -184,8 +234,8 @@ class Pool:
         if self.is_closed:
             raise closed_error()
         self.check_owner()
-        if self._how_broken:
-            raise self._deaths.error("the supervisor process", self._how_broken)
+        if self._broken is not None:
+            raise self._broken()
 
     def close(self) -> None:
         """End supervisor and workers; wakes all who wait. Twice is fine, from any thread, in any finalizer."""

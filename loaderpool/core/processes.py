@@ -1,4 +1,8 @@
-"""The worker processes as the supervisor has them: started, watched for stops, reaped."""
+"""The worker processes as the supervisor has them: started, watched for stops, reaped.
+
+They are forked: a worker inherits what the supervisor has loaded, and drops every descriptor that is not its own. Where
+a fork would not be clean (`fork_check`), each is an interpreter of its own (`exec_worker`).
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,67 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loaderpool.core.channel import Channel
 from loaderpool.core.memory import SlotFile
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena
+from loaderpool.memory.board import Field
 from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.supervisor.watch import HungSample, StackFile
 from loaderpool.system import fault_points, machine, process
 from loaderpool.system.machine import StopWatch
+from loaderpool.transport.payload.loaded import Payloads, plain
 from loaderpool.worker.after_fork import become_worker, serve
+
+if TYPE_CHECKING:
+    import subprocess
+
+
+class CleanStart:
+    """Starts workers by exec.
+
+    Made before any module of the user's is imported, so that these find the same when they are imported once more.
+
+    Args:
+        start: the supervisor's own settings.
+    """
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._common = {name: start[name] for name in ("path", "argv", "arena", "arena_bytes", "slots")}
+        self._common["supervisor_pid"], self._common["node"] = os.getpid(), process.node()
+        self._environment = dict(os.environ)
+        self._directory: str | None = None
+        with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be
+            self._directory = os.getcwd()
+
+    def start(self, payloads: Payloads, number: int, **own: Any) -> subprocess.Popen[bytes]:
+        """Start a worker; it will load what it gets tickets for.
+
+        Args:
+            payloads: what it may load.
+            number: its number.
+            own: the rest of what `exec_worker.main` is told.
+
+        Raises:
+            OSError: no memory, no more processes, no descriptors, or no interpreter any more.
+        """
+        from loaderpool.transport import child_process  # few supervisors ever come here
+
+        files = payloads.received.by_loader
+        settings = {**self._common, **own, "number": number, "files": files, "places": payloads.places}
+        settings["changes"] = plain(payloads.changes)
+        inherited = [settings[name] for name in ("arena", "slots", "channel", "stacks")]
+        return child_process.start(
+            "loaderpool.core.exec_worker",
+            settings,
+            [*inherited, *(file for of_loader in files.values() for file in of_loader)],
+            f"loaderpool-worker-{number}",
+            directory=self._directory,
+            environment=self._environment,
+            is_apart=False,  # it is of the supervisor's group, and ends with it
+        )
 
 
 class ForkedProcess:
@@ -61,11 +115,14 @@ class ForkedProcess:
         return self._status
 
 
-class WorkerProcess:
-    """A forked worker: its process, the supervisor's end of its channel, and what its threads were at."""
+_Process: TypeAlias = "ForkedProcess | subprocess.Popen[bytes]"
 
-    def __init__(self, number: int, forked: ForkedProcess, cell: int, channel: Channel, stacks: StackFile) -> None:
-        self.number, self.process, self.pid, self.cell = number, forked, forked.pid, cell
+
+class WorkerProcess:
+    """A worker: its process, the supervisor's end of its channel, and what its threads were at."""
+
+    def __init__(self, number: int, started: _Process, cell: int, channel: Channel, stacks: StackFile) -> None:
+        self.number, self.process, self.pid, self.cell = number, started, started.pid, cell
         self.channel, self.stacks = channel, stacks
         self.sample = HungSample(self.pid, cell, stacks)
         self.stop: StopWatch | None = None  # while it is stopped (SIGSTOP)
@@ -84,8 +141,9 @@ class Processes:
     Args:
         arena: with the board.
         slots: where workers write.
-        payloads: by loader; what workers inherit.
+        payloads: what workers inherit, or load.
         forms: by loader.
+        start: the supervisor's own settings.
         private: descriptors of the supervisor that are not the workers'.
     """
 
@@ -93,20 +151,22 @@ class Processes:
         self,
         arena: Arena,
         slots: SlotFile,
-        payloads: Mapping[int, Mapping[str, Any]],
+        payloads: Payloads,
         forms: Mapping[int, bytes],
+        start: Mapping[str, Any],
         private: Callable[[], list[int]],
     ) -> None:
         self._arena, self._slots, self._payloads, self._forms, self._private = arena, slots, payloads, forms, private
+        self._clean_start = CleanStart(start)
         self.by_number: dict[int, WorkerProcess] = {}
         self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # that are free
         self._pid = os.getpid()
 
-    def start(self, number: int) -> WorkerProcess:
-        """Start a worker.
+    def start(self, number: int, is_forked: bool) -> WorkerProcess:
+        """Start a worker, by fork or by exec.
 
         Raises:
-            OSError: no memory, no more processes, or no descriptors.
+            OSError: no memory, no more processes, no descriptors, or no interpreter any more.
         """
         if not self._cells:
             raise OSError(errno.EAGAIN, "too many workers have not ended yet")
@@ -118,7 +178,7 @@ class Processes:
                 try:
                     cell = self._cells.pop()
                     self._arena.board.clear(cell)
-                    forked = ForkedProcess(lambda: self._become(number, cell, ours.fileno(), theirs.detach(), stacks))
+                    started = self._start(number, cell, ours.fileno(), theirs, stacks, is_forked)
                 except BaseException:
                     self._cells.append(cell)
                     stacks.close()
@@ -126,7 +186,11 @@ class Processes:
             except BaseException:
                 ours.close()
                 raise
-        worker = self.by_number[number] = WorkerProcess(number, forked, cell, Channel(ours), stacks)
+        board = self._arena.board
+        board.cells = cell + 1
+        board.numbers[board.base(cell) + Field.PID] = started.pid
+        board.numbers[board.base(cell) + Field.NUMBER] = number + 1
+        worker = self.by_number[number] = WorkerProcess(number, started, cell, Channel(ours), stacks)
         try:
             worker.pidfd = machine.open_pidfd(worker.pid)
         except OSError:  # none left: its end is found by a look, as on machines that have no such thing
@@ -145,6 +209,8 @@ class Processes:
     def free(self, worker: WorkerProcess) -> None:
         """Its cell and its stacks are not looked at any more."""
         worker.stacks.close()
+        board = self._arena.board
+        board.numbers[board.base(worker.cell) + Field.NUMBER] = 0
         self._cells.append(worker.cell)
 
     def note_stops(self) -> None:
@@ -183,6 +249,14 @@ class Processes:
         for worker in self.by_number.values():
             worker.process.wait()
 
+    def _start(
+        self, number: int, cell: int, ours: int, theirs: socket.socket, stacks: StackFile, is_forked: bool
+    ) -> _Process:
+        if is_forked:
+            return ForkedProcess(lambda: self._become(number, cell, ours, theirs.detach(), stacks))
+        own = {"cell": cell, "channel": theirs.fileno(), "stacks": stacks.descriptor, "forms": dict(self._forms)}
+        return self._clean_start.start(self._payloads, number, **own)
+
     def _become(self, number: int, cell: int, ours: int, theirs: int, stacks: StackFile) -> None:
         """Runs in: the new worker, a fork, which keeps nothing of the supervisor's."""
         process.become("worker")
@@ -194,7 +268,7 @@ class Processes:
         become_worker(self._pid, [theirs], others)
         stacks.arm()
         channel = Channel(socket.socket(fileno=theirs))
-        Worker(number, cell, channel, self._arena, self._slots, self._payloads, self._forms).run()
+        Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()
 
 
 class Signals:

@@ -71,13 +71,20 @@ class MarkEnded(NamedTuple):
     run: int
 
 
+class ReturnPages(NamedTuple):
+    """Give a part of the memory file back to the machine."""
+
+    offset: int
+    nbytes: int
+
+
 class DropFile(NamedTuple):
     """Close a file that came with an answer: the batch in it is not wanted."""
 
     descriptor: int
 
 
-Instruction = ToMain | ToWorker | Start | Stop | MarkEnded | DropFile
+Instruction = ToMain | ToWorker | Start | Stop | MarkEnded | ReturnPages | DropFile
 
 
 @dataclasses.dataclass
@@ -93,6 +100,7 @@ class LoaderRecord:
     first: int = -1  # the batch that begins with it
     row_s: float = 0.0  # a moving mean
     rows_measured: int = 0
+    left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)  # epoch, and as in a ticket
     failure: bytes | None = None
     has_given_back: bool = False  # its latest run has ended to give back slots, and will begin again
 
@@ -224,4 +232,5 @@ class Death(NamedTuple):
     index: int = -1  # source index of the sample that it was at; -1: none
     hung_s: float = 0.0  # the sample had run for so long, and was ended for it: once is enough
     exit_code: int = 0
+    has_begun: bool = True  # it had come to serve
     is_generator: bool = False  # a generator made that sample: nothing of it can be left out

@@ -240,8 +240,10 @@ class PoolRun:
         self._is_torn, self._failure = True, None  # torn until it is done
         pool, buffer = self._pool, self.buffer
         self._session: Session = pool.session
+        self._session.catch_up()  # what was said of a run that has ended is taken in before its slots are said again
         self.number = pool.take_number()
         self.lent, self._slots = {}, {}
+        self._engine.lent.append(self.lent)
         self._session.runs[self.number] = self
         self._engine.runs[self.number] = self
         had, over = self._had()
@@ -305,7 +307,8 @@ class PoolRun:
             return failures.unpack(self._failure)
         active = sum(not run.is_over for run in self._engine.runs.values()) - 1
         return MemoryLimitError(
-            f"{counted(active, 'iterator')} of this loader are active, and there is no batch buffer for another one. "
+            f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} active, and there is no batch "
+            "buffer for another one. "
             "Close some of them, or set a larger Limits.memory."
         )
 

@@ -6,6 +6,7 @@ No thread receives in the background. Of the threads that wait for batches one r
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -26,8 +27,8 @@ from loaderpool.core.messages import (
     Loaded,
     LoaderFailed,
     Message,
+    NotForked,
     Release,
-    WorkerChanged,
 )
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
@@ -39,6 +40,10 @@ from loaderpool.transport import child_process
 
 _CLOSE_S = 1.0  # how long a close waits for the supervisor to end by itself
 _LOOK_MS = 200
+
+
+def _release(channel: Channel, run: int, offset: int) -> None:
+    channel.send(Release(run, offset))
 
 
 class SupervisorLost(Exception):
@@ -57,8 +62,9 @@ class Session:
 
     Attributes:
         is_lost: it is gone.
+        lacks_descriptors: a file that it sent could not be received.
         lender: its slots that have views.
-        on_worker: told of workers that start and end.
+        on_obstacles: told why workers are not forked.
 
     Args:
         arena: what the pool's processes share beside slots.
@@ -79,45 +85,24 @@ class Session:
         around: Surroundings,
         news: threading.Condition,
     ) -> None:
-        self.is_lost = self._is_torn = False
+        self.is_lost = self.lacks_descriptors = self._is_torn = False
         self.runs: dict[int, Listener] = {}
         self.loaders: dict[int, Listener] = {}
-        self.on_worker: Callable[[WorkerChanged], None] | None = None
+        self.on_obstacles: Callable[[NotForked], None] | None = None
         self.news = news
         self._is_reading = False
-        self.slots = SlotFile.create()
         try:
-            ours, theirs = Channel.pair()
-            with theirs:
-                self._channel = Channel(ours, waits=True)
-                descriptors = [theirs.fileno(), arena.descriptor, self.slots.descriptor]
-                start = {
-                    "path": around.path,
-                    "argv": around.argv,
-                    "trainer_pid": os.getpid(),
-                    "channel": descriptors[0],
-                    "arena": descriptors[1],
-                    "slots": descriptors[2],
-                    "arena_bytes": arena.nbytes,
-                    "workers": workers,
-                    "max_restarts": restarts,
-                }
-                self._process = child_process.start(
-                    "loaderpool.core.supervisor",
-                    start,
-                    descriptors,
-                    "loaderpool-supervisor",
-                    directory=around.directory,
-                    environment=around.environment,
-                )
+            self.slots = SlotFile.create()
+            try:
+                self._channel, self._process = _launch(arena, self.slots, workers, restarts, around)
+            finally:
+                self.slots.close_descriptor()  # the mapping stays
         except OSError as error:
             advice = capacity.start_advice(error, "this process has no file descriptors left")
             raise PoolBrokenError(f"Could not start the supervisor process: {error}; {advice}") from error
-        finally:
-            self.slots.close_descriptor()  # the mapping stays
         fault_points.reach("trainer.launched")
         self.send = self._channel.send
-        self.lender = Lender(self.slots, arena.recorder.trainer, lambda run, offset: self.send(Release(run, offset)))
+        self.lender = Lender(self.slots, arena.recorder.trainer, functools.partial(_release, self._channel))
         self._wake_ends = os.pipe()
         for end in self._wake_ends:
             os.set_blocking(end, False)
@@ -185,8 +170,10 @@ class Session:
             try:
                 while (received := self._channel.receive()) is not None:
                     self._dispatch(received)
-            except (ChannelClosed, LostPacket):
+            except ChannelClosed:
                 self.is_lost = True
+            except LostPacket:
+                self.is_lost = self.lacks_descriptors = True
             self._is_torn = False
             self.news.notify_all()
 
@@ -222,8 +209,8 @@ class Session:
                 listener = self.runs.get(run)
             case Found(loader=loader) | Loaded(loader=loader) | LoaderFailed(loader=loader):
                 listener = self.loaders.get(loader)
-            case WorkerChanged() if self.on_worker is not None:
-                self.on_worker(message)
+            case NotForked() if self.on_obstacles is not None:
+                self.on_obstacles(message)
         if listener is not None:
             listener.hear(received)
         else:  # of a run that was ended meanwhile: its slots are free
@@ -254,3 +241,37 @@ class Session:
         """End the supervisor and its workers, and wait until it is gone. What has views stays valid."""
         self.is_lost = True
         self.reap()
+        # These refer to the pool: what is closed, and its descriptors, shall go without the collector of garbage.
+        self.on_obstacles, self.runs, self.loaders = None, {}, {}
+
+
+def _launch(
+    arena: Arena, slots: SlotFile, workers: int, restarts: tuple[int, float] | None, around: Surroundings
+) -> tuple[Channel, subprocess.Popen[bytes]]:
+    """Start a clean interpreter, never a fork: the main process has threads of its frameworks."""
+    ours, theirs = Channel.pair()
+    with contextlib.ExitStack() as undo:
+        undo.callback(ours.close)
+        with theirs:
+            descriptors = [theirs.fileno(), arena.descriptor, slots.descriptor]
+            start = {
+                "path": around.path,
+                "argv": around.argv,
+                "trainer_pid": os.getpid(),
+                "channel": descriptors[0],
+                "arena": descriptors[1],
+                "slots": descriptors[2],
+                "arena_bytes": arena.nbytes,
+                "workers": workers,
+                "max_restarts": restarts,
+            }
+            process = child_process.start(
+                "loaderpool.core.supervisor",
+                start,
+                descriptors,
+                "loaderpool-supervisor",
+                directory=around.directory,
+                environment=around.environment,
+            )
+        undo.pop_all()
+    return Channel(ours, waits=True), process

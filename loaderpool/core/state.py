@@ -32,6 +32,7 @@ from loaderpool.core.records import (
     LoaderRecord,
     MarkEnded,
     Plan,
+    ReturnPages,
     RunRecord,
     Start,
     Stop,
@@ -112,7 +113,10 @@ class State:
     def look(self, number: int, epoch: int, batch: int, feed: int = 0) -> None:
         """The first sample of this batch of an epoch is to be made."""
         loader = self.loaders.get(number)
-        if loader is None or self._broken is not None:
+        if loader is None:
+            return
+        if self._broken is not None:
+            self._fail_loader(loader, self._broken)
             return
         loader.failure = None
         ticket = Ticket(next(self._tickets), number, 0, epoch, batch, 0, 1, 0, 1, -1, 0, False, feed, 0, ())
@@ -274,12 +278,12 @@ class State:
             del record.jobs[ticket]
         self._take_back(record)
         if death is not None:
-            self._idle_deaths = 0 if blamed is not None or record.has_answered else self._idle_deaths + 1
+            self._idle_deaths = 0 if blamed is not None or death.has_begun else self._idle_deaths + 1
             if not death.hung_s:
                 self._deaths.append(now)
+            self._break_after(now, death)
             if blamed is not None and not blamed.is_unwanted:
                 self._blame(blamed, death)
-            self._break_after(now, death)
         self._hire()
 
     def not_started(self, worker: int, now: float, error: bytes) -> None:
@@ -357,6 +361,9 @@ class State:
                 worker = keeper
         if job.lane is not None:
             job.lane.home = worker.number
+        if loader.left_out:
+            left_out = (sample for epoch, *sample in loader.left_out if epoch == job.ticket.epoch)
+            job.ticket = job.ticket._replace(left_out=tuple(map(tuple, left_out)))
         worker.jobs[job.ticket.number] = job
         self._say(ToWorker(worker.number, job.ticket))
 
@@ -429,18 +436,19 @@ class State:
 
     # ---- slots
 
-    def _give_slots(self, run: RunRecord, returning: int = 0) -> None:
+    def _give_slots(self, run: RunRecord, returning: LoaderRecord | None = None) -> None:
         """Give a run as many slots as it should have with this number of workers, and no more than its share.
 
-        `returning`: runs that have ended to give their slots back, and will begin again.
+        `returning`: a run of this loader has ended to give its slots back, and will begin again.
         """
         layout = run.loader.layout
         if layout is None or run.is_ended or run.is_asked:
             return
         size, others = layout.slot_bytes, [each for each in self.runs.values() if not each.is_ended]
-        living = len(others) + returning
+        living = len(others) + (returning is not None)
         of_loader = [each for each in others if each.loader is run.loader and each is not run]
-        limit = min(layout.limit_bytes // (1 + len(of_loader)), layout.limit_bytes - sum(each.nbytes for each in of_loader))
+        sharing = 1 + len(of_loader) + (returning is run.loader)
+        limit = min(layout.limit_bytes // sharing, layout.limit_bytes - sum(each.nbytes for each in of_loader))
         wanted = slots_of(size, layout.most, self._wanted, layout.room, min(limit, self._memory.size // living))
         left = self._most_slots - sum(each.slots for each in self.runs.values())
         room = min(self._most_slots // living - run.slots, left, self._memory.largest // size, self.free_bytes // size)
@@ -456,7 +464,7 @@ class State:
                 self.starved.remove(run)
         elif run.slots == 0 and run not in self.starved:
             self.starved.append(run)
-            share = min(layout.limit_bytes // (1 + len(of_loader)), self._memory.size // living) // size
+            share = min(layout.limit_bytes // sharing, self._memory.size // living) // size
             if min(share, self._most_slots // living) < 1:  # nor would there be if the others gave back
                 self._refuse(run)
             else:
@@ -468,6 +476,7 @@ class State:
         if layout is not None and size < layout.slot_bytes <= min(self._memory.largest, self.free_bytes):
             if run.nbytes + layout.slot_bytes - size <= layout.limit_bytes:
                 self._memory.give_back(Extent(offset, size))
+                self._say(ReturnPages(offset, size))
                 del run.sizes[offset]
                 run.fresh.discard(offset)
                 offset = self._memory.take(layout.slot_bytes).offset
@@ -562,8 +571,12 @@ class State:
         """Give back the slots of a run that has ended: those without a writer and without views."""
         if not run.is_ended:
             return
+        is_unloaded = run.loader.number not in self.loaders  # else the next run has these pages
         for offset in run.free:
-            self._memory.give_back(Extent(offset, run.sizes.pop(offset)))
+            size = run.sizes.pop(offset)
+            self._memory.give_back(Extent(offset, size))
+            if is_unloaded:
+                self._say(ReturnPages(offset, size))
         run.free.clear()
         run.fresh.clear()
         if run.feed and not any(True for _ in self._slots_of(run)):
@@ -575,7 +588,7 @@ class State:
             self.starved.remove(run)
         starved, self.starved = self.starved, []
         for other in starved:
-            self._give_slots(other, returning=1)
+            self._give_slots(other, returning=run.loader)
 
     def _slots_of(self, run: RunRecord) -> Iterator[Filling]:
         jobs = itertools.chain(self.due, *(worker.jobs.values() for worker in self.workers.values()))
@@ -600,13 +613,12 @@ class State:
         if verdict is Verdict.ALONE:  # its deaths are explained, so they are no storm
             for _ in range(min(deaths - bool(death.hung_s), len(self._deaths))):
                 self._deaths.pop()
-        if job.loader.leaves_out and job.slot is not None and death.index >= 0 and verdict is Verdict.ALONE:
-            if not death.is_generator:
-                left_out = *job.ticket.left_out, (death.index, death.hung_s, death.exit_code)
-                job.ticket = job.ticket._replace(deaths=deaths, left_out=left_out)
-                job.deaths.clear()
-                self.due.appendleft(job)
-                return
+        if job.loader.leaves_out and death.index >= 0 and verdict is Verdict.ALONE and not death.is_generator:
+            job.loader.left_out.append((job.ticket.epoch, death.index, death.hung_s, death.exit_code))
+            job.ticket = job.ticket._replace(deaths=deaths)
+            job.deaths.clear()
+            self.due.appendleft(job)
+            return
         self._give_up(job, death.error(verdict, deaths, job.ticket))
 
     def _give_up(self, job: Job, error: bytes) -> None:

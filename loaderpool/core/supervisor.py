@@ -1,4 +1,4 @@
-"""The supervisor process: a clean interpreter that loads functions, forks workers and carries out what `State` says.
+"""The supervisor process: a clean interpreter that loads functions, starts workers and carries out what `State` says.
 
 One thread, one loop. It waits for channels and for deaths, turns them into events, and carries out instructions.
 """
@@ -31,13 +31,13 @@ from loaderpool.core.messages import (
     LoaderFailed,
     Look,
     Message,
+    NotForked,
     Release,
     Resize,
     Ticket,
     TicketFailed,
     Unload,
     Update,
-    WorkerChanged,
 )
 from loaderpool.core.numbering import Numbering
 from loaderpool.core.processes import READABLE, Processes, Signals, WorkerProcess
@@ -47,6 +47,7 @@ from loaderpool.core.records import (
     DropFile,
     Instruction,
     MarkEnded,
+    ReturnPages,
     Start,
     Stop,
     ToMain,
@@ -98,7 +99,7 @@ class Supervisor:
         self._workers_wanted: int = start["workers"]
         self._timeouts: dict[int, float] = {}  # seconds, by loader
         self._oom_kills = machine_capacity.oom_kill_count()
-        self._has_loaded = self._is_over = False
+        self._has_loaded = self._has_told_of_exec = self._is_over = False
         self._signals = Signals()
         self._epoll = select.epoll()
         self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel
@@ -108,7 +109,7 @@ class Supervisor:
         self._listen(self._signals.descriptor, self._on_signal)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
-        self._workers = Processes(self._arena, self._slots, self._payloads.loaded, self._forms, self._private)
+        self._workers = Processes(self._arena, self._slots, self._payloads, self._forms, start, self._private)
 
     def run(self) -> None:
         """Work until the main process is gone, or has closed its end. Then end all workers."""
@@ -373,7 +374,7 @@ class Supervisor:
         record = self._state.workers[worker.number]
         was_lost = bool(record.jobs) or not record.is_leaving
         self._state.died(worker.number, clock.monotonic_s(), ticket, death)
-        self._main.send(WorkerChanged(worker.number, worker.pid, -1, was_lost))
+        self._arena.board.lost += was_lost
         self._workers.free(worker)
 
     def _death_of(self, worker: WorkerProcess, index: int, exit_code: int) -> Death:
@@ -415,7 +416,8 @@ class Supervisor:
             )
             return failures.of_deaths(report)
 
-        return Death(error, index, hung_s, exit_code, in_generator)
+        has_begun = bool(read(worker.cell, Field.BEGUN))
+        return Death(error, index, hung_s, exit_code, has_begun, in_generator)
 
     # ---- instructions
 
@@ -446,6 +448,8 @@ class Supervisor:
                     worker.channel.end_sending()
             case MarkEnded(run):
                 self._arena.board.abandon(run)
+            case ReturnPages(offset, nbytes):
+                self._slots.return_pages(offset, nbytes)
             case DropFile(descriptor):
                 os.close(descriptor)
 
@@ -457,8 +461,13 @@ class Supervisor:
             worker.kill()
 
     def _start(self, number: int) -> None:
+        obstacles = self._fork_check.obstacles()
+        if obstacles and not self._has_told_of_exec:  # before anything that such a worker may say
+            self._has_told_of_exec = True
+            told = tuple((each.cause, each.threads, each.runtimes) for each in obstacles)
+            self._main.send(NotForked(told, process.node()))
         try:
-            worker = self._workers.start(number)
+            worker = self._workers.start(number, is_forked=not obstacles)
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
             advice = machine_capacity.start_advice(error, "the supervisor has no file descriptors left")
@@ -469,7 +478,6 @@ class Supervisor:
         self._listen(worker.channel.fileno(), lambda: self._hear_worker(worker))
         if worker.pidfd is not None:
             self._listen(worker.pidfd, lambda: self._dead.append(worker))
-        self._main.send(WorkerChanged(number, worker.pid, worker.cell, False))
 
 
 @contextlib.contextmanager
@@ -498,7 +506,6 @@ def _end_group() -> NoReturn:
 
 def main(start: Mapping[str, Any]) -> None:
     """The supervisor process, from the first import to its end."""
-    if os.environ.get("DBG"): exec(open("/tmp/dbg.py").read(), {})
     process.become("supervisor", start.get("node"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() != start["trainer_pid"]:

@@ -73,7 +73,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve to the end."""
-        self._numbers[self._base + Field.PID] = os.getpid()
+        self._numbers[self._base + Field.BEGUN] = 1
         while True:
             while not self._tickets:
                 fault_points.reach("worker.idle")
@@ -149,13 +149,13 @@ class Worker:
         try:
             work = self._work(ticket.loader)
             work.ensure_setup()
+            for index, hung_s, exit_code in ticket.left_out:
+                work.exclude(ticket.epoch, index, hung_s, exit_code)
             if ticket.offset < 0:
                 answer = self._look(work, ticket)
             else:
                 if ticket.is_fresh:
                     self._slots.take_pages(ticket.offset, ticket.slot_bytes)
-                for index, hung_s, exit_code in ticket.left_out:
-                    work.exclude(ticket.epoch, index, hung_s, exit_code)
                 job = _job(ticket)
                 filled = work.fill(job, self._slots.map, ticket.offset, ticket.slot_bytes)
                 rows, oversize = filled.rows, filled.oversize

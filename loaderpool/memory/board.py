@@ -18,7 +18,9 @@ RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
 # The loader whose function and source the supervisor is loading, so that its death then is known as the import's.
 _LOADING = _MARKS_START + RUN_MARKS
-BOARD_BYTES = -(-(_LOADING + 1) * 8 // 4096) * 4096
+_LOST = _LOADING + 1  # workers that died before they were told to
+_CELLS = _LOADING + 2  # cells that workers have had
+BOARD_BYTES = -(-(_CELLS + 1) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
@@ -41,6 +43,9 @@ class Field(enum.IntEnum):
     IN_GENERATOR = 12  # 1 while a generator makes the item that INDEX is of
     THREAD = 13  # which thread makes the sample, by its ident; 0: the main one
     BLOCK = 14  # how many samples at most are made before INDEX is noted again; 0: one
+    # Of the core to come, whose supervisor writes them:
+    NUMBER = 15  # 1 + the worker's number; 0: there is none
+    BEGUN = 10  # 1 once it serves
 
 
 class HostField(enum.IntEnum):
@@ -95,6 +100,34 @@ class Board:
     @loading.setter
     def loading(self, loader: int) -> None:
         self.numbers[_LOADING] = loader
+
+    @property
+    def lost(self) -> int:
+        """How many workers died before they were told to. Written by: the supervisor."""
+        return int(self.numbers[_LOST])
+
+    @lost.setter
+    def lost(self, workers: int) -> None:
+        self.numbers[_LOST] = workers
+
+    @property
+    def cells(self) -> int:
+        """How many cells, from the first on, workers have had. Written by: the supervisor."""
+        return int(self.numbers[_CELLS])
+
+    @cells.setter
+    def cells(self, cells: int) -> None:
+        self.numbers[_CELLS] = max(cells, self.cells)
+
+    def workers(self) -> list[tuple[int, int, int]]:
+        """Return number, pid and cell of each worker that there is."""
+        numbers = self.numbers[Field.NUMBER : self.cells * _FIELDS_PER_CELL : _FIELDS_PER_CELL].tolist()
+        return [(number - 1, self.read(cell, Field.PID), cell) for cell, number in enumerate(numbers) if number]
+
+    def clear_workers(self) -> None:
+        """There is no worker any more: their supervisor is gone."""
+        for _, _, cell in self.workers():
+            self.clear(cell)
 
     def abandon(self, run: int) -> None:
         """Tell workers that the rest of this run was abandoned."""

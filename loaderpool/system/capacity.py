@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import readable_bytes
-from loaderpool.system import clock
+from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +56,7 @@ def available_memory_bytes() -> int:
         if used is not None:
             counts = _counts(f"{path}/memory.stat")
             free.append(max(0, limit - used + max(counts["inactive_file"], counts["total_inactive_file"])))
-    return min(free)
+    return int(fault_points.setting("available_bytes", min(free)))
 
 
 def resident_bytes() -> int:
