@@ -75,6 +75,7 @@ class Begin(NamedTuple):
     lanes_over: tuple[int, ...]
     is_in_order: bool  # batches are taken in their order
     feed: int  # as in `Look`
+    is_whole: bool = False  # all its batches go into one slot: it is a ticket of another machine
 
 
 class Extend(NamedTuple):

@@ -128,6 +128,7 @@ class RunRecord:
     last_ticket: int = 0  # number of the last one that was cut
     is_ended: bool = False
     is_asked: bool = False  # to give its slots back
+    is_whole: bool = False  # all its batches go into one slot: it is a ticket of another machine
     may_ask: int = 3  # so many other runs for their slots; then it is an error that it has none
 
     @property
@@ -221,6 +222,7 @@ class WorkerRecord:
 
     number: int
     jobs: dict[int, Job] = dataclasses.field(default_factory=dict)  # by ticket, in the order in which they were dealt
+    workers: int = 1  # that it has: a node has several, and none while it starts
     is_leaving: bool = False
     has_answered: bool = False
 

@@ -52,6 +52,8 @@ _LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least
 _TOGETHER = 3  # a ticket is given up at so many times the deaths of one sample: together its samples kill
 _IDLE_DEATHS = 5  # beside the number of workers: so many may die running before they have begun anything
 _RETRY_S = 1.0  # after a worker could not be started
+_NODE_CHUNK_S = 0.064  # as _CHUNK_S, for nodes: each ticket is a call to another machine
+_NODE_TICKETS = 4  # that a node may have at least
 
 
 class State:
@@ -67,9 +69,18 @@ class State:
         memory: for all slots.
         most_slots: of all runs together.
         restarts: deaths of workers that are made good, and within how many seconds; None: any number.
+        of_nodes: workers are nodes with workers of their own. Each begins to get tickets when it has `joined`, and is
+            told of loaders while it lives; its death is no sample's fault.
     """
 
-    def __init__(self, workers: int, memory: Space, most_slots: int, restarts: tuple[int, float] | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        memory: Space,
+        most_slots: int,
+        restarts: tuple[int, float] | None = None,
+        of_nodes: bool = False,
+    ) -> None:
         self.instructions: list[Instruction] = []
         self.loaders: dict[int, LoaderRecord] = {}
         self.runs: dict[int, RunRecord] = {}
@@ -77,7 +88,8 @@ class State:
         self.due: collections.deque[Job] = collections.deque()
         self.starved: list[RunRecord] = []  # runs without a slot, the first one first
         self.free_bytes = 1 << 62
-        self._wanted = workers
+        self._wanted, self._width = workers, max(1, workers)  # width: processes that make rows
+        self._of_nodes, self._chunk_s = of_nodes, _NODE_CHUNK_S if of_nodes else _CHUNK_S
         self._memory = memory
         self._most_slots = most_slots
         self._restarts = restarts
@@ -106,7 +118,7 @@ class State:
 
     def renew(self) -> None:
         """Replace all workers: what they were forked with has changed."""
-        for worker in [*self.workers.values()]:
+        for worker in [*self.workers.values()] if not self._of_nodes else ():
             self._dismiss(worker)
         self._hire()
 
@@ -143,6 +155,7 @@ class State:
         plan: Plan | None = None,
         feed: int = 0,
         is_in_order: bool = True,
+        is_whole: bool = False,
     ) -> None:
         """A run begins. One of an unknown loader is answered as well.
 
@@ -156,6 +169,7 @@ class State:
             plan: of its batches; None: the loader's.
             feed: where the items of a stream are; 0: they are read by index.
             is_in_order: batches are taken in their order.
+            is_whole: all go into one slot.
         """
         record = self.loaders.get(loader)
         if record is None or record.failure is not None:
@@ -165,7 +179,7 @@ class State:
         had_later = {batch for batch in had if batch >= first}
         end = stop if stop >= 0 else 1 << 1000
         run = self.runs[number] = RunRecord(number, record, plan or record.plan, first, end, had_later)
-        run.feed, run.is_in_order, lanes = feed, is_in_order, record.plan.lanes
+        run.feed, run.is_in_order, run.is_whole, lanes = feed, is_in_order, is_whole, record.plan.lanes
         run.lanes = [
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None) for lane in range(lanes)
         ]
@@ -206,6 +220,7 @@ class State:
     def resize(self, workers: int) -> None:
         """Have so many workers."""
         self._wanted = max(1, workers)
+        self._measure()
         staying = [worker for worker in self.workers.values() if not worker.is_leaving]
         for worker in staying[self._wanted :]:
             self._dismiss(worker)
@@ -271,6 +286,9 @@ class State:
             death: how it ended; None: as it was told to.
         """
         record = self.workers.pop(worker)
+        if self._of_nodes:
+            self._node_died(record, now, death)
+            return
         blamed = record.jobs.get(ticket)
         if death is None or (record.is_leaving and not record.jobs):
             death = None
@@ -285,6 +303,42 @@ class State:
             if blamed is not None and not blamed.is_unwanted:
                 self._blame(blamed, death)
         self._hire()
+
+    def _node_died(self, node: WorkerRecord, now: float, death: Death | None) -> None:
+        """A node is gone. A ticket over which several went is dealt alone, and given up if its node goes again."""
+        given_up = []
+        self._measure()
+        if death is not None and (node.jobs or not node.is_leaving):
+            for number, job in [*node.jobs.items()]:
+                if not job.is_unwanted:
+                    job.deaths.append(-1)
+                    if len(job.deaths) >= job.loader.most_deaths:
+                        given_up.append(node.jobs.pop(number))
+            self._deaths.append(now)
+            self._idle_deaths = 0 if death.has_begun else self._idle_deaths + 1
+            self._break_after(now, death)
+        self._take_back(node)
+        for job in given_up:
+            assert death is not None
+            self._give_up(job, death.error(Verdict.HOST, len(job.deaths), job.ticket))
+        self._hire()
+
+    def joined(self, node: int, workers: int) -> None:
+        """A node runs, with so many workers."""
+        if node in self.workers:
+            self.workers[node].workers = workers
+            self._measure()
+            for run in [*self.runs.values()]:
+                self._give_slots(run)
+
+    def _measure(self) -> None:
+        self._width = self._wanted
+        if self._of_nodes:
+            self._width = max(1, sum(node.workers for node in self.workers.values()))
+
+    def stop(self, error: bytes) -> None:
+        """Nothing can be made any more."""
+        self._break(error)
 
     def not_started(self, worker: int, now: float, error: bytes) -> None:
         """A worker could not be started: there are fewer until some seconds later, or, if there are none, an error."""
@@ -310,18 +364,18 @@ class State:
         """Give tickets to workers, the emptiest first: what is due, then new ones of the runs in turn."""
         if not self.due and not any(run.free and not run.is_ended for run in self.runs.values()):
             return
-        level, has_homes = 0, any(run.lanes for run in self.runs.values())
+        level, has_homes = 0, self._of_nodes or any(run.lanes for run in self.runs.values())
         while True:
             busier = 1 << 30
             for worker in [*self.workers.values()]:
-                count = len(worker.jobs)
+                count = len(worker.jobs) // (worker.workers or 1)
                 if count > level:
                     busier = min(busier, count)
                 elif count == level and not worker.is_leaving and self._may_have_more(worker):
                     job = self._next_job(worker)
                     if job is not None:
                         self._give(worker, job)
-                        busier = min(busier, count + 1)
+                        busier = min(busier, len(worker.jobs) // (worker.workers or 1))
                     elif not has_homes:
                         return
             if busier == 1 << 30:
@@ -334,6 +388,9 @@ class State:
 
     def _may_have_more(self, worker: WorkerRecord) -> bool:
         jobs = worker.jobs
+        if self._of_nodes:
+            room = max(_NODE_TICKETS, MOST_TICKETS * worker.workers) if worker.workers else 0
+            return len(jobs) < room and not any(_is_alone(job) for job in jobs.values())
         if not jobs:
             return True
         first = next(iter(jobs.values()))
@@ -344,6 +401,8 @@ class State:
 
     def _next_job(self, worker: WorkerRecord) -> Job | None:
         for job in self.due:
+            if self._of_nodes and worker.jobs and _is_alone(job):
+                return None  # until it has answered all
             if job.lane is None or job.lane.home in (None, worker.number):
                 self.due.remove(job)
                 return job
@@ -398,7 +457,7 @@ class State:
         """Make tickets of a run's next batches, for one slot. Return the first; the others are due."""
         loader, plan, layout, offset = run.loader, run.plan, run.loader.layout, run.free.pop()
         assert layout is not None
-        batch_s, may_lend, count = loader.row_s * plan.batch_size, lendable(run.slots, self._wanted), 1
+        batch_s, may_lend, count = loader.row_s * plan.batch_size, lendable(run.slots, self._width), 1
         if run.lanes:
             run.lanes[batch % len(run.lanes)].turn += 1
         elif batch == run.next:
@@ -408,7 +467,8 @@ class State:
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
         rows = run.total_rows(batch, count)
-        parts = min(rows, max(1, round(batch_s / _RANGE_S))) if count == 1 and layout.splits and not run.lanes else 1
+        splits = count == 1 and layout.splits and not run.lanes and not self._of_nodes
+        parts = min(rows, max(1, round(batch_s / _RANGE_S))) if splits else 1
         slot = Filling(run, offset, batch, count, parts, may_lend, rows)
         epoch, of_epoch, rest = plan.locate(batch)
         jobs = []
@@ -423,13 +483,15 @@ class State:
 
     def _batches_in_ticket(self, run: RunRecord, batch_s: float) -> int:
         loader, plan = run.loader, run.plan
-        if batch_s > _CHUNK_S / 2 or not loader.rows_measured or loader.layout is None:
+        if run.is_whole:
+            return run.stop - run.next
+        if batch_s > self._chunk_s / 2 or not loader.rows_measured or loader.layout is None:
             return 1
         left = run.alike(run.next)
         # Towards the end of an epoch all workers have something to do.
-        share = min(left, max(-(-left // (2 * self._wanted)), _LEAST_AT_END))
+        share = min(left, max(-(-left // (2 * self._width)), _LEAST_AT_END))
         measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
-        most = max(1, min(loader.layout.most, int(_CHUNK_S / batch_s) if batch_s else 1 << 30, share, measured))
+        most = max(1, min(loader.layout.most, int(self._chunk_s / batch_s) if batch_s else 1 << 30, share, measured))
         if not run.had:
             return most
         return next((count for count in range(1, most) if run.next + count in run.had), most)
@@ -449,7 +511,8 @@ class State:
         of_loader = [each for each in others if each.loader is run.loader and each is not run]
         sharing = 1 + len(of_loader) + (returning is run.loader)
         limit = min(layout.limit_bytes // sharing, layout.limit_bytes - sum(each.nbytes for each in of_loader))
-        wanted = slots_of(size, layout.most, self._wanted, layout.room, min(limit, self._memory.size // living))
+        wanted = slots_of(size, layout.most, self._width, layout.room, min(limit, self._memory.size // living))
+        wanted = min(wanted, 1) if run.is_whole else wanted
         left = self._most_slots - sum(each.slots for each in self.runs.values())
         room = min(self._most_slots // living - run.slots, left, self._memory.largest // size, self.free_bytes // size)
         more = min(wanted - run.slots, room)
@@ -527,7 +590,7 @@ class State:
                 self._drop(slot.answer)
                 self._free(run, slot.offset)
                 return
-        if slot.count > 1 and slot.failure is not None:
+        if slot.count > 1 and slot.failure is not None and not run.is_whole:
             # Each is made by itself, and what is before the one that failed arrives before its error.
             for batch in range(slot.batch, slot.batch + slot.count):
                 heapq.heappush(run.again, batch)
@@ -684,7 +747,7 @@ class State:
         staying = sum(not worker.is_leaving for worker in self.workers.values())
         for _ in range(self._wanted - staying):
             number = next(self._names)
-            self.workers[number] = WorkerRecord(number)
+            self.workers[number] = WorkerRecord(number, workers=int(not self._of_nodes))
             self._say(Start(number))
 
     def _dismiss(self, worker: WorkerRecord) -> None:
@@ -713,3 +776,8 @@ class State:
         for run in self.runs.values():
             offsets = [*run.free, *run.filled, *{slot.offset for slot in self._slots_of(run)}]
             assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= run.sizes.keys()
+
+
+def _is_alone(job: Job) -> bool:
+    """Whether its node is to have nothing else, so that it is known what the node dies of."""
+    return len(job.deaths) >= job.loader.most_deaths - 1
