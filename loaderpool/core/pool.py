@@ -123,6 +123,8 @@ class Pool:
     def resize(self, workers: int) -> None:
         """Have so many workers from now on."""
         self.check_usable()
+        if workers > self.workers_wanted and self.warnings.obstacles:  # new ones import modules themselves
+            self.warn_of_modules()
         self.workers_wanted = workers
         self.arena.recorder.trainer.mark(MarkKind.WANTED, 0, workers)
         self.session.send(Resize(workers))

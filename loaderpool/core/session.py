@@ -234,9 +234,9 @@ class Session:
         code = self._process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # by then the module may be gone
         for end in self.__dict__.pop("_wake_ends", ()):
-            os.close(end)
+            close(end)
 
     def _has_ended(self) -> bool:
         try:
