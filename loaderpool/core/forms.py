@@ -50,19 +50,29 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
     unit = unit_of(config, payload["batch_fn"])
     form = choose_form(probe, payload["given_spec"], config, plan, unit)
     calls = plan.most_rows if unit == "sample" else 1
-    room = MOST_TICKETS
-    if config.threads > 1:
-        room = min(_MOST_ROOM, max(room, 1 - (-_CALLS_AHEAD * config.threads // max(1, calls))))
+    room = room_of(config, calls)
     free = capacity.available_memory_bytes()
     limit = config.limits.memory
     limit = min(_DEFAULT_BYTES, free // _SHARE_OF_FREE) if limit is None else limit
     wanted = slots_of(form.slot_bytes, form.max_chunk, workers, room, 1 << 62)
     most = 1 if plan.lanes else max(1, min(form.max_chunk, form.max_chunk * limit // (form.slot_bytes * wanted)))
     form = with_batches(form, most)
-    slot_bytes = -(-form.slot_bytes // 4096) * 4096
-    _check_room(form, slot_bytes, config.limits.memory, limit, max(0, free - HEADROOM_BYTES))
+    layout = layout_of(form, limit, room)
+    _check_room(form, layout.slot_bytes, config.limits.memory, limit, max(0, free - HEADROOM_BYTES))
     row_s = probe.elapsed_ns / 1e9 / max(1, probe.rows) * form.batch_rows / min(config.threads, calls) / plan.most_rows
-    return form, Layout(slot_bytes, most, form.can_split, limit, room), row_s
+    return form, layout, row_s
+
+
+def room_of(config: LoaderConfig, calls: int) -> int:
+    """Return how many tickets a worker may have, with so many calls of the function for each batch."""
+    if config.threads == 1:
+        return MOST_TICKETS
+    return min(_MOST_ROOM, max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * config.threads // max(1, calls))))
+
+
+def layout_of(form: BatchForm, limit: int, room: int) -> Layout:
+    """Return the layout of slots for batches of this form."""
+    return Layout(-(-form.slot_bytes // 4096) * 4096, form.max_chunk, form.can_split, limit, room)
 
 
 def with_batches(form: BatchForm, most: int) -> BatchForm:

@@ -13,6 +13,7 @@
 | `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
 | `GiveBack`, `Ended` | supervisor -> main | one for each run |
 | `NotForked` | supervisor -> main | one |
+| `NodeIs`, `Warn` | supervisor -> main | a few for each node |
 | `Found` | worker -> supervisor -> main and all other workers | one for each `Look` |
 | `Ticket` | supervisor -> worker | what the worker has room for |
 | `Done`, `TicketFailed` | worker -> supervisor | one for each ticket |
@@ -168,6 +169,21 @@ class NotForked(NamedTuple):
     node: str  # where that is; empty: this machine
 
 
+class NodeIs(NamedTuple):
+    """Supervisor -> main process: what is known of a node that takes a worker's place."""
+
+    number: int  # as of a worker
+    node: str  # its id, as Ray names it; empty: none is chosen yet
+    address: str
+    workers: int  # that it has; 0: it starts; -1: it is gone
+
+
+class Warn(NamedTuple):
+    """Supervisor -> main process: the user should know this."""
+
+    text: str
+
+
 class Found(NamedTuple):
     """Worker -> supervisor: the first sample was made, and looks like this. On to main process and workers: so a batch
     of it looks like that."""
@@ -225,12 +241,12 @@ class TicketFailed(NamedTuple):
 
 Message = (
     Load | Unload | Update | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded | LoaderFailed
-    | GiveBack | NotForked | Found | Ticket | Done | TicketFailed
+    | GiveBack | NotForked | NodeIs | Warn | Found | Ticket | Done | TicketFailed
 )  # fmt: skip
 
 KINDS: tuple[type, ...] = (
     Load, Unload, Update, Look, Begin, Extend, End, Ended, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed, GiveBack,
-    NotForked, Found, Ticket, Done, TicketFailed,
+    NotForked, NodeIs, Warn, Found, Ticket, Done, TicketFailed,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from loaderpool.core.messages import NotForked, Resize
-from loaderpool.core.session import Session, SupervisorLost
+from loaderpool.core.messages import NodeIs, NotForked, Resize, Warn
+from loaderpool.core.session import SUPERVISOR, Session, SupervisorLost
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
@@ -21,6 +21,7 @@ from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.session import session as old_session
 from loaderpool.trainer.session.launch import ModuleFiles, Program, Surroundings
+from loaderpool.trainer.session.running_workers import HostPlace
 from loaderpool.trainer.session.supervisor_process import SupervisorDeaths
 from loaderpool.trainer.session.warnings import PendingWarnings
 
@@ -44,7 +45,7 @@ class Worker(NamedTuple):
     number: int
     pid: int
     cell: int
-    place: None = None  # it is a process of this machine
+    place: HostPlace | None = None  # of a node; None: it is a process of this machine
 
 
 class Workers:
@@ -52,26 +53,35 @@ class Workers:
 
     Args:
         board: where their supervisor writes.
+        are_nodes: they are nodes with workers of their own.
+
+    Attributes:
+        places: of nodes, by number.
     """
 
-    hosts_lost = 0
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, board: Board, are_nodes: bool = False) -> None:
+        self._board, self._are_nodes = board, are_nodes
+        self.places: dict[int, HostPlace] = {}
 
     def values(self) -> list[Worker]:
         """Return those that there are."""
-        return [Worker(*each) for each in self._board.workers()]
+        nowhere = HostPlace("", "", 0) if self._are_nodes else None
+        return [Worker(*each, self.places.get(each[0], nowhere)) for each in self._board.workers()]
 
     @property
     def restarts(self) -> int:
         """How many died, and were replaced."""
-        return self._board.lost
+        return 0 if self._are_nodes else self._board.lost
+
+    @property
+    def hosts_lost(self) -> int:
+        """How many nodes died, or were given up."""
+        return self._board.lost if self._are_nodes else 0
 
     @property
     def cells(self) -> range:
         """Cells that workers have had."""
-        return range(self._board.cells)
+        return range(0 if self._are_nodes else self._board.cells)
 
 
 class Pool:
@@ -88,13 +98,13 @@ class Pool:
         program: what is executed in the supervisor's place; None: the supervisor.
     """
 
-    hosts = 0
     hands_over_files = True
 
     def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None) -> None:
         self.workers_wanted, self._restarts = workers, restarts
+        self._program = program or SUPERVISOR
         self.arena = Arena.create()
-        self.workers = Workers(self.arena.board)
+        self.workers = Workers(self.arena.board, program is not None)
         self.warnings, self.modules = PendingWarnings(), ModuleFiles()
         self.long_work: LongWork | None = None
         self.on_idle: Callable[[], None] | None = None
@@ -112,9 +122,16 @@ class Pool:
         old_session.live.add(self)
 
     def _start(self) -> Session:
-        session = Session(self.arena, self.workers_wanted, self._restarts, self._around, self._news)
-        session.on_obstacles = self._on_obstacles
+        settings = {**self._program.settings, "is_first": not self.supervisor_restarts}
+        program = self._program._replace(settings=settings)
+        session = Session(self.arena, self.workers_wanted, self._restarts, self._around, self._news, program)
+        session.on_obstacles, session.on_nodes = self._on_obstacles, self._on_nodes
         return session
+
+    @property
+    def hosts(self) -> int:
+        """How many nodes take the place of workers, and run."""
+        return sum(place.workers > 0 for place in self.workers.places.values())
 
     def take_number(self) -> int:
         """Return a number that no loader or run of this pool has had."""
@@ -125,7 +142,8 @@ class Pool:
         self.check_usable()
         if workers > self.workers_wanted and self.warnings.obstacles:  # new ones import modules themselves
             self.warn_of_modules()
-        self.workers_wanted = workers
+        if self._program is SUPERVISOR:  # else nodes tell how many they have
+            self.workers_wanted = workers
         self.arena.recorder.trainer.mark(MarkKind.WANTED, 0, workers)
         self.session.send(Resize(workers))
 
@@ -164,6 +182,7 @@ class Pool:
             how = lost.reap()
             indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.workers.values()}
             self.arena.board.clear_workers()
+            self.workers.places.clear()
             if lost.lacks_descriptors:
                 soft, _ = machine.descriptor_limits()
                 text = (
@@ -202,6 +221,16 @@ class Pool:
         from loaderpool.transport.payload.fork_check import ForkObstacle  # few pools ever come here
 
         self.warnings.note_obstacles(tuple(ForkObstacle(*each) for each in message.obstacles), message.node)
+
+    def _on_nodes(self, message: NodeIs | Warn) -> None:
+        if isinstance(message, Warn):
+            self.warnings.note(message.text)
+            return
+        places = self.workers.places
+        places.pop(message.number, None)
+        if message.workers >= 0:
+            places[message.number] = HostPlace(message.node, message.address, message.workers)
+        self.workers_wanted = sum(place.workers for place in places.values()) or self.workers_wanted
 
     def _turn(self) -> None:
         """Done now and then by who waits, without a lock."""

@@ -28,20 +28,23 @@ from loaderpool.core.messages import (
     Loaded,
     LoaderFailed,
     Message,
+    NodeIs,
     NotForked,
     Release,
+    Warn,
 )
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, clock, ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.system.machine import StopWatch
-from loaderpool.trainer.session.launch import Surroundings
+from loaderpool.trainer.session.launch import Program, Surroundings
 from loaderpool.transport import child_process
 
 _CLOSE_S = 1.0  # how long a close waits for the supervisor to end by itself
 _MOMENT_S = 0.0005
 _LOOK_MS = 200
+SUPERVISOR = Program("loaderpool.core.supervisor")
 
 
 def _release(channel: Channel, run: int, offset: int) -> None:
@@ -67,6 +70,7 @@ class Session:
         lacks_descriptors: a file that it sent could not be received.
         lender: its slots that have views.
         on_obstacles: told why workers are not forked.
+        on_nodes: told of nodes that take workers' places, and of warnings.
 
     Args:
         arena: what the pool's processes share beside slots.
@@ -74,6 +78,7 @@ class Session:
         restarts: deaths of workers that are made good, and within how many seconds; None: any number.
         around: what its processes find around them.
         news: the pool's lock, on which threads wait for what another one reads.
+        program: what is executed in the supervisor's place.
 
     Raises:
         PoolBrokenError: no process could be started.
@@ -86,17 +91,19 @@ class Session:
         restarts: tuple[int, float] | None,
         around: Surroundings,
         news: threading.Condition,
+        program: Program = SUPERVISOR,
     ) -> None:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
         self.runs: dict[int, Listener] = {}
         self.loaders: dict[int, Listener] = {}
         self.on_obstacles: Callable[[NotForked], None] | None = None
+        self.on_nodes: Callable[[NodeIs | Warn], None] | None = None
         self.news = news
         self._is_reading = False
         try:
             self.slots = SlotFile.create()
             try:
-                self._channel, self._process = _launch(arena, self.slots, workers, restarts, around)
+                self._channel, self._process = _launch(arena, self.slots, workers, restarts, around, program)
             finally:
                 self.slots.close_descriptor()  # the mapping stays
         except OSError as error:
@@ -213,6 +220,8 @@ class Session:
                 listener = self.loaders.get(loader)
             case NotForked() if self.on_obstacles is not None:
                 self.on_obstacles(message)
+            case NodeIs() | Warn() if self.on_nodes is not None:
+                self.on_nodes(message)
         if listener is not None:
             listener.hear(received)
         else:  # of a run that was ended meanwhile: its slots are free
@@ -249,11 +258,16 @@ class Session:
         self.is_lost = True
         self.reap()
         # These refer to the pool: what is closed, and its descriptors, shall go without the collector of garbage.
-        self.on_obstacles, self.runs, self.loaders = None, {}, {}
+        self.on_obstacles, self.on_nodes, self.runs, self.loaders = None, None, {}, {}
 
 
 def _launch(
-    arena: Arena, slots: SlotFile, workers: int, restarts: tuple[int, float] | None, around: Surroundings
+    arena: Arena,
+    slots: SlotFile,
+    workers: int,
+    restarts: tuple[int, float] | None,
+    around: Surroundings,
+    program: Program,
 ) -> tuple[Channel, subprocess.Popen[bytes]]:
     """Start a clean interpreter, never a fork: the main process has threads of its frameworks."""
     ours, theirs = Channel.pair()
@@ -262,6 +276,7 @@ def _launch(
         with theirs:
             descriptors = [theirs.fileno(), arena.descriptor, slots.descriptor]
             start = {
+                **program.settings,
                 "path": around.path,
                 "argv": around.argv,
                 "trainer_pid": os.getpid(),
@@ -273,10 +288,10 @@ def _launch(
                 "max_restarts": restarts,
             }
             process = child_process.start(
-                "loaderpool.core.supervisor",
+                program.module,
                 start,
                 descriptors,
-                "loaderpool-supervisor",
+                program.label,
                 directory=around.directory,
                 environment=around.environment,
             )

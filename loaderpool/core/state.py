@@ -251,7 +251,11 @@ class State:
     def lay_out(self, number: int, layout: Layout, seconds: float) -> None:
         """The layout of a loader's slots is known."""
         loader = self.loaders.get(number)
-        if loader is None or loader.layout is not None:
+        if loader is None:
+            return
+        if self._broken is None:
+            loader.failure = None
+        if loader.layout is not None:
             return
         loader.layout, loader.row_s = layout, seconds
         for run in [*self.runs.values()]:

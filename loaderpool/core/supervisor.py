@@ -80,6 +80,8 @@ class Supervisor:
         start: what `session.start_supervisor` gives.
     """
 
+    of_nodes = False  # its workers are nodes of a cluster
+
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._main = Channel(socket.socket(fileno=start["channel"]))
         self._main_pid: int = start["trainer_pid"]
@@ -92,7 +94,7 @@ class Supervisor:
         self._forms: dict[int, bytes] = {}
         self._space = Space(PAGE_BYTES, self._slots.nbytes - PAGE_BYTES)
         most_slots = max(2, capacity() - _FOR_OTHERS)
-        self._state = State(start["workers"], self._space, most_slots, self._restarts)
+        self._state = State(start["workers"], self._space, most_slots, self._restarts, self.of_nodes)
         self._watch = SampleWatch(self._arena.board)
         self._recorder = self._arena.recorder.supervisor
         self._recorder.mark(MarkKind.SUPERVISOR, os.getpid())
@@ -109,7 +111,10 @@ class Supervisor:
         self._listen(self._signals.descriptor, self._on_signal)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
-        self._workers = Processes(self._arena, self._slots, self._payloads, self._forms, start, self._private)
+        self._workers = self._make_workers(start)
+
+    def _make_workers(self, start: Mapping[str, Any]) -> Any:
+        return Processes(self._arena, self._slots, self._payloads, self._forms, start, self._private)
 
     def run(self) -> None:
         """Work until the main process is gone, or has closed its end. Then end all workers."""
@@ -227,8 +232,8 @@ class Supervisor:
         plan = None
         if payload is not None and message.rest:
             plan = Numbering(payload["plan"], message.first // payload["plan"].batches_per_epoch, message.rest)
-        had, over = message.had, message.lanes_over
-        self._state.begin(message.run, message.loader, message.first, had, over, message.stop, plan, message.feed, message.is_in_order)
+        place = message.first, message.had, message.lanes_over, message.stop
+        self._state.begin(message.run, message.loader, *place, plan, message.feed, message.is_in_order, message.is_whole)
 
     def _load(self, message: Load, received: Received) -> None:
         self._before_long_work()
@@ -453,8 +458,7 @@ class Supervisor:
             case DropFile(descriptor):
                 os.close(descriptor)
 
-    @staticmethod
-    def _send_to_worker(worker: WorkerProcess, message: Message) -> None:
+    def _send_to_worker(self, worker: WorkerProcess, message: Message) -> None:
         try:
             worker.channel.send(message)
         except OSError:  # no descriptor for a long message: another worker gets it again
@@ -506,7 +510,12 @@ def _end_group() -> NoReturn:
 
 def main(start: Mapping[str, Any]) -> None:
     """The supervisor process, from the first import to its end."""
-    process.become("supervisor", start.get("node"))
+    serve(start, Supervisor, "supervisor")
+
+
+def serve(start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Supervisor], role: process.Role) -> None:
+    """Be the process in the supervisor's place."""
+    process.become(role, start.get("node"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() != start["trainer_pid"]:
         return  # it died while we started
@@ -515,7 +524,7 @@ def main(start: Mapping[str, Any]) -> None:
         os.set_inheritable(start[name], False)  # the exec needed it; what the user's function starts needs none
     machine.raise_descriptor_limit()
     try:
-        supervisor = Supervisor(start)
+        supervisor = program(start)
     except ProcessLookupError:
         return  # the main process died just now
     try:
