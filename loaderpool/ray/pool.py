@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.errors import ArgumentError, ClusterError, brief
 from loaderpool.settings.checks import known_names_only, whole_number
@@ -15,6 +15,9 @@ from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.pool import Pool
 from loaderpool.trainer.session.launch import Program
 from loaderpool.transport.messages import Control
+
+if TYPE_CHECKING:
+    from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 
 # Deaths of hosts that are made good: machines die less often than processes, and come back more slowly.
 _HOSTS_LOST = (20, 600.0)
@@ -69,7 +72,9 @@ class RayPool(Pool):
             "max_restarts": DEFAULT_RESTARTS,
             "no_host_s": _NO_HOST_S,
         }
-        program = Program("loaderpool.ray.ray_hosts", "loaderpool-dispatcher", {"cluster": self._settings})
+        self._is_new = os.environ.get("LOADERPOOL_CORE") == "new"
+        module = "loaderpool.ray.dispatch" if self._is_new else "loaderpool.ray.ray_hosts"
+        program = Program(module, "loaderpool-dispatcher", {"cluster": self._settings})
         # Until hosts have told how many workers they have.
         super().__init__((wanted or 1) * (per_host or 1), restarts, _program=program)
 
@@ -83,11 +88,25 @@ class RayPool(Pool):
     def _sure_workers(self) -> int:
         return int(self._settings["hosts"] * self._settings["workers_per_node"])
 
+    def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
+        if not self._is_new:
+            return super()._check_loader(checked)
+        if checked.stream is not None or checked.plan.lanes:
+            raise ArgumentError(
+                "RayPool needs a source that is read by index, and this one is an iterable. Pass workers=N to read it "
+                "on this machine, or a source with __len__ and __getitem__"
+            )
+        if checked.payload["cache"] is not None:
+            raise ArgumentError("RayPool cannot be combined with cache=. Pass workers=N, or remove cache=")
+        return checked
+
     def resize(self, nodes: int | Literal["auto"]) -> None:
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""
         self._settings["hosts"] = _count("nodes", nodes)
         with InterruptsHeld(), self._turn():
-            if self._session is not None:
+            if self._session is not None and self._is_new:
+                self._session.resize(self._settings["hosts"])
+            elif self._session is not None:
                 self._session.send(Control.RESIZE, self._settings["hosts"])
 
 

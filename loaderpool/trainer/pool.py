@@ -46,10 +46,11 @@ def _program_of(start: Any) -> Program:
 
 
 def _make_session(workers: int, restarts: tuple[int, float] | None, program: Program | None) -> Session:
-    if os.environ.get("LOADERPOOL_CORE") == "new" and program is None and machine.can_fork_workers():
+    is_new = program is None or program.module == "loaderpool.ray.dispatch"
+    if os.environ.get("LOADERPOOL_CORE") == "new" and is_new and machine.can_fork_workers():
         from loaderpool.core.pool import Pool as NewPool
 
-        return NewPool(workers, restarts)  # type: ignore[return-value]
+        return NewPool(workers, restarts, program)  # type: ignore[return-value]
     from loaderpool.trainer.session.session import Session  # with subprocess and sockets: not at import
 
     return Session(workers, restarts, program)
