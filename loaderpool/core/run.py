@@ -15,7 +15,7 @@ from loaderpool.core import failures
 from loaderpool.core.messages import BatchFailed, Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.core.numbering import Numbering
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
-from loaderpool.memory.arena import map_whole_file
+from loaderpool.memory.arena import map_private
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import BasePlan
@@ -200,7 +200,7 @@ class PoolRun:
         if received.descriptors:
             (file,) = received.descriptors
             try:
-                arrived.oversize = map_whole_file(file, message.oversize), message.oversize
+                arrived.oversize = map_private(file, 0, message.oversize), message.oversize
             finally:
                 os.close(file)
         if message.is_last and not message.rows:
