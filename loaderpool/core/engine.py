@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderpool.cache.setting import NO_COUNTS
 from loaderpool.core import failures
-from loaderpool.core.messages import Found, Load, Loaded, LoaderFailed, Look, Unload, Update
+from loaderpool.core.messages import Ended, Found, Load, Loaded, LoaderFailed, Look, Unload, Update
 from loaderpool.core.pool import Pool
 from loaderpool.core.run import PoolRun
 from loaderpool.core.session import Session
@@ -225,8 +225,11 @@ class PoolEngine:
                     run.end()
                 pool.loaders.pop(self.number, None)
                 pool.session.loaders.pop(self.number, None)
-                pool.session.send(Unload(self.number))
-                self._forget()
+                if pool.is_closed:
+                    self._forget()
+                else:
+                    pool.session.runs[self.number] = self  # until no process looks at it any more
+                    pool.session.send(Unload(self.number))
             finally:
                 pool.lock.release()
 
@@ -291,6 +294,9 @@ class PoolEngine:
             if self._second.is_awaited and self._form is not None:
                 self._second.end(None)  # the batch's turn tells of it
             self._failure, self._was_told = message.error, False
+        elif isinstance(message, Ended):
+            self.session.session.runs.pop(self.number, None)
+            self._forget()
         elif isinstance(message, Found):
             if message.batch:
                 self._second.end(receive(message.content))
@@ -305,6 +311,10 @@ class PoolEngine:
             "function instead. If the machine ran out of memory, capture less data."
         )
         self._failure = lambda: PoolBrokenError(text)
+
+    def on_supervisor_lost(self) -> None:
+        """No process looks at the loader, which is closed, any more."""
+        self._forget()
 
     def on_close(self) -> None:
         """The pool is closed."""

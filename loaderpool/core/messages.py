@@ -42,7 +42,7 @@ class Load(NamedTuple):
 
 
 class Unload(NamedTuple):
-    """Main process -> supervisor: the loader is closed. Its runs have been ended."""
+    """Main process -> supervisor: the loader is closed. Its runs have been ended. Answered by `Ended`."""
 
     loader: int
 
@@ -151,9 +151,9 @@ class LoaderFailed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Supervisor -> main process: no worker looks at the items of this run of a stream any more."""
+    """Supervisor -> main process: no process looks at the items of this run of a stream any more, or at this loader."""
 
-    run: int
+    number: int
 
 
 class GiveBack(NamedTuple):

@@ -203,7 +203,9 @@ class Pool:
                 how = f"{how}, and it could not be restarted: {error}"
                 self._broken = functools.partial(self._deaths.error, f"the supervisor process (pid {lost.pid})", how)
                 raise self._broken() from error
-            session.loaders, session.runs = lost.loaders, {}
+            session.loaders = lost.loaders
+            for listener in [*lost.runs.values()]:
+                listener.on_supervisor_lost()
             self.session = session
             for loader in [*self.loaders.values()]:
                 loader.load(session)

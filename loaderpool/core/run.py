@@ -179,7 +179,7 @@ class PoolRun:
         if isinstance(message, GiveBack):
             self._begin_again()
         elif isinstance(message, Ended):
-            self._engine.on_run_ended(message.run)
+            self._engine.on_run_ended(message.number)
         elif isinstance(message, BatchFailed) and message.offset < 0:
             self._failure = message.error
         elif isinstance(message, BatchFailed):
@@ -188,6 +188,9 @@ class PoolRun:
             self._put(arrived)
         elif isinstance(message, Filled):
             self._hear_filled(message, received)
+
+    def on_supervisor_lost(self) -> None:
+        """Another supervisor is told when batches are taken."""
 
     def _hear_filled(self, message: Filled, received: Received) -> None:
         count = message.batches

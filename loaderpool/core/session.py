@@ -61,6 +61,9 @@ class Listener(Protocol):
     def hear(self, received: Received) -> None:
         """Take in a message. The session's lock is held. Ownership: takes its descriptors."""
 
+    def on_supervisor_lost(self) -> None:
+        """There is another supervisor, which knows nothing of it. The session's lock is held."""
+
 
 class Session:
     """A supervisor that is running, or has been.
@@ -99,7 +102,7 @@ class Session:
         self.on_obstacles: Callable[[NotForked], None] | None = None
         self.on_nodes: Callable[[NodeIs | Warn], None] | None = None
         self.news = news
-        self._is_reading = False
+        self._reader: int | None = None  # the thread that reads for all
         try:
             self.slots = SlotFile.create()
             try:
@@ -139,7 +142,7 @@ class Session:
         Raises:
             SupervisorLost: it will never be.
         """
-        before = ctrl_c.note_signals()
+        before, me = ctrl_c.note_signals(), threading.get_ident()
         while True:
             with self.news:
                 if is_ready():
@@ -147,19 +150,20 @@ class Session:
                 if not self.is_usable:
                     raise SupervisorLost
                 ctrl_c.check_patience(before)
-                is_reader = not self._is_reading
+                reader = self._reader
+                is_reader = reader in (None, me)  # a signal's handler may wait while its thread already reads
                 if is_reader:
-                    self._is_reading = True
+                    self._reader = me
                 else:
                     self.news.wait(_LOOK_MS / 1000)
             if is_reader:
                 try:
                     fault_points.reach("trainer.waiting")
                     with InterruptsAllowed():
-                        self._wait_once()
+                        self._wait_once(self._poll if reader is None else self._make_poll())
                 finally:
                     with self.news:
-                        self._is_reading = False
+                        self._reader = reader
                         self.news.notify_all()
                 self.catch_up()
             turn()
@@ -186,11 +190,12 @@ class Session:
             self._is_torn = False
             self.news.notify_all()
 
-    def _wait_once(self) -> None:
+    def _wait_once(self, poll: select.poll) -> None:
         signals = ctrl_c.told_descriptor()
         if signals != self._signals:
-            self._signals, self._poll = signals, self._make_poll()
-        found = self._poll.poll(self._stop_watch.look_ms)
+            self._signals = signals
+            poll = self._poll = self._make_poll()
+        found = poll.poll(self._stop_watch.look_ms)
         if any(descriptor == self._wake_ends[0] for descriptor, _ in found):
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_ends[0], 4096)

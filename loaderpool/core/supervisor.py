@@ -24,6 +24,7 @@ from loaderpool.core.messages import (
     Begin,
     Done,
     End,
+    Ended,
     Extend,
     Found,
     Load,
@@ -293,6 +294,7 @@ class Supervisor:
 
     def _unload(self, number: int) -> None:
         self._state.unload(number)
+        self._main.send(Ended(number))
         self._payloads.unload(number)
         self._forms.pop(number, None)
         self._timeouts.pop(number, None)

@@ -271,6 +271,7 @@ DROPPED_IN = {
     ("loaderpool.sources.hdf5", "__del__"),
     ("loaderpool.trainer.session.lease", "__del__"),
     ("loaderpool.trainer.session.lease", "_on_death"),
+    ("loaderpool.core.lending", "_on_death"),
     ("loaderpool.system.interrupts", "_follow"),
     ("loaderpool.trainer.autotune.pool_workers", "forget_dead"),
     ("loaderpool.system.ctrl_c", "_count"),
