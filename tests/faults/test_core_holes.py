@@ -310,7 +310,6 @@ class RequeueError(Exception):
     pass
 
 
-@pytest.mark.xfail(strict=True, reason="handlers run in the new core's finalizers")
 @pytest.mark.parametrize(
     ("number", "raised"),
     [
@@ -531,7 +530,7 @@ def test_the_end_of_a_program_with_a_thread_in_next_starts_no_other_supervisor()
     """The finalizer closed, the thread saw a lost supervisor: five others were started as the interpreter ended."""
     ended = run_child(
         """
-        import threading, time
+        import sys, threading, time
         import loaderpool as lp
         from loaderpool.core import session
 
@@ -552,15 +551,9 @@ def test_the_end_of_a_program_with_a_thread_in_next_starts_no_other_supervisor()
             loader = lp.Loader(range(40), fn, batch_size=1, workers=1)
             batches = iter(loader)
             next(batches)
-            is_asking = threading.Event()
-
-            def ask():
-                is_asking.set()
-                next(batches)
-
-            threading.Thread(target=ask, daemon=True).start()
-            is_asking.wait()
-            while not loader._core.engine.session.session._is_reading:
+            asking = threading.Thread(target=next, args=(batches,), daemon=True)
+            asking.start()
+            while not sys._current_frames()[asking.ident].f_code.co_filename.endswith("core/session.py"):
                 time.sleep(0.01)
         """
     ).check()

@@ -223,7 +223,6 @@ def test_a_larger_buffer_is_a_larger_capacity(monkeypatch: pytest.MonkeyPatch) -
     assert found == sorted(set(found))
 
 
-@pytest.mark.xfail(strict=True, reason="capacity() counts packets, and no files that are on their way")
 def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -> None:
     """The table's slots may all have failed, each with an error in a file of its own."""
 
