@@ -72,7 +72,7 @@ class PoolEngine:
         self.counts = DeliveryCounts()
         self.lent: list[dict[int, None]] = []  # of each run: slots that have views
         self.slots = self.slot_bytes = 0  # of the latest run
-        self.is_closed = False
+        self.is_closed = self._has_ended_supervisor = False
         self._form: BatchForm | None = None
         self._failure: bytes | Callable[[], LoaderpoolError] | None = None
         self._was_told = False  # of the failure: then it may be tried again
@@ -93,12 +93,12 @@ class PoolEngine:
             else:
                 from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside  # which few loaders need
 
-                shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, True)
+                shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
         warn_of_data(shipment)
         self._without = shipment.without
         with pool.lock:
             self.number = pool.take_number()
-            self._placement = place(shipment, True)
+            self._placement = place(shipment, pool.hands_over_files)
             cache_plan = None if cache is None else cache.plan
             self._extents, *self._place = put_shipment(pool.arena, shipment, self._placement, cache_plan)
             if stream is not None:
@@ -168,7 +168,7 @@ class PoolEngine:
     ) -> PoolRun:
         """Begin a run in the pool."""
         self.form()
-        if self.session.warnings.obstacles:  # workers are no forks, and import modules themselves
+        if self.session.import_anew:
             self.session.warn_of_modules()
         with self.session.lock:
             self.session.check_usable()
@@ -236,7 +236,9 @@ class PoolEngine:
     # ---- what a supervisor is told
 
     def load(self, session: Session) -> None:
-        """Tell this supervisor of the loader. The pool's lock is held."""
+        """Tell this supervisor of the loader, unless its import ends supervisors. The pool's lock is held."""
+        if self._has_ended_supervisor:
+            return
         files = list(self._placement.descriptors)  # in the order in which `Payloads.load` takes them
         if self.cache is not None and self.cache.descriptor >= 0:
             files.append(self.cache.descriptor)
@@ -311,6 +313,8 @@ class PoolEngine:
             "function instead. If the machine ran out of memory, capture less data."
         )
         self._failure = lambda: PoolBrokenError(text)
+        self._has_ended_supervisor = True
+        self.on_close()  # what its stream still has is not wanted any more
 
     def on_supervisor_lost(self) -> None:
         """No process looks at the loader, which is closed, any more."""

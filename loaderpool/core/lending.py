@@ -29,9 +29,10 @@ _RELEASED = int(MarkKind.RELEASED)  # a finalizer may run when modules are gone
 class _Lease(weakref.ref[Any]):
     """A reference to a slot, which knows what to release when that dies."""
 
-    __slots__ = ("lent", "offset", "run", "ticket")
+    __slots__ = ("lent", "nbytes", "offset", "run", "ticket")
 
     run: int
+    nbytes: int
     ticket: int
     offset: int
     lent: dict[int, None]
@@ -50,6 +51,7 @@ class Lender:
         self._slots, self._recorder, self.release = slots, recorder, release
         self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
         self.returned: collections.deque[_Lease] = collections.deque()
+        self._is_lost = False
         forks.guard(self)
 
     def __len__(self) -> int:
@@ -80,7 +82,7 @@ class Lender:
         slot = self._slots.slot(offset, nbytes)
         follower = weakref.ref(slot, self._on_death)  # of two references the younger is called first
         lease = _Lease(slot, self.returned.append)
-        lease.run, lease.ticket, lease.offset, lease.lent = run, ticket, offset, lent
+        lease.run, lease.ticket, lease.offset, lease.nbytes, lease.lent = run, ticket, offset, nbytes, lent
         lent[offset] = None
         self._leases[offset] = lease, follower
         return slot
@@ -96,12 +98,23 @@ class Lender:
             if found is not None and found[0] is lease:
                 lease.lent.pop(lease.offset, None)
                 self._leases.pop(lease.offset, None)
-            self.release(lease.run, lease.offset)
+            if self._is_lost:
+                self._slots.drop_pages(lease.offset, lease.nbytes)
+            else:
+                self.release(lease.run, lease.offset)
             self._recorder.mark(_RELEASED, lease.ticket, lease.offset // PAGE_BYTES)
             try:
                 self.returned.remove(lease)
             except ValueError:
                 pass
+
+    def keep_only_lent(self) -> None:
+        """The supervisor is gone: give back all memory but that of slots with views, which give back their own."""
+        self._is_lost, end = True, 0
+        kept = sorted((lease.offset, lease.nbytes) for lease, _ in list(self._leases.values()))
+        for offset, nbytes in [*kept, (self._slots.nbytes, 0)]:
+            self._slots.drop_pages(end, offset - end)
+            end = offset + -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
     def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         try:

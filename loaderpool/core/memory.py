@@ -6,7 +6,9 @@ its size is address space, and pages are taken with a slot's first batch. It goe
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory import arena as arenas
+from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.system import machine
 
 _BYTES = 1 << 40
@@ -77,6 +80,12 @@ class SlotFile:
     def return_pages(self, offset: int, nbytes: int) -> None:
         """Give pages back to the machine."""
         machine.return_pages(self.descriptor, offset, nbytes)
+
+    def drop_pages(self, offset: int, nbytes: int) -> None:
+        """Give pages back to the machine, by the mapping alone."""
+        if nbytes > 0 and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self.map.madvise(mmap.MADV_REMOVE, offset, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
 
     def close_descriptor(self) -> None:
         """Close the descriptor; the mapping stays."""

@@ -103,7 +103,7 @@ class Pool:
     def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None) -> None:
         self.workers_wanted, self._restarts = workers, restarts
         self._program = program or SUPERVISOR
-        self.arena = Arena.create()
+        self.arena = self._make_arena()
         self.workers = Workers(self.arena.board, program is not None)
         self.warnings, self.modules = PendingWarnings(), ModuleFiles()
         self.long_work: LongWork | None = None
@@ -124,9 +124,20 @@ class Pool:
     def _start(self) -> Session:
         settings = {**self._program.settings, "is_first": not self.supervisor_restarts}
         program = self._program._replace(settings=settings)
-        session = Session(self.arena, self.workers_wanted, self._restarts, self._around, self._news, program)
+        session = self._make_session(program)
         session.on_obstacles, session.on_nodes = self._on_obstacles, self._on_nodes
         return session
+
+    def _make_arena(self) -> Arena:
+        return Arena.create()
+
+    def _make_session(self, program: Program) -> Session:
+        return Session(self.arena, self.workers_wanted, self._restarts, self._around, self._news, program)
+
+    @property
+    def import_anew(self) -> bool:
+        """Whether workers are no forks, and import modules themselves."""
+        return bool(self.warnings.obstacles) or not self.hands_over_files
 
     @property
     def hosts(self) -> int:
@@ -140,7 +151,7 @@ class Pool:
     def resize(self, workers: int) -> None:
         """Have so many workers from now on."""
         self.check_usable()
-        if workers > self.workers_wanted and self.warnings.obstacles:  # new ones import modules themselves
+        if workers > self.workers_wanted and self.import_anew:
             self.warn_of_modules()
         if self._program is SUPERVISOR:  # else nodes tell how many they have
             self.workers_wanted = workers
@@ -180,6 +191,7 @@ class Pool:
                 return
             self.check_usable()
             how = lost.reap()
+            lost.lender.keep_only_lent()
             indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.workers.values()}
             self.arena.board.clear_workers()
             self.workers.places.clear()
@@ -193,7 +205,7 @@ class Pool:
                 self.check_usable()
             self._note_death(how, {index for index in indices if index >= 0})
             if self._deaths.are_too_many:
-                self._broken = functools.partial(self._deaths.error, f"the supervisor process (pid {lost.pid})", how)
+                self._broken = functools.partial(self._deaths.error, lost.name, how)
                 self.check_usable()
             self.supervisor_restarts += 1
             self.warn_of_modules()
@@ -201,11 +213,12 @@ class Pool:
                 session = self._start()
             except LoaderpoolError as error:
                 how = f"{how}, and it could not be restarted: {error}"
-                self._broken = functools.partial(self._deaths.error, f"the supervisor process (pid {lost.pid})", how)
+                self._broken = functools.partial(self._deaths.error, lost.name, how)
                 raise self._broken() from error
             session.loaders = lost.loaders
             for listener in [*lost.runs.values()]:
                 listener.on_supervisor_lost()
+            lost.runs.clear()
             self.session = session
             for loader in [*self.loaders.values()]:
                 loader.load(session)

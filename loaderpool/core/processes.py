@@ -171,26 +171,33 @@ class Processes:
         if not self._cells:
             raise OSError(errno.EAGAIN, "too many workers have not ended yet")
         fault_points.reach("supervisor.forking")
+        cell, board = self._cells.pop(), self._arena.board
+        board.clear(cell)
+        try:
+            worker = self._launch(number, cell, is_forked)
+        except BaseException:
+            self._cells.append(cell)
+            raise
+        board.cells = cell + 1
+        board.numbers[board.base(cell) + Field.PID] = worker.pid
+        board.numbers[board.base(cell) + Field.NUMBER] = number + 1
+        self.by_number[number] = worker
+        return worker
+
+    def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
         ours, theirs = Channel.pair()
         with theirs:
             try:
                 stacks = StackFile()
                 try:
-                    cell = self._cells.pop()
-                    self._arena.board.clear(cell)
                     started = self._start(number, cell, ours.fileno(), theirs, stacks, is_forked)
                 except BaseException:
-                    self._cells.append(cell)
                     stacks.close()
                     raise
             except BaseException:
                 ours.close()
                 raise
-        board = self._arena.board
-        board.cells = cell + 1
-        board.numbers[board.base(cell) + Field.PID] = started.pid
-        board.numbers[board.base(cell) + Field.NUMBER] = number + 1
-        worker = self.by_number[number] = WorkerProcess(number, started, cell, Channel(ours), stacks)
+        worker = WorkerProcess(number, started, cell, Channel(ours), stacks)
         try:
             worker.pidfd = machine.open_pidfd(worker.pid)
         except OSError:  # none left: its end is found by a look, as on machines that have no such thing

@@ -289,6 +289,8 @@ class PoolRun:
     def _begin_again(self) -> None:
         if self._session is self._pool.session:
             self._end()
+        else:
+            self._engine.runs.pop(self.number, None)
         self.buffer = self.buffer.rest()
         self._begin()
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received
@@ -104,28 +104,50 @@ class Session:
         self.news = news
         self._reader: int | None = None  # the thread that reads for all
         try:
-            self.slots = SlotFile.create()
-            try:
-                self._channel, self._process = _launch(arena, self.slots, workers, restarts, around, program)
-            finally:
-                self.slots.close_descriptor()  # the mapping stays
+            self._open(arena, workers, restarts, around, program)
         except OSError as error:
             advice = capacity.start_advice(error, "this process has no file descriptors left")
             raise PoolBrokenError(f"Could not start the supervisor process: {error}; {advice}") from error
         fault_points.reach("trainer.launched")
-        self.send = self._channel.send
         self.lender = Lender(self.slots, arena.recorder.trainer, functools.partial(_release, self._channel))
+        self._prepare_to_wait()
+        self._poll = self._make_poll()
+
+    def _open(
+        self,
+        arena: Arena,
+        workers: int,
+        restarts: tuple[int, float] | None,
+        around: Surroundings,
+        program: Program,
+    ) -> None:
+        """Start the supervisor."""
+        self.slots = SlotFile.create()
+        try:
+            self._channel, self._process = _launch(arena, self.slots, workers, restarts, around, program)
+        finally:
+            self.slots.close_descriptor()  # the mapping stays
+
+    def _prepare_to_wait(self) -> None:
         self._wake_ends = os.pipe()
         for end in self._wake_ends:
             os.set_blocking(end, False)
         self._stop_watch = StopWatch()
         self._signals = ctrl_c.told_descriptor()
-        self._poll = self._make_poll()
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send the supervisor a message; see `Channel.send`."""
+        self._channel.send(message, descriptors)
 
     @property
     def pid(self) -> int:
         """The supervisor's pid; also the number of its process group."""
         return self._process.pid
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"the supervisor process (pid {self.pid})"
 
     @property
     def is_usable(self) -> bool:

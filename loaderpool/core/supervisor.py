@@ -84,17 +84,15 @@ class Supervisor:
     of_nodes = False  # its workers are nodes of a cluster
 
     def __init__(self, start: Mapping[str, Any]) -> None:
-        self._main = Channel(socket.socket(fileno=start["channel"]))
         self._main_pid: int = start["trainer_pid"]
         self._restarts: tuple[int, float] | None = start["max_restarts"]
-        self._arena = Arena(start["arena"], start["arena_bytes"])
-        self._slots = SlotFile(start["slots"])
+        most_messages = self._open(start)
         self._fork_check = ForkCheck()
         self._received = ReceivedDescriptors(None)
         self._payloads = Payloads(self._arena, self._received, self._fork_check.importing)
         self._forms: dict[int, bytes] = {}
         self._space = Space(PAGE_BYTES, self._slots.nbytes - PAGE_BYTES)
-        most_slots = max(2, capacity() - _FOR_OTHERS)
+        most_slots = max(2, most_messages - _FOR_OTHERS)
         self._state = State(start["workers"], self._space, most_slots, self._restarts, self.of_nodes)
         self._watch = SampleWatch(self._arena.board)
         self._recorder = self._arena.recorder.supervisor
@@ -103,16 +101,26 @@ class Supervisor:
         self._timeouts: dict[int, float] = {}  # seconds, by loader
         self._oom_kills = machine_capacity.oom_kill_count()
         self._has_loaded = self._has_told_of_exec = self._is_over = False
+        self._dead: list[WorkerProcess] = []
+        self._prepare_to_wait()
+        self._workers = self._make_workers(start)
+
+    def _open(self, start: Mapping[str, Any]) -> int:
+        """Open what is shared with the main process; returns how many messages the channel holds."""
+        self._main = Channel(socket.socket(fileno=start["channel"]))
+        self._arena = Arena(start["arena"], start["arena_bytes"])
+        self._slots = SlotFile(start["slots"])
+        return capacity()
+
+    def _prepare_to_wait(self) -> None:
         self._signals = Signals()
         self._epoll = select.epoll()
         self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._dead: list[WorkerProcess] = []
         self._listen(self._main.fileno(), self._hear_main)
         self._listen(self._signals.descriptor, self._on_signal)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
-        self._workers = self._make_workers(start)
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
         return Processes(self._arena, self._slots, self._payloads, self._forms, start, self._private)
@@ -121,10 +129,7 @@ class Supervisor:
         """Work until the main process is gone, or has closed its end. Then end all workers."""
         try:
             while not self._is_over:
-                for descriptor, _ in self._epoll.poll(self._pause_s()):
-                    handler = self._handlers.get(descriptor)
-                    if handler is not None:
-                        handler()
+                self._wait()
                 self._look_at_clock()
                 while self._dead:  # last: what they have said was read
                     self._on_death(self._dead.pop())
@@ -136,6 +141,13 @@ class Supervisor:
             self._workers.end_all()
 
     # ---- waiting
+
+    def _wait(self) -> None:
+        """Wait until something has come, or the clock is to be looked at; take in what has."""
+        for descriptor, _ in self._epoll.poll(self._pause_s()):
+            handler = self._handlers.get(descriptor)
+            if handler is not None:
+                handler()
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._handlers[descriptor] = handler
@@ -182,10 +194,12 @@ class Supervisor:
         for worker in self._workers.without_pidfd:
             if worker.process.poll() is not None:
                 self._dead.append(worker)
-        if self._main_pidfd is None and os.getppid() != self._main_pid:
-            self._is_over = True
+        self._is_over |= self._is_orphan()
         if self._state.retry_at is not None:
             self._state.tick(clock.monotonic_s())
+
+    def _is_orphan(self) -> bool:
+        return self._main_pidfd is None and os.getppid() != self._main_pid
 
     def _leave(self) -> None:
         self._is_over = True
@@ -255,12 +269,15 @@ class Supervisor:
         finally:
             self._arena.board.loading = 0
         self._freeze()
+        self._on_loaded(number, took_ns / 1e9)
+
+    def _on_loaded(self, number: int, seconds: float) -> None:
         payload = self._payloads.loaded[number]
         config: LoaderConfig = payload["config"]
         leaves_out = config.on_error.action == "skip" or (config.on_error.action == "replace" and self._by_sample(payload))
         if config.limits.timeout_s is not None:
             self._timeouts[number] = config.limits.timeout_s
-        self._main.send(Loaded(number, took_ns / 1e9))
+        self._main.send(Loaded(number, seconds))
         self._state.load(number, Numbering(payload["plan"]), leaves_out, config.limits.restarts_per_item)
 
     @staticmethod
@@ -466,14 +483,17 @@ class Supervisor:
         except OSError:  # no descriptor for a long message: another worker gets it again
             worker.kill()
 
-    def _start(self, number: int) -> None:
+    def _may_fork(self) -> bool:
         obstacles = self._fork_check.obstacles()
-        if obstacles and not self._has_told_of_exec:  # before anything that such a worker may say
+        if obstacles and not self._has_told_of_exec:  # before anything that a worker by exec may say
             self._has_told_of_exec = True
             told = tuple((each.cause, each.threads, each.runtimes) for each in obstacles)
             self._main.send(NotForked(told, process.node()))
+        return not obstacles
+
+    def _start(self, number: int) -> None:
         try:
-            worker = self._workers.start(number, is_forked=not obstacles)
+            worker = self._workers.start(number, self._may_fork())
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
             advice = machine_capacity.start_advice(error, "the supervisor has no file descriptors left")

@@ -11,7 +11,6 @@ import contextlib
 import mmap
 import os
 import pickle
-import select
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,8 +67,6 @@ class Worker:
         self._tickets: collections.deque[Ticket] = collections.deque()  # read, and not begun yet
         self._begun = 0  # number of the last ticket that threads have begun with
         self._identity = machine.file_identity(channel.fileno())
-        self._ready = select.poll()
-        self._ready.register(channel, select.POLLIN)
 
     def run(self) -> None:
         """Serve to the end."""
@@ -173,7 +170,6 @@ class Worker:
         self._check_channel()
         fault_points.reach("worker.before_note")
         board[base + Field.INDEX] = 0
-        board[base + Field.TICKET] = 0
         board[base + Field.SAMPLES] += rows
         board[base + Field.BATCHES] += batches
         board[base + Field.BUSY_NS] += took_ns
@@ -184,6 +180,7 @@ class Worker:
             self._send_oversize(answer, oversize, ticket.epoch)
         else:
             self._channel.send(answer)
+        board[base + Field.TICKET] = 0  # after it: an answer that cannot be sent ends this process, and is to blame
         fault_points.reach("worker.after_report")
         if self._recorder is not None:
             self._record(ticket, begun_ns, took_ns, answer)
@@ -209,6 +206,13 @@ class Worker:
         return Found(ticket.number, ticket.loader, ticket.batch, content, probe.elapsed_ns / 1e9)
 
     def _send_oversize(self, answer: Done, batch: VaryingLayout, epoch: int) -> None:
+        try:
+            self._send_batch(answer._replace(oversize=batch.nbytes), batch)
+        except (MemoryError, OSError) as error:  # no memory, or no descriptor
+            failure = describe_failure(error, epoch=epoch, worker=self._number)
+            self._channel.send(TicketFailed(answer.ticket, failures.of_sample(failure)))
+
+    def _send_batch(self, answer: Done, batch: VaryingLayout) -> None:
         """Send a batch that does not fit its slot, in a file of its own."""
         file = -1
         try:
@@ -217,10 +221,7 @@ class Worker:
             machine.reserve(file, 0, batch.nbytes)
             with mmap.mmap(file, batch.nbytes) as view:
                 batch.write(view, 0)
-            self._channel.send(answer._replace(oversize=batch.nbytes), [file])
-        except OSError as error:  # no memory, or no descriptor
-            failure = describe_failure(error, epoch=epoch, worker=self._number)
-            self._channel.send(TicketFailed(answer.ticket, failures.of_sample(failure)))
+            self._channel.send(answer, [file])
         finally:
             if file >= 0:
                 with contextlib.suppress(OSError):
