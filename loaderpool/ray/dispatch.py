@@ -11,39 +11,28 @@ import collections
 import contextlib
 import mmap
 import os
+import pickle
 import queue
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from loaderpool.core import failures
 from loaderpool.core.channel import Received
-from loaderpool.core.messages import (
-    Done,
-    Found,
-    Load,
-    LoaderFailed,
-    Message,
-    NodeIs,
-    Resize,
-    Ticket,
-    TicketFailed,
-    Unload,
-    Update,
-    Warn,
-)
-from loaderpool.core.records import Death, Instruction, Job, MarkEnded, Stop
+from loaderpool.core.messages import Done, Found, Load, LoaderFailed, NodeIs, Resize, Ticket, TicketFailed, Update, Warn
+from loaderpool.core.records import Death, Instruction, Job, MarkEnded, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor, serve
-from loaderpool.errors import ClusterError
+from loaderpool.errors import ClusterError, SourceError
 from loaderpool.memory.board import Board, Field, HostField, HostState
 from loaderpool.memory.layout import aligned
-from loaderpool.ray.cluster import Cluster, News, Order
-from loaderpool.ray.cluster_nodes import ClusterSettings
-from loaderpool.ray.node import Made, Sent
+from loaderpool.ray.cluster import Cluster, Order
+from loaderpool.ray.node import Made
 from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import clock, machine
+from loaderpool.trainer.session.remote_errors import how_to_see
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LostReport, Verdict
 
@@ -55,45 +44,12 @@ class Node:
     """A node, in the place of a worker."""
 
     def __init__(self, number: int, cell: int) -> None:
-        self.number, self.cell, self.node, self.address, self.workers = number, cell, "", "", 0
-        # What it is to do next. An order is answered before the next one goes out; tickets are under way together.
+        self.number, self.cell, self.address, self.workers = number, cell, "", 0
+        # What it is to do next. An order is answered before anything else goes out; tickets are under way together.
         self.orders: collections.deque[Order | Ticket] = collections.deque()
         self.is_busy = False  # with an order
         self.tickets: dict[int, tuple[Ticket, float]] = {}  # under way, and when the node last had it
         self.beat_s, self.is_asked = 0.0, False
-
-
-class Nodes:
-    """All nodes, as `Supervisor` has its workers."""
-
-    stop_look_ms: int | None = None  # no node is stopped by a signal that we see,
-    without_pidfd: tuple[Node, ...] = ()  # nor is its end found by a look
-
-    def __init__(self) -> None:
-        self.by_number: dict[int, Node] = {}
-        self.cells = list(range(MAX_WORKERS - 1, -1, -1))  # that are free
-
-    def note_stops(self) -> None:
-        """As of processes."""
-
-    def end_stopped(self) -> None:
-        """As of processes."""
-
-    def end_all(self) -> None:
-        """With this process its job ends, and with the job its actors."""
-
-
-class Payload(NamedTuple):
-    """A loader as nodes are sent it."""
-
-    sent: Sent
-    pieces: list[tuple[int, Any]]  # where each is in the block, and its bytes
-
-
-class _Loss(NamedTuple):
-    address: str
-    why: str
-    tickets: frozenset[int]  # that it had
 
 
 class Dispatcher(Supervisor):
@@ -106,20 +62,19 @@ class Dispatcher(Supervisor):
     of_nodes = True
 
     def __init__(self, start: Mapping[str, Any]) -> None:
-        settings = ClusterSettings(**start["cluster"])
+        settings = SimpleNamespace(**start["cluster"])
         self._is_first, self._timeout_s = start["is_first"], settings.host_timeout_s
         super().__init__({**start, "workers": 0})
-        self._sent: dict[int, Payload] = {}  # by loader
-        self._losses: collections.deque[_Loss] = collections.deque(maxlen=_KEPT)
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._nodes: dict[int, Node] = {}
+        self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # that are free
+        self._loads: dict[int, tuple[Order, list[tuple[int, Any]]]] = {}  # by loader: how it is sent
+        self._losses: collections.deque[tuple[str, str, frozenset[int]]] = collections.deque(maxlen=_KEPT)
+        self._news: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
         self._listen(self._woken, self._read_news)
         self._cluster = Cluster(settings, self._tell, self._is_first)
-
-    def _make_workers(self, start: Mapping[str, Any]) -> Nodes:
-        return Nodes()
 
     def _pause_s(self) -> float:
         return _BEAT_S / 2
@@ -127,9 +82,9 @@ class Dispatcher(Supervisor):
     def _look_at_clock(self) -> None:
         super()._look_at_clock()
         now_s = clock.monotonic_s()
-        for node in [*self._workers.by_number.values()]:
+        for node in [*self._nodes.values()]:
             if self._state.workers[node.number].is_leaving:
-                self._set_state(node, HostState.LEAVING)
+                self._put(node, HostField.STATE, HostState.LEAVING)
             oldest_s = min((seen_s for _, seen_s in node.tickets.values()), default=now_s)
             if node.is_asked and now_s > node.beat_s + self._timeout_s:
                 self._lose(node, f"no answer for {self._timeout_s:g} s", is_silent=True)
@@ -137,7 +92,7 @@ class Dispatcher(Supervisor):
                 self._lose(node, f"some answers did not arrive within {self._timeout_s:g} s", is_silent=True)
             elif node.workers and not node.is_asked and now_s > node.beat_s + _BEAT_S:
                 node.beat_s, node.is_asked = now_s, True
-                self._cluster.call(node.number, Order(("beat",), "beat", ()))
+                self._cluster.call(node.number, ("beat",))
 
     # ---- what the main process says
 
@@ -150,51 +105,49 @@ class Dispatcher(Supervisor):
     def _load(self, message: Load, received: Received) -> None:
         super()._load(message, received)
         self._timeouts.clear()  # nodes look after their samples themselves
-        if message.loader not in self._payloads.loaded:
-            return
-        pickled, buffers, _, _ = self._payloads.read(*message)
-        places, pieces, end = [], [], 0
-        for buffer in buffers:
-            places.append((0, end, buffer.nbytes))
-            pieces.append((end, buffer))
-            end += aligned(buffer.nbytes)
-        sent = Sent(end + len(pickled), end, (end, len(pickled)), places)
-        self._sent[message.loader] = Payload(sent, [*pieces, (end, memoryview(pickled))])
-        self._order_all(Order(("load", message.loader), "load", ()))
+        if message.loader in self._payloads.loaded:
+            pickled, buffers, _, _ = self._payloads.read(*message)
+            places, pieces, end = [], [], 0
+            for buffer in buffers:
+                places.append((0, end, buffer.nbytes))
+                pieces.append((end, buffer))
+                end += aligned(buffer.nbytes)
+            order = "load", message.loader, end + len(pickled), end, places
+            self._loads[message.loader] = order, [*pieces, (end, memoryview(pickled))]
+            self._order_all(order)
 
     def _update(self, message: Update) -> None:
         super()._update(message)
         if message.loader in self._payloads.changes:
             self._order_all(self._change_of(message.loader))
 
-    def _change_of(self, loader: int) -> Order:
-        change = self._payloads.changes[loader]
-        return Order(("update", loader), "update", (loader, change.pickled, [*map(bytes, change.buffers)]))
-
     def _unload(self, number: int) -> None:
         super()._unload(number)
-        self._sent.pop(number, None)
-        self._order_all(Order(("unload", number), "unload", (number,)))
+        if self._loads.pop(number, None) is not None:
+            self._order_all(("unload", number))
+
+    def _lay_out(self, number: int, probe: Any, found: tuple[int, Found] | None) -> None:
+        super()._lay_out(number, probe, found)
+        if number in self._forms:
+            self._order_all(self._form_of(number))
 
     # ---- what nodes are told
 
     def _order_all(self, order: Order) -> None:
-        for node in self._workers.by_number.values():
+        for node in self._nodes.values():
             if node.workers:
                 node.orders.append(order)
                 self._go_on(node)
 
-    def _send_to_worker(self, worker: Any, message: Message) -> None:
-        if isinstance(message, Ticket):
-            worker.orders.append(message)
-        elif isinstance(message, Found) and worker.workers:
-            worker.orders.append(self._form_of(message))
-        self._go_on(worker)
+    def _change_of(self, loader: int) -> Order:
+        change = self._payloads.changes[loader]
+        return "update", loader, change.pickled, [*map(bytes, change.buffers)]
 
-    def _form_of(self, message: Found) -> Order:
-        form, _ = receive(message.content)
-        used = None if form.fixed is None else (form.fixed.offsets[-1], form.fixed.row_bytes[-1])
-        return Order(("form", message.loader), "lay_out", (message.loader, tuple(message), used))
+    def _form_of(self, loader: int) -> Order:
+        content = self._forms[loader]
+        fixed = receive(content)[0].fixed
+        used = None if fixed is None else (fixed.offsets[-1], fixed.row_bytes[-1])
+        return "lay_out", loader, tuple(Found(0, loader, 0, content, self._state.loaders[loader].row_s)), used
 
     def _go_on(self, node: Node) -> None:
         """Send a node what it may be sent."""
@@ -202,26 +155,23 @@ class Dispatcher(Supervisor):
             order = node.orders.popleft()
             if isinstance(order, Ticket):
                 self._send_ticket(node, order)
-            elif order.method == "load":
-                payload = self._sent.get(order.what[1])
-                if payload is not None:
-                    node.is_busy = True
-                    self._cluster.load(node.number, order.what[1], *payload)
-            else:
+            elif order[0] != "load":
                 node.is_busy = True
                 self._cluster.call(node.number, order)
+            elif order[1] in self._loads:
+                node.is_busy = True
+                self._cluster.load(node.number, *self._loads[order[1]])
 
     def _send_ticket(self, node: Node, ticket: Ticket) -> None:
         job = self._job(node, ticket.number)
-        if job is None or job.loader.number not in self._payloads.loaded or job.is_unwanted:
+        if job is None or ticket.loader not in self._loads or job.is_unwanted:
             self._on_worker(node.number, Received(Done(ticket.number, 0, 0.0, 0, b"")))
             return
         node.tickets[ticket.number] = ticket, clock.monotonic_s()
-        if job.slot is None:
-            order = Order(ticket, "look", (ticket.loader, ticket.epoch, ticket.batch))
-        else:
+        order: Order = "look", ticket.number, ticket.loader, ticket.epoch, ticket.batch
+        if job.slot is not None:
             place = ticket.run, job.slot.batch, ticket.batches, ticket.rest
-            order = Order(ticket, "make", (ticket.number, ticket.loader, *place))
+            order = "make", ticket.number, ticket.loader, *place
         self._cluster.call(node.number, order)
 
     def _job(self, node: Node, ticket: int) -> Job | None:
@@ -229,33 +179,31 @@ class Dispatcher(Supervisor):
         return None if record is None else record.jobs.get(ticket)
 
     def _obey(self, instruction: Instruction) -> None:
-        if isinstance(instruction, Stop):  # it has answered all
-            node = self._workers.by_number.get(instruction.worker)
-            if node is not None:
-                self._forget(node)
-                self._cluster.end(node.number)
-                self._state.died(node.number, clock.monotonic_s(), 0, None)
-            return
-        super()._obey(instruction)
+        match instruction:
+            case ToWorker(number, Ticket() as ticket):
+                if number in self._nodes:
+                    self._nodes[number].orders.append(ticket)
+                    self._go_on(self._nodes[number])
+            case Start(number):
+                self._nodes[number] = node = Node(number, self._cells.pop())
+                self._arena.board.clear(node.cell)
+                self._arena.board.cells = node.cell + 1
+                self._put(node, Field.NUMBER, number + 1)
+                self._main.send(NodeIs(number, "", "", 0))
+                self._cluster.start(number)
+            case Stop(number):  # it has answered all
+                if number in self._nodes:
+                    self._end(self._nodes[number], None)
+            case _:
+                super()._obey(instruction)
         if isinstance(instruction, MarkEnded):
-            for node in self._workers.by_number.values():
+            for node in self._nodes.values():
                 if any(ticket.run == instruction.run for ticket, _ in node.tickets.values()):
-                    self._cluster.call(node.number, Order(("drop",), "drop", (instruction.run,)))
-
-    def _start(self, number: int) -> None:
-        cell = self._workers.cells.pop()
-        self._workers.by_number[number] = node = Node(number, cell)
-        board = self._arena.board
-        board.clear(cell)
-        board.cells = cell + 1
-        board.numbers[Board.base(cell) + Field.NUMBER] = number + 1
-        self._set_state(node, HostState.STARTING)
-        self._main.send(NodeIs(number, "", "", 0))
-        self._cluster.start(number)
+                    self._cluster.call(node.number, ("drop", instruction.run))
 
     # ---- what nodes say, and what becomes of them
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, *news: Any) -> None:
         """Have the loop look at something. Runs in: any thread."""
         self._news.put(news)
         with contextlib.suppress(BlockingIOError):
@@ -265,63 +213,57 @@ class Dispatcher(Supervisor):
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         while not self._news.empty():
-            self._take_in(self._news.get())
+            number, kind, *values = self._news.get()
+            node = self._nodes.get(number)  # None: of all; or it was given up
+            if kind == "nodes":
+                self._state.resize(*values)
+            elif kind == "warning":
+                self._main.send(Warn(*values))
+            elif kind == "over":
+                text = values[0] if self._is_first else f"the Ray cluster was lost: {values[0]}"
+                self._state.stop(failures.of_error(ClusterError(text)))
+            elif node is not None and kind == "lost":
+                self._lose(node, *values)
+            elif node is not None and kind == "answer":
+                self._hear(node, *values)
+            elif node is not None and kind == "placed":
+                where, node.address = values
+                self._main.send(NodeIs(node.number, where, node.address, 0))
+            elif node is not None:
+                self._begin_node(node, *values)
 
-    def _take_in(self, news: News) -> None:
-        if news.kind == "nodes":
-            self._state.resize(news.value)
-        elif news.kind == "warning":
-            self._main.send(Warn(news.value))
-        elif news.kind == "over":
-            text = news.value if self._is_first else f"the Ray cluster was lost: {news.value}"
-            self._state.stop(failures.of_error(ClusterError(text)))
-        node = self._workers.by_number.get(news.number)
-        if node is None:
-            return  # it was given up
-        if news.kind == "lost":
-            self._lose(node, news.value)
-        elif news.kind == "answer":
-            self._hear(node, *news.value)
-        elif news.kind == "placed":
-            node.node, node.address = news.value
-            self._main.send(NodeIs(node.number, *news.value, 0))
-        else:
-            about, workers = news.value
-            node.node, node.address = about.node, about.address
-            self._begin_node(node, workers)
-
-    def _begin_node(self, node: Node, workers: int) -> None:
-        node.workers, node.beat_s = workers, clock.monotonic_s()
-        self._set_state(node, HostState.RUNNING)
-        self._main.send(NodeIs(node.number, node.node, node.address, workers))
-        for loader in self._sent:
-            node.orders.append(Order(("load", loader), "load", ()))
+    def _begin_node(self, node: Node, about: Mapping[str, Any], workers: int) -> None:
+        node.address, node.workers, node.beat_s = about["address"], workers, clock.monotonic_s()
+        self._put(node, HostField.STATE, HostState.RUNNING)
+        self._main.send(NodeIs(node.number, about["node"], node.address, workers))
+        for loader, (order, _) in self._loads.items():
+            node.orders.append(order)
             if loader in self._payloads.changes:
                 node.orders.append(self._change_of(loader))
             if loader in self._forms:
-                row_s = self._state.loaders[loader].row_s
-                node.orders.append(self._form_of(Found(0, loader, 0, self._forms[loader], row_s)))
+                node.orders.append(self._form_of(loader))
         self._note_free_memory()
         self._state.joined(node.number, workers)
-        self._workers_wanted = sum(each.workers for each in self._workers.by_number.values())
+        self._workers_wanted = sum(each.workers for each in self._nodes.values())
         self._go_on(node)
 
-    def _hear(self, node: Node, what: Any, result: Any) -> None:
-        if isinstance(what, Ticket):
-            node.tickets.pop(what.number, None)
-            if what.offset >= 0:
-                self._on_made(node, what, result)
+    def _hear(self, node: Node, order: Order, result: Any) -> None:
+        if order[0] in ("make", "look"):
+            ticket, _ = node.tickets.pop(order[1])
+            if order[0] == "make":
+                self._on_made(node, ticket, result)
             elif isinstance(result, Found):
-                self._on_worker(node.number, Received(result._replace(ticket=what.number)))
+                self._on_worker(node.number, Received(result._replace(ticket=ticket.number)))
+            elif isinstance(result, LoaderFailed):
+                self._on_worker(node.number, Received(TicketFailed(ticket.number, result.error)))
             else:
-                self._on_worker(node.number, Received(TicketFailed(what.number, result.error)))
-        elif what[0] == "beat":
+                self._on_worker(node.number, Received(Done(ticket.number, 0, 0.0, 0, b"")))
+        elif order[0] == "beat":
             node.is_asked, now_s = False, clock.monotonic_s()
-            wait_ns, under_way = result
-            self._count(node, Field.WAIT_NS, max(0, wait_ns - self._arena.board.read(node.cell, Field.WAIT_NS)))
-            for number in node.tickets.keys() & set(under_way):
+            self._put(node, Field.WAIT_NS, max(result[0], self._arena.board.read(node.cell, Field.WAIT_NS)))
+            for number in node.tickets.keys() & set(result[1]):
                 node.tickets[number] = node.tickets[number][0], now_s
-        elif what[0] != "drop":
+        elif order[0] != "drop":
             node.is_busy = False
             if isinstance(result, LoaderFailed):
                 self._state.fail(result.loader, result.error)
@@ -329,8 +271,6 @@ class Dispatcher(Supervisor):
 
     def _on_made(self, node: Node, ticket: Ticket, made: Made) -> None:
         """Take in what a node has made of a ticket: write its bytes into the slot."""
-        if self._job(node, ticket.number) is None:
-            return
         answer: Done | TicketFailed = Done(ticket.number, 0, 0.0, 0, b"")
         descriptors = []
         if isinstance(made, LoaderFailed):
@@ -339,58 +279,62 @@ class Dispatcher(Supervisor):
             answer = made
         elif made is not None:
             seconds, rows, failed, content = made
-            nbytes = content.nbytes
-            if nbytes <= ticket.slot_bytes:
+            nbytes, oversize = content.nbytes, 0
+            if nbytes > ticket.slot_bytes:
+                descriptors, oversize = [_file_of(content)], nbytes
+            else:
                 if ticket.is_fresh:
                     self._slots.take_pages(ticket.offset, ticket.slot_bytes)
                 self._slots.slot(ticket.offset, nbytes)[:] = content
-            else:
-                descriptors = [_file_of(content)]
-            answer = Done(ticket.number, rows, seconds, nbytes if descriptors else 0, failed)
-            self._count(node, Field.BATCHES, ticket.batches)
-            self._count(node, Field.SAMPLES, rows)
-            self._count(node, Field.BUSY_NS, int(seconds * 1e9))
+            answer = Done(ticket.number, rows, seconds, oversize, failed)
+            for field, more in ((Field.BATCHES, ticket.batches), (Field.SAMPLES, rows), (Field.BUSY_NS, seconds * 1e9)):
+                self._put(node, field, self._arena.board.read(node.cell, field) + int(more))
+            if failed and (text := _unseen(node.address, failed)):
+                answer = TicketFailed(ticket.number, failures.of_error(SourceError(text)))
         self._on_worker(node.number, Received(answer, descriptors))
 
     def _lose(self, node: Node, why: str, is_silent: bool = False) -> None:
         """A node is dead, or as good as dead: others make what it had."""
-        where = node.address or "(not chosen yet)"
+        where, record = node.address or "(not chosen yet)", self._state.workers[node.number]
         print(f"loaderpool: lost the remote workers on node {where}: {why}", file=sys.stderr, flush=True)
-        record = self._state.workers[node.number]
-        self._losses.append(_Loss(where, why, frozenset(record.jobs)))
+        self._losses.append((where, why, frozenset(record.jobs)))
         self._arena.board.lost += bool(record.jobs) or not record.is_leaving
-        self._forget(node)
+        self._end(node, Death(self._error, has_begun=node.workers > 0), is_silent)
+
+    def _end(self, node: Node, death: Death | None, is_silent: bool = False) -> None:
+        del self._nodes[node.number]
+        self._arena.board.clear(node.cell)
+        self._cells.append(node.cell)
+        self._main.send(NodeIs(node.number, "", "", -1))
         self._cluster.end(node.number, is_silent)
-        self._state.died(node.number, clock.monotonic_s(), 0, Death(self._error, has_begun=node.workers > 0))
+        self._state.died(node.number, clock.monotonic_s(), 0, death)
 
     def _error(self, verdict: Verdict, deaths: int, ticket: Ticket | None) -> bytes:
         """Return what is said if work is given up."""
-        with_it = [loss for loss in self._losses if ticket is not None and ticket.number in loss.tickets]
-        hosts = tuple((loss.address, loss.why) for loss in with_it or self._losses)
+        with_it = [loss for loss in self._losses if ticket is not None and ticket.number in loss[2]]
+        hosts = tuple((where, why) for where, why, _ in with_it or self._losses)
         report = LostReport(verdict, None, 0, None, None, deaths, max_restarts=self._restarts, hosts=hosts)
         if ticket is not None:
             plan = self._payloads.loaded[ticket.loader]["plan"]
-            batches = range(ticket.batch, ticket.batch + ticket.batches)
-            report = report._replace(epoch=ticket.epoch, batches=range(0) if ticket.rest else batches)
-            after = plan.after(ticket.rest) if ticket.rest else plan
-            positions = after.positions_of(ticket.epoch, ticket.batch, ticket.batches)[:1000]
-            report = report._replace(indices=tuple(after.indices(ticket.epoch, positions)))
+            plan = plan.after(ticket.rest) if ticket.rest else plan
+            batches = range(0 if ticket.rest else ticket.batch, 0 if ticket.rest else ticket.batch + ticket.batches)
+            indices = plan.indices(ticket.epoch, plan.positions_of(ticket.epoch, ticket.batch, ticket.batches)[:1000])
+            report = report._replace(epoch=ticket.epoch, batches=batches, indices=tuple(indices))
         return failures.of_deaths(report)
 
-    def _forget(self, node: Node) -> None:
-        """It is gone."""
-        del self._workers.by_number[node.number]
-        self._arena.board.clear(node.cell)
-        self._workers.cells.append(node.cell)
-        self._main.send(NodeIs(node.number, "", "", -1))
+    def _put(self, node: Node, field: Field | HostField, value: int) -> None:
+        self._arena.board.numbers[Board.base(node.cell) + field] = value
 
-    # ---- what the main process sees in shared memory
 
-    def _set_state(self, node: Node, state: HostState) -> None:
-        self._arena.board.numbers[Board.base(node.cell) + HostField.STATE] = state
-
-    def _count(self, node: Node, field: Field, more: int) -> None:
-        self._arena.board.numbers[Board.base(node.cell) + field] += more
+def _unseen(node: str, failed: bytes) -> str:
+    """Return what is wrong where samples are missing of which this machine has the files; else ""."""
+    for path, directory in (each.failure.unseen for each in pickle.loads(failed) if each.failure.unseen):
+        if path and os.path.exists(path):
+            return (
+                f"node {node} cannot open {path}, but this machine can. The samples that on_error= skips or replaces "
+                f"would depend on the node. {how_to_see(path, directory)}"
+            )
+    return ""
 
 
 def _file_of(content: Any) -> int:

@@ -9,19 +9,34 @@ Runs in: an actor of Ray's, whose calls are coroutines of one thread; another on
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import select
 import sys
 import threading
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from loaderpool.core import failures
 from loaderpool.core.channel import Received
-from loaderpool.core.messages import Begin, End, Filled, Found, Load, LoaderFailed, Look, TicketFailed, Unload, Update
-from loaderpool.core.session import Session, SupervisorLost
+from loaderpool.core.messages import (
+    BatchFailed,
+    Begin,
+    End,
+    Ended,
+    Filled,
+    Found,
+    Load,
+    LoaderFailed,
+    Look,
+    TicketFailed,
+    Unload,
+    Update,
+)
+from loaderpool.core.session import Listener, Session, SupervisorLost
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena, map_whole_file
 from loaderpool.memory.board import Field
@@ -37,23 +52,7 @@ from loaderpool.transport.pickling import put_object
 Made: TypeAlias = "tuple[float, int, bytes, Any] | TicketFailed | LoaderFailed | None"
 
 
-class About(NamedTuple):
-    """What an actor says of itself."""
-
-    versions: dict[str, str]
-    pid: int
-    start_time: int  # of its process
-    node: str  # the node's id
-    address: str
-
-
-class Sent(NamedTuple):
-    """A payload as it lies in one block of a node's arena: arrays, and then the pickle."""
-
-    nbytes: int
-    arrays: int  # bytes of all arrays
-    pickled: tuple[int, int]  # where the pickle is in the block, and its length
-    places: list[tuple[int, int, int]]  # of each array: 0, where it begins, its length
+_NO_MEMORY = "The node has no memory for a batch buffer. Set a smaller workers_per_node= or batch_size="
 
 
 def versions() -> dict[str, str]:
@@ -66,16 +65,18 @@ def versions() -> dict[str, str]:
     }
 
 
-class _Waiting:
-    """A call that waits for what the supervisor says of a loader, or of a run."""
+class _Call(Listener):
+    """A call that waits for what the supervisor says."""
 
-    def __init__(self, loader: int, run: int = 0) -> None:
-        self.loader, self.run = loader, run
-        self._loop = asyncio.get_running_loop()
+    def on_supervisor_lost(self) -> None:
+        """This process ends with it."""
+
+    def __init__(self, about: int = 0) -> None:
+        self.about, self._loop = about, asyncio.get_running_loop()  # about: a run of the dispatcher's; or a batch
         self.future: asyncio.Future[Received | None] = self._loop.create_future()
 
     def hear(self, received: Received | None) -> None:
-        """Go on. Runs in: the thread that reads."""
+        """Go on. Runs in: any thread."""
         self._loop.call_soon_threadsafe(self._settle, received)
 
     def _settle(self, received: Received | None) -> None:
@@ -86,25 +87,33 @@ class _Waiting:
                 os.close(descriptor)
 
 
-class _Loader:
-    """Hears what is said of a loader."""
+class _Loader(Listener):
+    """Hears what is said of a loader, and at last that no process looks at it."""
 
-    def __init__(self, extents: list[Extent]) -> None:
-        self.extents = extents
+    def on_supervisor_lost(self) -> None:
+        """This process ends with it."""
+
+    def __init__(self, forget: Callable[[], None]) -> None:
+        self._forget = forget
         self.used: tuple[int, int] | None = None  # of a fixed form: where the last component begins, and bytes of a row
         self.failed: LoaderFailed | None = None
-        self.asked: list[_Waiting] = []  # calls that wait for an answer to what they asked
-        self.runs: dict[int, _Waiting] = {}
+        self.asked: list[_Call] = []  # about the first sample of a batch; about none (-1): about loading
+        self.runs: dict[int, _Call] = {}
 
     def hear(self, received: Received) -> None:
         """Let a call go on; all of them, if no batch can be made any more."""
-        if isinstance(received.message, LoaderFailed):
-            self.failed = received.message
-            asked, self.asked = self.asked, []
-            for waiting in [*asked, *self.runs.values()]:
-                waiting.hear(received)
-        elif self.asked and not (isinstance(received.message, Found) and not received.message.ticket):
-            self.asked.pop(0).hear(received)
+        message = received.message
+        heard: list[_Call] = []
+        if isinstance(message, Ended):
+            self._forget()
+        elif isinstance(message, LoaderFailed):
+            self.failed, heard = message, [*self.asked, *self.runs.values()]
+        else:
+            about = -2 - message.batch if isinstance(message, Found) else -1
+            heard = [call for call in self.asked if call.about == about][:1]
+        for call in heard:
+            call.hear(received)
+        self.asked = [call for call in self.asked if call not in heard]
 
 
 class HostActor:
@@ -124,8 +133,8 @@ class HostActor:
         self._workers, self._arena, self._lock = workers, Arena.create(), threading.RLock()
         self._loaders: dict[int, _Loader] = {}
         self._blocks: dict[int, Extent] = {}  # of payloads that are on their way
-        self._under_way: dict[int, _Waiting] = {}  # by ticket
-        self._numbers = itertools.count(1)
+        self._under_way: dict[int, _Call] = {}  # by ticket
+        self._numbers = itertools.count(1 << 32)  # of runs: none that a loader has, whose numbers are the main process'
         program = Program("loaderpool.ray.node_supervisor", settings={"node": self._at[1]})
         news, around = threading.Condition(self._lock), Surroundings.of_now()
         self._session = Session(self._arena, workers, restarts, around, news, program)
@@ -138,13 +147,14 @@ class HostActor:
             self._session.wait(lambda: False, lambda: None)
         except SupervisorLost:
             how = self._session.reap()
-            print(f"loaderpool: the supervisor process of node {self._at[1]} ended ({how})", file=sys.stderr, flush=True)
+            print(f"loaderpool: the supervisor process on {self._at[1]} ended ({how})", file=sys.stderr, flush=True)
         finally:
             os._exit(1)  # the dispatcher goes on with other nodes
 
-    async def about(self) -> About:
+    async def about(self) -> dict[str, Any]:
         """What the dispatcher must know."""
-        return About(versions(), os.getpid(), machine.start_time(os.getpid()), *self._at)
+        own = os.getpid(), machine.start_time(os.getpid())
+        return {"versions": versions(), "process": own, "node": self._at[0], "address": self._at[1]}
 
     async def beat(self) -> tuple[int, list[int]]:
         """Return how long workers have waited in all, in ns, and the tickets that are under way."""
@@ -167,19 +177,20 @@ class HostActor:
             start = self._blocks[loader].offset + at
         self._arena.map[start : start + piece.nbytes] = memoryview(piece).cast("B")
 
-    async def load(self, number: int, sent: Sent) -> LoaderFailed | None:
-        """Load a payload, all of which has come."""
+    async def load(self, number: int, nbytes: int, arrays: int, places: list[Any]) -> Any:
+        """Load a payload, all of which has come: so many bytes of arrays, and then the pickle."""
         with self._lock:
             if number in self._loaders:
                 return None
-            block, (at, length) = self._blocks.pop(number), sent.pickled
-            table, nbytes = put_object(
-                self._arena, ((block.offset + at, length), (block.offset, sent.arrays), sent.places, [], None)
+            block = self._blocks.pop(number)
+            pickled = block.offset + arrays, nbytes - arrays
+            table, length = put_object(self._arena, (pickled, (block.offset, arrays), places, [], None))
+            self._loaders[number] = self._session.loaders[number] = _Loader(
+                functools.partial(self._forget, number, [block, table])
             )
-            self._loaders[number] = self._session.loaders[number] = _Loader([block, table])
-        return _failure(await self._ask(number, Load(number, table.offset, nbytes)))
+        return await self._ask(number, Load(number, table.offset, length))
 
-    async def update(self, number: int, pickled: bytes, buffers: list[Any]) -> LoaderFailed | None:
+    async def update(self, number: int, pickled: bytes, buffers: list[Any]) -> Any:
         """Change attributes of the loader's source."""
         with self._lock:
             shipment = Shipment(pickled, tuple(memoryview(each) for each in buffers))
@@ -188,7 +199,7 @@ class HostActor:
         with self._lock:
             for extent in extents:
                 self._arena.give_back(extent)
-        return _failure(answer)
+        return answer
 
     async def lay_out(self, number: int, told: tuple[Any, ...], used: tuple[int, int] | None) -> None:
         """Take in the form of a loader's batches, as `Found` has it, and what of a slot they use."""
@@ -199,84 +210,76 @@ class HostActor:
     async def unload(self, number: int) -> None:
         """Forget a loader."""
         with self._lock:
-            loader = self._loaders.pop(number, None)
-            self._session.loaders.pop(number, None)
-            if loader is not None:
+            if number in self._loaders:
+                self._session.runs[number] = loader = self._loaders.pop(number)  # of which `Ended` comes
                 self._session.send(Unload(number))
-                for extent in loader.extents:
-                    self._arena.give_back(extent)
+                for call in loader.asked:
+                    call.hear(None)
 
-    async def _ask(self, loader: int, message: Load | Update | Look) -> Received:
-        waiting = _Waiting(loader)
+    def _forget(self, number: int, extents: list[Extent]) -> None:
+        del self._session.loaders[number], self._session.runs[number]
+        for extent in extents:
+            self._arena.give_back(extent)
+
+    async def _ask(self, loader: int, message: Load | Update | Look, call: _Call | None = None) -> Any:
+        call = call or _Call(-1)
         with self._lock:
-            self._loaders[loader].asked.append(waiting)
+            self._loaders[loader].asked.append(call)
             self._session.send(message)
-        received = await waiting.future
-        assert received is not None
-        return received
+        received = await call.future
+        return received.message if received is not None else None
 
     # ---- tickets
 
-    async def look(self, loader: int, epoch: int, batch: int) -> Found | LoaderFailed:
-        """Make the first sample of a batch."""
-        message = (await self._ask(loader, Look(loader, epoch, batch, 0))).message
-        assert isinstance(message, (Found, LoaderFailed))
-        return message
+    async def look(self, ticket: int, loader: int, epoch: int, batch: int) -> Any:
+        """Make the first sample of a batch: `Found`, `LoaderFailed`, or None: the loader is closed."""
+        call = self._under_way[ticket] = _Call(-2 - batch)
+        found = await self._ask(loader, Look(loader, epoch, batch, 0), call)
+        del self._under_way[ticket]
+        return found
 
     async def make(self, ticket: int, number: int, run: int, first: int, batches: int, rest: Any) -> Made:
         """Make batches from number `first` on, all in one slot."""
-        began_s, workers, loader = clock.monotonic_s(), self._workers, self._loaders[number]
+        began_s, loader = clock.monotonic_s(), self._loaders[number]
         if loader.failed is not None:
             return loader.failed
-        waiting = self._under_way[ticket] = _Waiting(number, run)
+        call = self._under_way[ticket] = _Call(run)
         with self._lock:
             mine = next(self._numbers)
-            self._session.runs[mine] = loader.runs[mine] = waiting
+            self._session.runs[mine] = loader.runs[mine] = call
             self._session.send(Begin(mine, number, first, first + batches, rest, (), (), True, 0, True))
-        try:
-            received = await waiting.future
-            share = min(1.0, workers / len(self._under_way))  # of this time workers were at this ticket
-        finally:
-            self._under_way.pop(ticket, None)
-            with self._lock:
-                self._session.runs.pop(mine, None)
-                loader.runs.pop(mine, None)
-        lent, made = self._take(ticket, mine, loader, received, (clock.monotonic_s() - began_s) * share)
+        received = await call.future
+        share = min(1.0, self._workers / len(self._under_way))  # of the time workers were at this ticket
+        del self._under_way[ticket]
+        with self._lock:
+            del self._session.runs[mine], loader.runs[mine]
+        lent: tuple[int, ...] = ()
+        made: Made = None
+        message = None if received is None else received.message
+        if isinstance(message, LoaderFailed):
+            made = message
+        elif isinstance(message, BatchFailed):
+            made = TicketFailed(ticket, message.error or failures.of_error(MemoryLimitError(_NO_MEMORY)))
+        elif received is not None and isinstance(message, Filled):
+            if received.descriptors:
+                content: Any = np.frombuffer(map_whole_file(received.descriptors[0], message.oversize), np.uint8)
+                content = content[: message.oversize]
+                os.close(received.descriptors[0])
+            else:
+                lent = (message.offset,)
+                with self._lock:
+                    slot = self._session.lender.lend(mine, message.ticket, message.offset, message.slot_bytes, {})
+                used = loader.used
+                content = slot[: varying_nbytes(slot) if used is None else used[0] + used[1] * message.rows]
+            made = (clock.monotonic_s() - began_s) * share, message.rows, message.failures, content
         self._session.send(End(mine, lent))
         return made
 
-    def _take(
-        self, ticket: int, run: int, loader: _Loader, received: Received | None, seconds: float
-    ) -> tuple[tuple[int, ...], Made]:
-        """Return the slot that stays in use, and what was made."""
-        message = None if received is None else received.message
-        if received is None or message is None or isinstance(message, LoaderFailed):
-            return (), message
-        if not isinstance(message, Filled):
-            error = getattr(message, "error", b"")
-            advice = "The node has no memory for a batch buffer. Set a smaller workers_per_node= or batch_size="
-            return (), TicketFailed(ticket, error or failures.of_error(MemoryLimitError(advice)))
-        if received.descriptors:
-            (file,) = received.descriptors
-            try:
-                content = np.ndarray((message.oversize,), np.uint8, buffer=map_whole_file(file, message.oversize))
-            finally:
-                os.close(file)
-            return (), (seconds, message.rows, message.failures, content)
-        with self._lock:
-            slot = self._session.lender.lend(run, message.ticket, message.offset, message.slot_bytes, {})
-        nbytes = varying_nbytes(slot) if loader.used is None else loader.used[0] + loader.used[1] * message.rows
-        return (message.offset,), (seconds, message.rows, message.failures, slot[:nbytes])
-
     async def drop(self, run: int) -> None:
         """This run of the dispatcher's is over: its tickets are not wanted any more."""
-        for waiting in [*self._under_way.values()]:
-            if waiting.run == run:
-                waiting.hear(None)
-
-
-def _failure(received: Received) -> LoaderFailed | None:
-    return received.message if isinstance(received.message, LoaderFailed) else None
+        for call in self._under_way.values():
+            if call.about == run:
+                call.hear(None)
 
 
 def _end_with(raylet: int) -> None:
