@@ -24,7 +24,7 @@ from loaderpool.system import fault_points
 from tests.support import leaks
 from tests.support.child import run_child
 from tests.support.faulty import AT, Faults, expected_of, make_loader, read
-from tests.support.processes import is_alive
+from tests.support.processes import cpu_ns, descendants, is_alive
 
 pytestmark = pytest.mark.may_leak("one pool serves all cells; it is looked at after each, and for all in the end")
 
@@ -100,10 +100,17 @@ COLUMNS, *ROWS = [line.split() for line in TABLE.strip().splitlines()]
 CELLS = {
     (row[0], how): outcome for row in ROWS for how, outcome in zip(COLUMNS[1:], row[1:], strict=True)
 }  # fmt: skip
-POSSIBLE = {cell: outcome for cell, outcome in CELLS.items() if outcome not in IMPOSSIBLE}
+# Places that only the core has which is to be replaced.
+GOING = {"worker.before_completion", "worker.before_sending", "worker.after_sending", "trainer.taken_in"}
+POSSIBLE = {
+    cell: outcome
+    for cell, outcome in CELLS.items()
+    if outcome not in IMPOSSIBLE and not (os.environ.get("LOADERPOOL_CORE") == "new" and cell[0] in GOING)
+}
 IN_CHILD = {"gone", "waits"}
 # A stopped process is replaced after so long (5 s elsewhere).
 STOPPED_S = 0.3
+QUIET_S = 0.02  # processes that have not run for so long have nothing to do
 
 
 class Scene(NamedTuple):
@@ -186,21 +193,22 @@ class Stage:
         self.pool = lp.Pool(2, restarts=None)
         self.beside = make_loader("plain", workers=self.pool)  # goes on, whatever happens to others
         read(self.beside)
-        self.props = props()
+        self.props: tuple[int, int, int]  # before the cell
 
     def check(self) -> None:
         """Nobody is missing, nobody is left over, and the loader beside is whole."""
         self.beside.epoch = 0
-        assert read(self.beside) == expected_of("plain")
-        self.beside._core.tracker.drop_parked()  # what is made ahead would meet the next cell's fault
+        assert read(self.beside) == first_pass(expected_of("plain"))
+        self.beside.load_state_dict(self.beside.state_dict())  # what is made ahead would meet the next cell's fault
         wait_until(self.is_idle)
-        wait_until(lambda: props() == self.props or bool(gc.collect() < 0))  # an error's frames are let go of late
+        wait_until(lambda: is_no_more_than(self.props) or bool(gc.collect() < 0))  # an error's frames go late
 
     def is_idle(self) -> bool:
-        """Whether no worker is at anything, not even of a loader that was closed."""
-        session = self.pool.session
-        session.catch_up()
-        return not session.routing.by_run and len(session.routing.by_loader) == 1
+        """Whether no process of the pool is at anything, not even of a loader that was closed."""
+        workers = self.beside.statistics().workers  # takes in what was said
+        before = {pid: cpu_ns(pid) for pid in descendants(os.getpid())}
+        time.sleep(QUIET_S)
+        return len(workers) == 2 and before == {pid: cpu_ns(pid) for pid in descendants(os.getpid())}
 
     def close(self) -> None:
         self.beside.close()
@@ -208,10 +216,18 @@ class Stage:
         del self.beside, self.pool  # the fixture is kept beyond the look at what is left
 
 
+def first_pass(batches: list[Any]) -> list[Any]:
+    return batches[: len(batches) // 2]
+
+
 def props() -> tuple[int, int, int]:
     """How many processes, threads and descriptors there are."""
     now = leaks.take_snapshot()
     return sum(map(is_alive, now.processes)), len(now.threads), sum(now.descriptors.values())
+
+
+def is_no_more_than(before: tuple[int, int, int]) -> bool:
+    return all(now <= then for now, then in zip(props(), before, strict=True))
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -290,7 +306,7 @@ class Cell:
         if not self.scene.before_making:
             loader.element_spec  # noqa: B018 - blocks
             if self.scene.in_second_pass:
-                assert read(loader) == self.expected
+                assert read(loader) == first_pass(self.expected)
                 loader.epoch = 0
             self.lay()
         return loader
@@ -308,7 +324,7 @@ class Cell:
         before = self.stage.beside.statistics()
         workers, supervisors = (0, 0) if self.scene.own_pool else (before.restarts, before.supervisor_restarts)
         with self.make() as loader:
-            assert read(loader) == self.expected
+            assert read(loader) == first_pass(self.expected)
             wait_until(self.is_met)
             if outcome == "same":
                 wait_until(lambda: loader.statistics().restarts == workers + 1)
@@ -334,14 +350,15 @@ class Cell:
         with contextlib.ExitStack() as stack:
             with pytest.raises(types[outcome]) as raised:
                 loader = stack.enter_context(self.make())
-                loader._core.tracker.looks_ahead = False  # or the next epoch may meet the fault first
                 read(loader, got)
+                read(loader, got)  # whose first batches are made ahead, and may have met it first
             assert self.is_met()
             self.check_error(outcome, raised.value)
             assert got == self.expected[: len(got)], "what came before it was right"
+            self.stage.faults.take_away(self.place)
             if outcome in ("sample", "raises", "read", "lost") and "loader" in locals():
                 loader.epoch = 0
-                assert read(loader) == self.expected, "the next pass is whole"
+                assert read(loader) == first_pass(self.expected), "the next pass is whole"
 
     def check_error(self, outcome: str, error: Any) -> None:
         if outcome == "lost":
@@ -356,7 +373,8 @@ class Cell:
             assert "the fault that was laid" in str(error)
         if outcome == "sample":
             index = {"user.first_sample": 0, "worker.memory_file": None}.get(self.where, AT)
-            assert (error.index, error.epoch) == (index, 0)
+            assert error.index == index
+            assert error.epoch in (0, 1)
             assert isinstance(error, MemoryError if self.how == "no_memory" else lp.SampleError)
 
 
@@ -364,6 +382,7 @@ class Cell:
 def test_cell(where: str, how: str, outcome: str, stage: Stage, armed_here: Callable[[], None]) -> None:
     if where.startswith(("trainer.", "feed.")) or where == "user.pickling":
         armed_here()
+    stage.props = props()
     with stage.faults.fresh():
         if outcome in ("same", "bits", "again"):
             Cell(where, how, stage).keeps_the_bits(outcome)
@@ -393,7 +412,7 @@ loader = make_loader(KIND, workers=2)
 if not BEFORE:
     loader.element_spec
     faults.lay(PLACE, HOW)
-assert read(loader) == expected
+assert read(loader) == expected[: len(expected) // 2]
 print("whole")
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,13 +23,22 @@ AT = 9  # the item at which code of the user's passes its fault point
 _LARGE = 20_000
 
 
+def _pass(place: str) -> None:
+    """As code of the user's, pass a fault point: an error is raised there each time, an end is met once."""
+    laid = os.path.join(os.environ.get("LOADERPOOL_FAULTS", ""), place)
+    with contextlib.suppress(OSError), open(f"{laid}.met") as met:
+        if met.read() in ("raise", "sys.exit", "unpicklable", "MemoryError"):
+            os.rename(f"{laid}.met", laid)
+    fault_points.reach(place)
+
+
 def _row(item: int, rng: np.random.Generator) -> Any:
     return {"item": np.full((40, 40), item, np.float32), "noise": rng.random(3)}
 
 
 def _plain(item: int, rng: np.random.Generator) -> Any:
     if item == AT:
-        fault_points.reach("user.function")
+        _pass("user.function")
     return _row(item, rng)
 
 
@@ -43,7 +53,7 @@ def _in_half(item: int, rng: np.random.Generator, out: Any) -> Any:
         return _row(item, rng)
     out["item"][:20] = item
     if item == AT:
-        fault_points.reach("user.half_written")
+        _pass("user.half_written")
     out["item"][20:] = item
     out["noise"][:] = rng.random(3)
     return None
@@ -73,7 +83,7 @@ class _Source:
 
     def __getitem__(self, item: int) -> Any:
         if item == AT and not self.is_large:
-            fault_points.reach("user.source")
+            _pass("user.source")
         return {"item": np.full(_LARGE if self.is_large and item else 1, item, np.float32), "noise": np.ones(3)}
 
 
@@ -92,10 +102,7 @@ class Reducing:
 
     def __reduce__(self) -> Any:
         # What cannot be pickled cannot be pickled twice: with TensorFlow loaded, a first try looks for what needs it.
-        laid = os.path.join(os.environ.get("LOADERPOOL_FAULTS", ""), "user.pickling")
-        if os.path.exists(f"{laid}.met"):
-            os.rename(f"{laid}.met", laid)
-        fault_points.reach("user.pickling")
+        _pass("user.pickling")
         return _rebuild, ()
 
     def __call__(self, item: int, rng: np.random.Generator) -> Any:
@@ -154,10 +161,10 @@ _expected: dict[str, list[Any]] = {}
 
 
 def expected_of(kind: str) -> list[Any]:
-    """The same of a pass in this process."""
+    """The same of two passes in this process."""
     if kind not in _expected:
         with make_loader(kind, workers=0) as loader:
-            _expected[kind] = read(loader)
+            _expected[kind] = [*read(loader), *read(loader)]
     return _expected[kind]
 
 
@@ -179,6 +186,11 @@ class Faults:
     def met(self, place: str) -> bool:
         """Whether somebody has."""
         return (self.path / f"{place}.met").exists()
+
+    def take_away(self, place: str) -> None:
+        """Nobody meets it any more."""
+        for name in (place, f"{place}.met"):
+            (self.path / name).unlink(missing_ok=True)
 
     @contextmanager
     def fresh(self) -> Iterator[None]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 __all__ = [
-    "command_of", "count_fds", "descendants", "describe", "end_all", "found", "in_session", "is_alive", "marked",
-    "parents", "read_pss", "shared_bytes", "status_of_fork", "strike", "supervisors", "wait_gone",
+    "command_of", "count_fds", "cpu_ns", "descendants", "describe", "end_all", "found", "in_session", "is_alive",
+    "marked", "parents", "read_pss", "shared_bytes", "status_of_fork", "strike", "supervisors", "wait_gone",
 ]  # fmt: skip
 
 _PROC = Path("/proc")
@@ -165,6 +165,15 @@ def shared_bytes(pid: int) -> int:
         except OSError:  # closed meanwhile
             continue
     return sum(sizes.values())
+
+
+def cpu_ns(pid: int) -> int:
+    """The time that all threads of a process have run so far; 0 where it has ended."""
+    try:
+        tasks = [_read(pid, f"task/{task}/schedstat") for task in os.listdir(_PROC / str(pid) / "task")]
+    except OSError:
+        return 0
+    return sum(int(task.split()[0]) for task in tasks)
 
 
 def command_of(pid: int) -> str:
