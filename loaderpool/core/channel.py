@@ -59,7 +59,7 @@ class Channel:
     """
 
     def __init__(self, end: socket.socket, waits: bool = False) -> None:
-        self._socket, self._waits, self._owner = end, waits, os.getpid()
+        self._socket, self.waits, self._owner = end, waits, os.getpid()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
@@ -150,7 +150,7 @@ class Channel:
                     self._socket.send(data, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
-                if not self._waits:
+                if not self.waits:
                     raise AssertionError("there are more messages on their way than there can be") from None
                 room = select.poll()
                 room.register(self._socket, select.POLLOUT)

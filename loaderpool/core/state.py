@@ -746,7 +746,8 @@ class State:
 
     def _hire(self) -> None:
         """Start workers up to the number that is wanted. Those that leave count once there are twice as many."""
-        if not self.loaders or self._broken is not None or self._retry_at is not None:
+        is_early = not self.loaders and not self._of_nodes  # nodes take long to start, and load what comes later
+        if is_early or self._broken is not None or self._retry_at is not None:
             return
         staying = sum(not worker.is_leaving for worker in self.workers.values())
         for _ in range(self._wanted - staying):

@@ -76,6 +76,11 @@ class Dispatcher(Supervisor):
         self._listen(self._woken, self._read_news)
         self._cluster = Cluster(settings, self._tell, self._is_first)
 
+    def _open(self, start: Mapping[str, Any]) -> int:
+        most_messages = super()._open(start)
+        self._main.waits = True  # there may be a thousand nodes to tell of
+        return most_messages
+
     def _pause_s(self) -> float:
         return _BEAT_S / 2
 
