@@ -17,7 +17,7 @@ import os
 import select
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loaderpool.core.messages import Message, decode, encode
 from loaderpool.system import machine
@@ -46,6 +46,7 @@ class Received(NamedTuple):
 
     message: Message
     descriptors: Sequence[int] = ()
+    content: Any = None  # what a file would hold, where no descriptors travel
 
 
 class Channel:

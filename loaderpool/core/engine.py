@@ -66,6 +66,9 @@ class PoolEngine:
     ) -> None:
         self.session = pool = session
         self.config, self.plan = checked.config, checked.plan
+        # What a supervisor needs to know that does not load the payload.
+        self.settings = {name: checked.payload[name] for name in ("config", "plan", "given_spec")}
+        self.settings["batch_fn"] = None if checked.payload["batch_fn"] is None else True
         self._has_given_spec = checked.given_spec is not None
         self.cache, self._first_epoch = cache, first_epoch
         self.runs: dict[int, PoolRun] = {}

@@ -31,11 +31,13 @@ class SlotFile:
 
     Args:
         descriptor: of the file.
+        mapping: of all of it; None: it is made.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.nbytes = descriptor, os.fstat(descriptor).st_size
-        self.map = arenas._map_unlocked(descriptor, self.nbytes)
+    def __init__(self, descriptor: int, mapping: mmap.mmap | None = None) -> None:
+        self.descriptor = descriptor
+        self.map = mapping or arenas._map_unlocked(descriptor, os.fstat(descriptor).st_size)
+        self.nbytes = len(self.map)
 
     @staticmethod
     def create() -> SlotFile:

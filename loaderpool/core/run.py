@@ -200,7 +200,9 @@ class PoolRun:
         self._engine.slots, self._engine.slot_bytes = message.slots, message.slot_bytes
         if message.failures:
             arrived.row_failures = pickle.loads(message.failures)
-        if received.descriptors:
+        if received.content is not None:
+            arrived.oversize = received.content, message.oversize
+        elif received.descriptors:
             (file,) = received.descriptors
             try:
                 arrived.oversize = map_private(file, 0, message.oversize), message.oversize

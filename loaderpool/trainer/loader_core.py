@@ -96,7 +96,7 @@ def start_engine(
 
 def is_new(session: object) -> bool:
     """Whether it is a pool of the core to come. Goes with the old one."""
-    return type(session).__module__ == "loaderpool.core.pool"
+    return type(session).__module__.startswith("loaderpool.core.")
 
 
 def end_engine(engine: Engine, own_pool: Pool | None) -> None:

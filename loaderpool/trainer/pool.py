@@ -46,14 +46,19 @@ def _program_of(start: Any) -> Program:
 
 
 def _make_session(workers: int, restarts: tuple[int, float] | None, program: Program | None) -> Session:
-    is_new = program is None or program.module == "loaderpool.ray.dispatch"
-    if os.environ.get("LOADERPOOL_CORE") == "new" and is_new and machine.can_fork_workers():
-        from loaderpool.core.pool import Pool as NewPool
+    if os.environ.get("LOADERPOOL_CORE") != "new":
+        from loaderpool.trainer.session.session import Session  # with subprocess and sockets: not at import
 
-        return NewPool(workers, restarts, program)  # type: ignore[return-value]
-    from loaderpool.trainer.session.session import Session  # with subprocess and sockets: not at import
+        return Session(workers, restarts, program)
+    from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR
 
-    return Session(workers, restarts, program)
+    if program is SPAWNED or (program is None and not machine.can_fork_workers()):
+        from loaderpool.core.spawned import SpawnedPool
+
+        return SpawnedPool(workers, restarts)  # type: ignore[return-value]
+    from loaderpool.core.pool import Pool as NewPool
+
+    return NewPool(workers, restarts, None if program is SUPERVISOR else program)  # type: ignore[return-value]
 
 
 class Pool:
