@@ -151,7 +151,10 @@ class LoaderFailed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Supervisor -> main process: no process looks at the items of this run of a stream any more, or at this loader."""
+    """Supervisor -> main process: no process looks at the items of this run of a stream any more, or at this loader.
+
+    Supervisor -> workers: this run of generators has ended.
+    """
 
     number: int
 

@@ -96,8 +96,7 @@ class LoaderRecord:
     leaves_out: bool  # samples that end a worker; else a batch with one is an error
     most_deaths: int  # a ticket over which more workers die is given up
     layout: Layout | None = None
-    keeper: int | None = None  # the worker that has the first sample
-    first: int = -1  # the batch that begins with it
+    keepers: dict[int, int] = dataclasses.field(default_factory=dict)  # by batch: the worker that has its first sample
     row_s: float = 0.0  # a moving mean
     rows_measured: int = 0
     left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)  # epoch, and as in a ticket

@@ -201,6 +201,8 @@ class State:
         run.is_ended = True
         run.loader.has_given_back = run.is_asked
         self._say(MarkEnded(number))
+        for worker in self.workers if run.lanes else ():  # they end the generators that they have of it
+            self._say(ToWorker(worker, Ended(number)))
         run.free.extend(run.filled.difference(lent))
         run.filled.intersection_update(lent)
         for job in [job for job in self.due if job.slot is not None and job.slot.run is run]:
@@ -242,9 +244,9 @@ class State:
         job = self._taken(worker, message.ticket)
         if job is None:
             return False
-        if layout is not None and job.loader.layout is None:
-            epoch, batch = job.ticket.epoch, job.ticket.batch
-            job.loader.keeper, job.loader.first = worker, epoch * job.loader.plan.batches_per_epoch + batch
+        epoch, batch = job.ticket.epoch, job.ticket.batch
+        job.loader.keepers[epoch * job.loader.plan.batches_per_epoch + batch] = worker
+        if layout is not None:
             self.lay_out(job.loader.number, layout, seconds)
         return True
 
@@ -417,9 +419,8 @@ class State:
 
     def _give(self, worker: WorkerRecord, job: Job) -> None:
         loader = job.loader
-        if loader.keeper is not None and job.slot is not None and job.slot.batch == loader.first and not job.ticket.start:
-            keeper = self.workers.get(loader.keeper)
-            loader.keeper = None
+        if job.slot is not None and job.slot.batch in loader.keepers and not job.ticket.start:
+            keeper = self.workers.get(loader.keepers.pop(job.slot.batch))
             if keeper is not None and not keeper.is_leaving and len(keeper.jobs) < MOST_TICKETS and job.lane is None:
                 worker = keeper
         if job.lane is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from loaderpool.core import failures
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.memory import SlotFile
-from loaderpool.core.messages import Done, Found, Ticket, TicketFailed
+from loaderpool.core.messages import Done, Ended, Found, Ticket, TicketFailed
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
@@ -64,6 +64,7 @@ class Worker:
         self._numbers, self._base = arena.board.numbers, Board.base(cell)
         self._recorder = arena.recorder.worker(cell)
         self._works: dict[int, Work] = {}
+        self._lanes: dict[int, tuple[int, int]] = {}  # of runs of generators: loader and epoch
         self._tickets: collections.deque[Ticket] = collections.deque()  # read, and not begun yet
         self._begun = 0  # number of the last ticket that threads have begun with
         self._identity = machine.file_identity(channel.fileno())
@@ -94,6 +95,8 @@ class Worker:
                 self._tickets.append(message)
             elif isinstance(message, Found):
                 self._forms[message.loader] = message.content
+            elif isinstance(message, Ended):
+                self._forget(message.number)
 
     def _look_ahead(self) -> bool:
         """Have threads begin with tickets that wait; returns whether more may come."""
@@ -153,6 +156,8 @@ class Worker:
             else:
                 if ticket.is_fresh:
                     self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+                if work.plan.lanes:
+                    self._lanes[ticket.run] = ticket.loader, ticket.epoch
                 job = _job(ticket)
                 filled = work.fill(job, self._slots.map, ticket.offset, ticket.slot_bytes)
                 rows, oversize = filled.rows, filled.oversize
@@ -233,11 +238,13 @@ class Worker:
         if machine.file_identity(self._channel.fileno()) != self._identity:
             os._exit(LOST_PIPES_STATUS)
 
-    def forget(self, loader: int, epoch: int) -> None:
-        """End the generators of an epoch that is not wanted any more."""
-        work = self._works.get(loader)
-        if work is not None and isinstance(work.items, LaneItems):
-            work.items.forget(epoch)
+    def _forget(self, run: int) -> None:
+        """End the generators of a run that is not wanted any more, unless another one goes on with them."""
+        place = self._lanes.pop(run, None)
+        if place is not None and place not in self._lanes.values():
+            items = self._works[place[0]].items
+            if isinstance(items, LaneItems):
+                items.forget(place[1])
 
 
 def _job(ticket: Ticket) -> Job:

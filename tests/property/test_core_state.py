@@ -69,6 +69,9 @@ class Consumer:
             batches = turn + (isinstance(message, BatchFailed) or message.rows > 0)
             assert batches < self.over.get(lane, 1 << 62)
             self.over[lane] = batches
+            for number in [each for each in self.ready if each % self.plan.lanes == lane]:
+                if number // self.plan.lanes >= batches:  # an earlier batch of the lane has failed since
+                    self.empty.append(self.ready.pop(number).offset)
             if isinstance(message, Filled) and not message.rows:
                 self.empty.append(message.offset)
                 return
