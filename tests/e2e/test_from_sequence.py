@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.support.batches import supervisor_of
 from tests.support.child import run_child
+from tests.support.processes import shared_bytes
 
 pytestmark = pytest.mark.corner
 
@@ -222,10 +224,10 @@ def test_what_hooks_change_does_not_pile_up_in_shared_memory() -> None:
         for epoch in range(5):
             batches = iter(loader)
             assert next(batches).tolist() == [epoch] * 2
-            taken.append(loader._core.engine.session.arena.extents.taken_bytes)  # type: ignore[union-attr]
+            taken.append(shared_bytes(supervisor_of(loader)))
             assert len(list(batches)) == BATCHES - 1
     # The latest change is kept for another supervisor, and no more than that.
-    assert taken[1:] == [taken[1]] * 4
+    assert max(taken[1:]) - min(taken[1:]) < 100_000 * 8
     assert taken[1] - taken[0] < 2 * 100_000 * 8
 
 
@@ -517,9 +519,12 @@ def test_a_sequence_defined_in_a_script_trains_without_a_main_guard(tf: Any) -> 
 
 
 class Varied(Counting):
-    """Sequences of another length in each batch."""
+    """Sequences of another length in each batch; its hook keeps the next epoch from being read ahead."""
 
     lengths = (20, 31, 7, 31, 50)
+
+    def on_epoch_end(self) -> None:
+        pass
 
     def __getitem__(self, index: int) -> Any:
         self.note(f"item {index}")
@@ -535,7 +540,6 @@ class AlikeAtFirst(Varied):
 def test_batches_may_be_of_any_length(tmp_path: Path, cls: type[Varied], workers: int) -> None:
     sequence = cls(tmp_path / "log")
     with lp.Loader.from_sequence(sequence, workers=workers) as loader:
-        loader._core.tracker.looks_ahead = False  # to the next epoch
         batches = [(batch[0].shape, int(batch[0][0, 0, 0])) for batch in loader]
     assert batches == [((8 if i < 4 else 5, length, 3), i) for i, length in enumerate(cls.lengths)]
     assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]
@@ -545,7 +549,6 @@ def test_batches_may_be_of_any_length(tmp_path: Path, cls: type[Varied], workers
 def test_axes_in_which_the_first_two_batches_differ_are_open(tmp_path: Path, workers: int) -> None:
     """As Keras looks at a PyDataset, but neither batch is made a second time."""
     with lp.Loader.from_sequence(Varied(tmp_path / "log"), workers=workers) as loader:
-        loader._core.tracker.looks_ahead = False
         assert [each.shape for each in loader.element_spec] == [(None, None, 3), (None, 1)]
         list(loader)
     assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, copied, let_go_in_a_fork, read
+from tests.support.batches import Place, copied, let_go_in_a_fork, read, supervisor_of
 from tests.support.child import run_child
 from tests.support.notes import bytes_shared
-from tests.support.processes import is_alive, wait_gone
+from tests.support.processes import is_alive, shared_bytes, wait_gone
 from tests.support.streams import Blocking, Ending, Failing, Large, Numbers, Telling, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -237,7 +237,7 @@ def test_large_items_go_by_shared_memory(on: Place, on_thread: bool) -> None:
 
 def test_a_pass_of_large_items_is_let_go_of_wherever_it_is(on: Place) -> None:
     with lp.Loader(Large(10**9), check_large, batch_size=4, **on(2)) as loader:
-        pids = []
+        pids, taken = [], []
         for stop in range(12):
             batches = iter(loader)
             for _ in range(1 + stop % 3):
@@ -245,9 +245,9 @@ def test_a_pass_of_large_items_is_let_go_of_wherever_it_is(on: Place) -> None:
             pids.append(int(pid[0]))
             time.sleep(0.01 * (stop % 4))
             assert number.tolist() == list(range(4 * (stop % 3), 4 * (stop % 3) + 4))
+            taken.append(shared_bytes(supervisor_of(loader)))
             del batches
-        feeds = loader._core.engine.feeds  # type: ignore[union-attr]
-        assert len(feeds._feeds) <= 2
+        assert max(taken) < 100 << 20, "what was read ahead for one pass takes some 15 MB"
     assert len(set(pids)) <= 3, "one that is late may be replaced, but that is no rule"
 
 

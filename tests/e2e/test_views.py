@@ -17,6 +17,7 @@ from tests.support import tensorflow_runtime
 from tests.support.batches import Place, assert_same, copied, read
 from tests.support.child import run_child
 from tests.support.frameworks import FRAMEWORKS, Framework
+from tests.support.processes import lies_in_shared_memory
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
@@ -113,18 +114,11 @@ def test_tensors_are_the_loaders_own_bits(framework: Framework, on: Place, kind:
         assert_same(batch, other)
 
 
-def arena_of(loader: lp.Loader) -> tuple[int, int]:
-    memory = np.frombuffer(loader._core.engine.session.arena.map, np.uint8)  # type: ignore[union-attr]
-    return memory.ctypes.data, memory.nbytes
-
-
 @pytest.mark.corner
-def test_tensors_lie_in_the_arena(framework: Framework, on: Place) -> None:
+def test_tensors_lie_in_shared_memory(framework: Framework, on: Place) -> None:
     with lp.Loader(range(80), wide, batch_size=4, **on(2)) as loader:
-        next(iter(loader))
-        start, size = arena_of(loader)
         for batches, batch in enumerate(framework.view(loader)):
-            assert start <= framework.address(batch[0]) < start + size, batches
+            assert lies_in_shared_memory(framework.address(batch[0])), batches
         assert loader.statistics().memory.batches_copied == 0
 
 

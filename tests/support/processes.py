@@ -16,7 +16,8 @@ from pathlib import Path
 
 __all__ = [
     "command_of", "count_fds", "cpu_ns", "descendants", "describe", "end_all", "found", "in_session", "is_alive",
-    "marked", "parents", "read_pss", "shared_bytes", "status_of_fork", "strike", "supervisors", "wait_gone",
+    "lies_in_shared_memory", "marked", "parents", "read_pss", "shared_bytes", "status_of_fork", "strike", "supervisors",
+    "wait_gone",
 ]  # fmt: skip
 
 _PROC = Path("/proc")
@@ -151,6 +152,16 @@ def read_pss(pid: int) -> int:
 def count_fds(pid: int) -> int:
     """Descriptors that the process has open; asked of oneself, the one for the look is not counted."""
     return len(os.listdir(_PROC / str(pid) / "fd")) - (1 if pid == os.getpid() else 0)
+
+
+def lies_in_shared_memory(address: int) -> bool:
+    """Whether a memory file of ours is mapped there in this process."""
+    for line in _read(os.getpid(), "maps").decode(errors="replace").splitlines():
+        if "/memfd:loaderpool" in line:
+            start, _, end = line.split()[0].partition("-")
+            if int(start, 16) <= address < int(end, 16):
+                return True
+    return False
 
 
 def shared_bytes(pid: int) -> int:
