@@ -296,15 +296,13 @@ class PoolEngine:
             if not self._loads:
                 del self._sent[:-1]
         elif isinstance(message, LoaderFailed):
-            if self._second.is_awaited and self._form is not None:
-                self._second.end(None)  # the batch's turn tells of it
             self._failure, self._was_told = message.error, False
         elif isinstance(message, Ended):
             self.session.session.runs.pop(self.number, None)
             self._forget()
         elif isinstance(message, Found):
             if message.batch:
-                self._second.end(receive(message.content))
+                self._second.end(receive(message.content) if message.content else None)
             elif self._form is None:
                 self._form, _ = receive(message.content)
 

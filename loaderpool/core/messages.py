@@ -194,7 +194,7 @@ class Found(NamedTuple):
     ticket: int
     loader: int
     batch: int
-    content: bytes  # a pickled `Probe`; on from the supervisor, for batch 0: a pickled `BatchForm`, and whether given
+    content: bytes  # a pickled `Probe`, or nothing: it cannot be made; on from the supervisor, for batch 0: a pickled `BatchForm`, and whether given
     seconds: float  # what the first sample took
 
 

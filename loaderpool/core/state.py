@@ -690,6 +690,9 @@ class State:
         self._give_up(job, death.error(verdict, deaths, job.ticket))
 
     def _give_up(self, job: Job, error: bytes) -> None:
+        if job.slot is None and job.ticket.batch:  # another sample than the first: its turn will tell
+            self._say(ToMain(Found(0, job.loader.number, job.ticket.batch, b"", 0.0)))
+            return
         if job.slot is None:
             self._fail_loader(job.loader, error)
             return
