@@ -90,12 +90,7 @@ class Connected:
     """
 
     def __init__(
-        self,
-        connection: Any,
-        inbox: Inbox,
-        look: Callable[[], object],
-        on_end: Callable[[], object],
-        may_wait: bool,
+        self, connection: Any, inbox: Inbox, look: Callable[[], object], on_end: Callable[[], object], may_wait: bool
     ) -> None:
         self._connection, self._inbox, self._look, self._on_end = connection, inbox, look, on_end
         self.receive, self.wait, self.fileno = inbox.receive, inbox.wait, connection.fileno

@@ -77,6 +77,8 @@ class PoolEngine:
         self.slots = self.slot_bytes = 0  # of the latest run
         self.is_closed = self._has_ended_supervisor = False
         self._form: BatchForm | None = None
+        self._found: Found | None = None  # that had it
+        self.was_loaded = False
         self._failure: bytes | Callable[[], LoaderpoolError] | None = None
         self._was_told = False  # of the failure: then it may be tried again
         self._may_read_again = False  # the stream had no item
@@ -251,11 +253,11 @@ class PoolEngine:
         for _, offset, nbytes in self._sent[-1:]:
             self._loads += 1
             session.send(Update(self.number, offset, nbytes))
-        if self.feeds is not None:
+        if self._found is not None:
+            session.send(self._found)
+        elif self.feeds is not None:
             self._look_at_stream()
-        elif not self._is_behind_hook and self._form is None:
-            self._look(0)
-        if self._form is not None:
+        elif not self._is_behind_hook:
             self._look(0)
         if self._second.is_awaited:
             self._look(SECOND)
@@ -287,7 +289,7 @@ class PoolEngine:
         """Take in what is said of the loader."""
         message = received.message
         if isinstance(message, Loaded):
-            self._loads -= 1
+            self._loads, self.was_loaded = self._loads - 1, True
             self.counts.load_s = max(self.counts.load_s, message.seconds)
             if self._loading is not None:
                 self._loading.end()
@@ -305,6 +307,7 @@ class PoolEngine:
                 self._second.end(receive(message.content) if message.content else None)
             elif self._form is None:
                 self._form, _ = receive(message.content)
+                self._found = message
 
     def on_load_died(self, how: str) -> None:
         """A supervisor died while it imported the function."""

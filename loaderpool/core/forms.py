@@ -52,8 +52,7 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
     calls = plan.most_rows if unit == "sample" else 1
     room = room_of(config, calls)
     free = capacity.available_memory_bytes()
-    limit = config.limits.memory
-    limit = min(_DEFAULT_BYTES, free // _SHARE_OF_FREE) if limit is None else limit
+    limit = _limit_of(config)
     wanted = slots_of(form.slot_bytes, form.max_chunk, workers, room, 1 << 62)
     most = 1 if plan.lanes else max(1, min(form.max_chunk, form.max_chunk * limit // (form.slot_bytes * wanted)))
     form = with_batches(form, most)
@@ -68,6 +67,18 @@ def room_of(config: LoaderConfig, calls: int) -> int:
     if config.threads == 1:
         return MOST_TICKETS
     return min(_MOST_ROOM, max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * config.threads // max(1, calls))))
+
+
+def known_layout(form: BatchForm, payload: Mapping[str, Any]) -> Layout:
+    """Return the layout of slots for batches of a form that was chosen before."""
+    config, plan = payload["config"], payload["plan"]
+    calls = plan.most_rows if unit_of(config, payload["batch_fn"]) == "sample" else 1
+    return layout_of(form, _limit_of(config), room_of(config, calls))
+
+
+def _limit_of(config: LoaderConfig) -> int:
+    limit = config.limits.memory
+    return min(_DEFAULT_BYTES, capacity.available_memory_bytes() // _SHARE_OF_FREE) if limit is None else limit
 
 
 def layout_of(form: BatchForm, limit: int, room: int) -> Layout:

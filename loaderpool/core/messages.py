@@ -14,7 +14,7 @@
 | `GiveBack`, `Ended` | supervisor -> main | one for each run |
 | `NotForked` | supervisor -> main | one |
 | `NodeIs`, `Warn` | supervisor -> main | a few for each node |
-| `Found` | worker -> supervisor -> main and all other workers | one for each `Look` |
+| `Found` | worker -> supervisor -> main and all other workers; main -> supervisor | one for each `Look` or `Load` |
 | `Ticket` | supervisor -> worker | what the worker has room for |
 | `Done`, `TicketFailed` | worker -> supervisor | one for each ticket |
 
@@ -188,8 +188,10 @@ class Warn(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Worker -> supervisor: the first sample was made, and looks like this. On to main process and workers: so a batch
-    of it looks like that."""
+    """Worker -> supervisor: the first sample was made, and looks like this.
+
+    On to main process and workers: so a batch looks like that. Main process -> supervisor: that was known before it.
+    """
 
     ticket: int
     loader: int

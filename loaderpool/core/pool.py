@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.recorder import MarkKind
 
-from loaderpool.system import machine
+from loaderpool.system import clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.session import session as old_session
@@ -26,8 +27,17 @@ from loaderpool.trainer.session.supervisor_process import SupervisorDeaths
 from loaderpool.trainer.session.warnings import PendingWarnings
 
 
+_WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
+
+
 class Loads(Protocol):
-    """A loader's share of a pool."""
+    """A loader's share of a pool.
+
+    Attributes:
+        was_loaded: some supervisor has loaded it.
+    """
+
+    was_loaded: bool
 
     def load(self, session: Session) -> None:
         """Tell this supervisor, which is new, all that it must know. The pool's lock is held."""
@@ -118,7 +128,11 @@ class Pool:
         self._around = Surroundings.of_now()
         self.lock = threading.RLock()  # held while anything changes
         self._news = threading.Condition(self.lock)
-        self.session = self._start()
+        try:
+            self.session = self._start()
+        except BaseException:
+            self.arena.close_descriptor()
+            raise
         old_session.live.add(self)
 
     def _start(self) -> Session:
@@ -192,6 +206,7 @@ class Pool:
             self.check_usable()
             how = lost.reap()
             lost.lender.keep_only_lent()
+            _wait_for_ends([worker.pid for worker in self.workers.values()])
             indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.workers.values()}
             self.arena.board.clear_workers()
             self.workers.places.clear()
@@ -227,7 +242,7 @@ class Pool:
     def _note_death(self, how: str, indices: set[int]) -> None:
         board = self.arena.board
         importing, board.loading = self.loaders.get(board.loading), 0
-        if importing is not None:
+        if importing is not None and not importing.was_loaded:
             importing.on_load_died(how)  # the next one would die of that import, too; so it does not count
         else:
             self._deaths.note(indices, self.deliveries)
@@ -301,3 +316,8 @@ class Pool:
                     self.lock.release()
 
 
+def _wait_for_ends(pids: list[int]) -> None:
+    """Wait until killed workers are gone, so that none writes to a cell that another one has; some seconds at most."""
+    ends_s = clock.monotonic_s() + _WORKERS_END_S
+    while clock.monotonic_s() < ends_s and any(pid and machine.start_time(pid) for pid in pids):
+        time.sleep(0.001)

@@ -134,6 +134,10 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
+    def wait(self) -> int | None:
+        """Return its exit status once it has ended. Blocks until then."""
+        return self.process.wait()
+
 
 class Processes:
     """All workers of a supervisor.
@@ -207,7 +211,7 @@ class Processes:
     def bury(self, worker: WorkerProcess) -> int:
         """Reap a worker that has ended, and return its exit code; its cell is the caller's until `free`."""
         del self.by_number[worker.number]
-        code = worker.process.wait()
+        code = worker.wait()
         if worker.pidfd is not None:
             os.close(worker.pidfd)
         worker.channel.close()
@@ -254,7 +258,7 @@ class Processes:
         for worker in self.by_number.values():
             worker.kill()
         for worker in self.by_number.values():
-            worker.process.wait()
+            worker.wait()
 
     def _start(
         self, number: int, cell: int, ours: int, theirs: socket.socket, stacks: StackFile, is_forked: bool

@@ -108,10 +108,14 @@ class Session:
         except OSError as error:
             advice = capacity.start_advice(error, "this process has no file descriptors left")
             raise PoolBrokenError(f"Could not start the supervisor process: {error}; {advice}") from error
-        fault_points.reach("trainer.launched")
-        self.lender = Lender(self.slots, arena.recorder.trainer, functools.partial(_release, self._channel))
-        self._prepare_to_wait()
-        self._poll = self._make_poll()
+        try:
+            fault_points.reach("trainer.launched")
+            self.lender = Lender(self.slots, arena.recorder.trainer, functools.partial(_release, self._channel))
+            self._prepare_to_wait()
+            self._poll = self._make_poll()
+        except BaseException:
+            self.close()
+            raise
 
     def _open(
         self,

@@ -1,4 +1,4 @@
-"""Workers without a fork: processes of `multiprocess`, directed by a thread of the main process in a supervisor's place.
+"""Workers without a fork: processes of `multiprocess`, directed by a thread in a supervisor's place.
 
     main process' threads <---- two queues ----> supervisor's thread <---- one connection each ----> worker 0 ... n-1
 
@@ -103,13 +103,9 @@ class SpawnedSession(Session):
         events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._inbox, theirs = Inbox(), Inbox(functools.partial(events.put, None))
         self._channel: Any = QueueChannel(self._inbox, theirs)
-        try:
-            self._supervisor = SpawnedSupervisor(start, QueueChannel(theirs, self._inbox), events, arena, slots)
-            self._thread = threading.Thread(target=self._supervisor.serve, name="loaderpool-supervisor", daemon=True)
-            self._thread.start()
-        except BaseException:
-            _unlink(self._block)
-            raise
+        self._supervisor = SpawnedSupervisor(start, QueueChannel(theirs, self._inbox), events, arena, slots)
+        self._thread = threading.Thread(target=self._supervisor.serve, name="loaderpool-supervisor", daemon=True)
+        self._thread.start()
 
     def _prepare_to_wait(self) -> None:
         pass
@@ -157,7 +153,12 @@ class SpawnedSupervisor(Supervisor):
     _main_pidfd = None
 
     def __init__(
-        self, start: Mapping[str, Any], channel: Any, events: queue.SimpleQueue[int | None], arena: Arena, slots: SlotFile
+        self,
+        start: Mapping[str, Any],
+        channel: Any,
+        events: queue.SimpleQueue[int | None],
+        arena: Arena,
+        slots: SlotFile,
     ) -> None:
         self._given, self._events = (channel, arena, slots), events
         self._contents: dict[int, Any] = {}  # oversize batches, by what stands for the descriptor of a file
@@ -258,7 +259,7 @@ class SpawnedWorkers(Processes):
         connection, theirs = _spawning.Pipe()
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
-            with contextlib.closing(theirs), _starting, _clean_start():
+            with contextlib.closing(theirs), _starting, _clean_start(told["environment"]["PYTHONHASHSEED"]):
                 process = _spawning.Process(target=main, args=(told, theirs), name=f"{_NAME}{number}", daemon=False)
                 process.start()
             undo.callback(process.kill)
@@ -278,43 +279,32 @@ class SpawnedWorkers(Processes):
         return []  # a thread looks at each
 
 
-class SpawnedProcess:
-    """A process, as `WorkerProcess` has it."""
-
-    def __init__(self, process: Any) -> None:
-        self._process, self.pid = process, int(process.pid)
-
-    def look(self) -> None:
-        """Raise EOFError if it has ended."""
-        if self._process.exitcode is not None:
-            raise EOFError
-
-    def kill(self) -> None:
-        """End it, if it runs."""
-        with contextlib.suppress(OSError, ValueError):
-            self._process.kill()
-
-    def wait(self) -> int | None:
-        """Wait until it has ended, as it will in a moment; returns its exit code."""
-        if self._process.exitcode is None:
-            self._process.join(_ENDS_S)
-        if self._process.exitcode is None:
-            self.kill()
-            self._process.join(_KILLED_S)
-        code: int | None = self._process.exitcode
-        return code
-
-
 class SpawnedWorker(WorkerProcess):
     """A worker, which is asked and ended without signals."""
 
     def __init__(self, number: int, process: Any, cell: int, connection: Any, ring: Callable[[], object]) -> None:
-        started: Any = SpawnedProcess(process)
+        def look() -> None:
+            if process.exitcode is not None:
+                raise EOFError
+
         inbox = Inbox(ring)
-        channel: Any = Connected(connection, inbox, started.look, functools.partial(inbox.put, None), may_wait=False)
-        super().__init__(number, started, cell, channel, channel)
-        self.kill = started.kill  # type: ignore[method-assign]
+        channel: Any = Connected(connection, inbox, look, functools.partial(inbox.put, None), may_wait=False)
+        super().__init__(number, process, cell, channel, channel)
         self.sample = _Sample(self)
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.process.kill()  # type: ignore[union-attr]
+
+    def wait(self) -> int | None:
+        process: Any = self.process
+        if process.exitcode is None:
+            process.join(_ENDS_S)
+        if process.exitcode is None:
+            self.kill()
+            process.join(_KILLED_S)
+        code: int | None = process.exitcode
+        return code
 
 
 class _Sample(HungSample):
@@ -324,26 +314,23 @@ class _Sample(HungSample):
 
 
 @contextlib.contextmanager
-def _clean_start() -> Iterator[None]:
+def _clean_start(seed: str) -> Iterator[None]:
     """Have a worker that begins now not run the script again: scripts need no guard, and notebooks work.
 
     Its interpreter reads PYTHONHASHSEED before all, for the order of sets; all else of its environment is set in it.
     """
-    prepare, seed = spawn.get_preparation_data, os.environ.get("PYTHONHASHSEED")
+    prepare, before = spawn.get_preparation_data, os.environ.get("PYTHONHASHSEED")
 
     def without_script(name: str) -> dict[str, Any]:
         data: dict[str, Any] = prepare(name)
         is_ours = name.startswith(_NAME)
         return {key: value for key, value in data.items() if not (is_ours and key.startswith("init_main_"))}
 
-    spawn.get_preparation_data = without_script
-    if seed in (None, "random"):
-        os.environ["PYTHONHASHSEED"] = "0"
+    spawn.get_preparation_data, os.environ["PYTHONHASHSEED"] = without_script, seed
     try:
         yield
     finally:
         spawn.get_preparation_data = prepare
-        if seed is None:
-            os.environ.pop("PYTHONHASHSEED", None)
-        else:
-            os.environ["PYTHONHASHSEED"] = seed
+        del os.environ["PYTHONHASHSEED"]
+        if before is not None:
+            os.environ["PYTHONHASHSEED"] = before

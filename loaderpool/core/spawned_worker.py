@@ -16,8 +16,7 @@ def main(start: dict[str, Any], connection: Any) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     if hasattr(os, "setsid"):  # what the function does to its process group is not done to the main process
         os.setsid()
-    for name in [name for name in os.environ if name not in start["environment"]]:
-        del os.environ[name]
+    os.environ.clear()
     os.environ.update(start["environment"])
     if start["directory"] is not None:
         with contextlib.suppress(OSError):  # it was deleted: it stays where the main process is

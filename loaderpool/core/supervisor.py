@@ -231,6 +231,8 @@ class Supervisor:
                 state.resize(workers)
             case Look():
                 self._look(message)
+            case Found():
+                self._take_form(message)
             case Load():
                 self._load(message, received)
             case Update():
@@ -331,6 +333,18 @@ class Supervisor:
             self._lay_out(message.loader, probe, None)
         else:
             self._state.look(message.loader, message.epoch, message.batch, message.feed)
+
+    def _take_form(self, message: Found) -> None:
+        """What batches look like was known to the supervisor before this one."""
+        payload = self._payloads.loaded.get(message.loader)
+        if payload is None:
+            return
+        form, _ = receive(message.content)
+        self._forms[message.loader] = message.content
+        for worker in self._workers.by_number.values():
+            self._send_to_worker(worker, message)
+        self._note_free_memory()
+        self._state.lay_out(message.loader, forms.known_layout(form, payload), message.seconds)
 
     def _lay_out(self, number: int, probe: Any, found: tuple[int, Found] | None) -> None:
         """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""

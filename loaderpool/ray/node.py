@@ -238,7 +238,11 @@ class HostActor:
         del self._under_way[ticket]
         return found
 
-    async def make(self, ticket: int, number: int, run: int, first: int, batches: int, rest: Any) -> Made:
+    async def make(self, tickets: list[tuple[Any, ...]]) -> list[Made]:
+        """Make what some tickets ask for; one call for several costs half as much as one for each."""
+        return await asyncio.gather(*(self._make(*ticket) for ticket in tickets))
+
+    async def _make(self, ticket: int, number: int, run: int, first: int, batches: int, rest: Any) -> Made:
         """Make batches from number `first` on, all in one slot."""
         began_s, loader = clock.monotonic_s(), self._loaders[number]
         if loader.failed is not None:
