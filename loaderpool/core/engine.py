@@ -112,7 +112,7 @@ class PoolEngine:
             pool.loaders[self.number] = self
             pool.session.loaders[self.number] = self
             self._shipped = shipped(shipment, self._placement, self.feeds)
-            pool.session.catch_up()  # what was said of other loaders is taken in, so that the channel is never full of it
+            pool.session.catch_up()  # what was said of other loaders: the channel shall never be full of it
             self.load(pool.session)
         compared = dict(named_parts(checked.payload))
         if self.feeds is not None and self.feeds.read_by == "process":
@@ -280,7 +280,8 @@ class PoolEngine:
             else:
                 self._look_at_stream()
         elif self._was_told and self._may_read_again and self.feeds is not None:
-            if self.feeds.begin_again(self._first_epoch, self.plan):
+            is_read_again = self.feeds.begin_again(self._first_epoch, self.plan)
+            if is_read_again:
                 self._failure, self._was_told, self._may_read_again = None, False, False
 
     # ---- session.Listener; the pool's lock is held

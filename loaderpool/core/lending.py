@@ -22,7 +22,6 @@ from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.recorder import MarkKind, MarkRecorder
 from loaderpool.system import interrupts
 
-
 _RELEASED = int(MarkKind.RELEASED)  # a finalizer may run when modules are gone
 
 
@@ -67,9 +66,7 @@ class Lender:
         self._leases.clear()  # and with the references what their deaths would call
         self.returned.clear()
 
-    def lend(
-        self, run: int, ticket: int, offset: int, nbytes: int, lent: dict[int, None]
-    ) -> npt.NDArray[np.uint8]:
+    def lend(self, run: int, ticket: int, offset: int, nbytes: int, lent: dict[int, None]) -> npt.NDArray[np.uint8]:
         """Return a slot as `uint8[nbytes]`; when it and all views of it are dead the slot is released.
 
         Args:

@@ -196,7 +196,9 @@ class Found(NamedTuple):
     ticket: int
     loader: int
     batch: int
-    content: bytes  # a pickled `Probe`, or nothing: it cannot be made; on from the supervisor, for batch 0: a pickled `BatchForm`, and whether given
+    # A pickled `Probe`, or nothing: it cannot be made. Of batch 0, on from the supervisor: a pickled `BatchForm`, and
+    # whether the user has given it.
+    content: bytes
     seconds: float  # what the first sample took
 
 
@@ -245,13 +247,13 @@ class TicketFailed(NamedTuple):
 
 
 Message = (
-    Load | Unload | Update | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded | LoaderFailed
-    | GiveBack | NotForked | NodeIs | Warn | Found | Ticket | Done | TicketFailed
+    Load | Unload | Update | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded
+    | LoaderFailed | GiveBack | NotForked | NodeIs | Warn | Found | Ticket | Done | TicketFailed
 )  # fmt: skip
 
 KINDS: tuple[type, ...] = (
-    Load, Unload, Update, Look, Begin, Extend, End, Ended, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed, GiveBack,
-    NotForked, NodeIs, Warn, Found, Ticket, Done, TicketFailed,
+    Load, Unload, Update, Look, Begin, Extend, End, Ended, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed,
+    GiveBack, NotForked, NodeIs, Warn, Found, Ticket, Done, TicketFailed,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 

@@ -16,7 +16,6 @@ from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, fo
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.recorder import MarkKind
-
 from loaderpool.system import clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint
 from loaderpool.system.long_work import LongWork
@@ -25,7 +24,6 @@ from loaderpool.trainer.session.launch import ModuleFiles, Program, Surroundings
 from loaderpool.trainer.session.running_workers import HostPlace
 from loaderpool.trainer.session.supervisor_process import SupervisorDeaths
 from loaderpool.trainer.session.warnings import PendingWarnings
-
 
 _WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
 
@@ -214,7 +212,8 @@ class Pool:
                 soft, _ = machine.descriptor_limits()
                 text = (
                     f"This process ran out of file descriptors (limit: {soft}), so a batch or error could not be "
-                    "received. Create a new loader, and close files, keep fewer batches, or raise the limit (ulimit -n)."
+                    "received. Create a new loader, and close files, keep fewer batches, or raise the limit (ulimit "
+                    "-n)."
                 )
                 self._broken = functools.partial(PoolBrokenError, text)
                 self.check_usable()

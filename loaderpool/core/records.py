@@ -230,7 +230,7 @@ class Death(NamedTuple):
     """How a worker ended, as far as the state must know."""
 
     error: Callable[[Verdict, int, Ticket | None], bytes]  # what is said if work is given up: verdict, deaths, ticket
-    index: int = -1  # source index of the sample that it was at; -1: none
+    sample: int = -1  # source index of what it was at; -1: nothing
     hung_s: float = 0.0  # the sample had run for so long, and was ended for it: once is enough
     exit_code: int = 0
     has_begun: bool = True  # it had come to serve

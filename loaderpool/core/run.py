@@ -79,7 +79,10 @@ class PoolRun:
         self._failure: bytes | None = None  # of the whole run
         self._begin()
         self._way: WayToPlace | None = WayToPlace(
-            self._pool, plan, buffer, feed is not None and not feed.reads_here  # type: ignore[arg-type]
+            self._pool,  # type: ignore[arg-type]  # it has what is looked at
+            plan,
+            buffer,
+            feed is not None and not feed.reads_here,
         )
 
     # ---- delivery.Subscription
@@ -278,14 +281,16 @@ class PoolRun:
         buffer = self.buffer
         if isinstance(buffer, LaneBuffer):
             lanes, places = self._plan.lanes, buffer.places
-            had = []
+            had: list[int] = []
             for lane, taken in enumerate(places.taken):
                 first = lane + lanes * (-(-(buffer.begin_at - lane) // lanes))
                 had += range(first, taken * lanes + lane, lanes)
             return tuple(number + self._base for number in sorted(had)), tuple(sorted(places.over))
         if isinstance(buffer, UnorderedBuffer):
             ranges = buffer.taken_ranges
-            return tuple(number + self._base for first, count in ranges.items() for number in range(first, first + count)), ()
+            return tuple(
+                number + self._base for first, count in ranges.items() for number in range(first, first + count)
+            ), ()
         return (), ()
 
     def _begin_again(self) -> None:
@@ -314,8 +319,8 @@ class PoolRun:
             return failures.unpack(self._failure)
         active = sum(not run.is_over for run in self._engine.runs.values()) - 1
         return MemoryLimitError(
-            f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} active, and there is no batch "
-            "buffer for another one. "
+            f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} active, and there is no "
+            "batch buffer for another one. "
             "Close some of them, or set a larger Limits.memory."
         )
 
@@ -357,7 +362,7 @@ class PoolRun:
         )
         epoch, batch = divmod(arrived.first, self._plan.batches_per_epoch)
         delivery.origin = (
-            self.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket, offset // PAGE_BYTES, arrived.arrived_ns,
-            copied_us, way,
+            self.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket, offset // PAGE_BYTES,
+            arrived.arrived_ns, copied_us, way,
         )  # fmt: skip
         return delivery

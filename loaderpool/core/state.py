@@ -403,7 +403,11 @@ class State:
         room = first.loader.layout.room if first.loader.layout is not None else MOST_TICKETS
         if first.slot is None or len(jobs) >= room:
             return False
-        return room > MOST_TICKETS or first.seconds <= _SHORT_S or first.ticket.stop - first.ticket.start < first.slot.asked
+        return (
+            room > MOST_TICKETS
+            or first.seconds <= _SHORT_S
+            or first.ticket.stop - first.ticket.start < first.slot.asked
+        )
 
     def _next_job(self, worker: WorkerRecord) -> Job | None:
         for job in self.due:
@@ -426,8 +430,8 @@ class State:
         if job.lane is not None:
             job.lane.home = worker.number
         if loader.left_out:
-            left_out = (sample for epoch, *sample in loader.left_out if epoch == job.ticket.epoch)
-            job.ticket = job.ticket._replace(left_out=tuple(map(tuple, left_out)))
+            left_out = tuple(sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch)
+            job.ticket = job.ticket._replace(left_out=left_out)
         worker.jobs[job.ticket.number] = job
         self._say(ToWorker(worker.number, job.ticket))
 
@@ -542,7 +546,8 @@ class State:
         """Have a slot that is free again; a larger one in its place, if batches have outgrown it."""
         layout, size = run.loader.layout, run.sizes[offset]
         if layout is not None and size < layout.slot_bytes <= min(self._memory.largest, self.free_bytes):
-            if run.nbytes + layout.slot_bytes - size <= layout.limit_bytes:
+            is_allowed = run.nbytes + layout.slot_bytes - size <= layout.limit_bytes
+            if is_allowed:
                 self._memory.give_back(Extent(offset, size))
                 self._say(ReturnPages(offset, size))
                 del run.sizes[offset]
@@ -666,7 +671,7 @@ class State:
 
     def _blame(self, job: Job, death: Death) -> None:
         """A worker has died over this job: it is due again, or given up, or a sample of it is left out."""
-        job.deaths.append(death.index)
+        job.deaths.append(death.sample)
         most = job.loader.most_deaths
         is_same = len(job.deaths) >= most and job.deaths[-1] == job.deaths[-2]
         if death.hung_s or is_same:
@@ -681,8 +686,8 @@ class State:
         if verdict is Verdict.ALONE:  # its deaths are explained, so they are no storm
             for _ in range(min(deaths - bool(death.hung_s), len(self._deaths))):
                 self._deaths.pop()
-        if job.loader.leaves_out and death.index >= 0 and verdict is Verdict.ALONE and not death.is_generator:
-            job.loader.left_out.append((job.ticket.epoch, death.index, death.hung_s, death.exit_code))
+        if job.loader.leaves_out and death.sample >= 0 and verdict is Verdict.ALONE and not death.is_generator:
+            job.loader.left_out.append((job.ticket.epoch, death.sample, death.hung_s, death.exit_code))
             job.ticket = job.ticket._replace(deaths=deaths)
             job.deaths.clear()
             self.due.appendleft(job)

@@ -250,7 +250,9 @@ class Supervisor:
         if payload is not None and message.rest:
             plan = Numbering(payload["plan"], message.first // payload["plan"].batches_per_epoch, message.rest)
         place = message.first, message.had, message.lanes_over, message.stop
-        self._state.begin(message.run, message.loader, *place, plan, message.feed, message.is_in_order, message.is_whole)
+        self._state.begin(
+            message.run, message.loader, *place, plan, message.feed, message.is_in_order, message.is_whole
+        )
 
     def _load(self, message: Load, received: Received) -> None:
         self._before_long_work()
@@ -276,7 +278,9 @@ class Supervisor:
     def _on_loaded(self, number: int, seconds: float) -> None:
         payload = self._payloads.loaded[number]
         config: LoaderConfig = payload["config"]
-        leaves_out = config.on_error.action == "skip" or (config.on_error.action == "replace" and self._by_sample(payload))
+        leaves_out = config.on_error.action == "skip" or (
+            config.on_error.action == "replace" and self._by_sample(payload)
+        )
         if config.limits.timeout_s is not None:
             self._timeouts[number] = config.limits.timeout_s
         self._main.send(Loaded(number, seconds))

@@ -1,7 +1,7 @@
 """A worker process: read a ticket, make its rows, say so.
 
-    supervisor --Ticket--> worker --rows--> slot
-         ^------- Done -------+
+supervisor --Ticket--> worker --rows--> slot
+     ^------- Done -------+
 """
 
 from __future__ import annotations
