@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.supervisor.base import _SLOW_PROBE_MS
 from tests.support.batches import assert_same, copied, read
 
 SIZE, BATCH = 48, 4
-SLOW_S = 3 * _SLOW_PROBE_MS / 1000
+SLOW_S = 0.3  # a first sample that takes a third of it is slow
 
 
 class Diary:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import loaderpool as lp
-from loaderpool.system.long_work import LongWork
-from loaderpool.trainer.session.session import Session
 from tests.support.child import run_child
 
 ON = {"LOADERPOOL_PROGRESS": None}  # tests switch it off in all their children
@@ -126,28 +121,3 @@ def test_a_function_whose_imports_take_seconds_is_told_while_the_first_batch_is_
 def test_the_switch_turns_all_of_it_off() -> None:
     result = run_child(f"{SOON}\nmake_buckets(2).close()\n", env={"LOADERPOOL_PROGRESS": "0"}).check()
     assert result.stderr == ""
-
-
-def test_work_that_ends_while_another_thread_waits_ends_no_wait() -> None:
-    """It is taken off without the lock, also between the look whether there is some and its use."""
-
-    class EndsMeanwhile(Session):
-        work = LongWork("waiting")
-        looks = 0
-
-        @property  # type: ignore[override]
-        def long_work(self) -> LongWork | None:
-            self.looks += 1
-            return self.work if self.looks % 2 else None
-
-    def slow(item: int) -> np.float32:
-        time.sleep(0.01)
-        return np.float32(item)
-
-    with lp.Loader(range(40), slow, batch_size=4, workers=1) as loader:
-        batches = iter(loader)
-        next(batches)
-        session = loader._core.pool.session  # type: ignore[union-attr]
-        del vars(session)["long_work"]
-        session.__class__ = EndsMeanwhile
-        assert len(list(batches)) == 9

@@ -85,18 +85,18 @@ def test_a_daemon_thread_that_waits_for_a_batch_at_exit_says_nothing(workers: in
 
 def test_a_ctrl_c_while_the_interpreter_ends_is_no_noise() -> None:
     result = run_child("""
-        import os, signal
+        import signal, subprocess
         import loaderpool as lp
-        from loaderpool.trainer.session.session import Session
         loader = lp.Loader(range(10**6), lambda item: item, batch_size=4, workers=2)
         batches = iter(loader)
         next(batches)
-        close = Session._close
-        def interrupted(self):
-            os.kill(os.getpid(), signal.SIGINT)
-            close(self)
-            os.kill(os.getpid(), signal.SIGINT)
-        Session._close = interrupted
+        wait = subprocess.Popen.wait  # by which a supervisor's end is waited for
+        def interrupted(process, timeout=None):
+            signal.raise_signal(signal.SIGINT)
+            code = wait(process, timeout)
+            signal.raise_signal(signal.SIGINT)
+            return code
+        subprocess.Popen.wait = interrupted
     """).check()
     assert (result.stdout, result.stderr) == ("", "")
 

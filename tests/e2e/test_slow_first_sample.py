@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.config import LoaderConfig
-from loaderpool.element.spec import read_spec
-from loaderpool.trainer.engine.form_choice import stated_probe
 from tests.support.child import run_child
 
 SIZE = 40
@@ -138,23 +135,39 @@ def test_what_fails_before_any_sample_ends_the_wait() -> None:
             list(loader)
 
 
-def test_what_a_spec_leaves_open_the_first_sample_tells() -> None:
-    plan = lp.Loader(range(SIZE), batch_size=8, workers=0)._core.plan
+@pytest.mark.parametrize(
+    ("settings", "is_made"),
+    [
+        ({"element_spec": SPEC}, False),
+        ({}, True),
+        ({"element_spec": SPEC, "pad": True}, True),
+        ({"element_spec": SPEC, "ragged": True}, True),
+        ({"element_spec": SPEC, "is_batch": True}, True),
+        ({"element_spec": SPEC, "is_stream": True}, True),
+        ({"element_spec": lp.ArraySpec((None,), str), "row": "text"}, True),
+        ({"element_spec": lp.ArraySpec((None, 3), np.float32), "row": np.zeros(3, np.float32)}, False),
+        ({"element_spec": lp.ArraySpec((None, None), np.float32), "row": np.zeros(3, np.float32)}, True),
+        ({"element_spec": lp.ArraySpec((None, None), "f4", ragged=True), "row": np.zeros(3, np.float32)}, True),
+    ],
+    ids=str,
+)
+def test_what_a_spec_leaves_open_the_first_sample_tells(
+    settings: dict[str, Any], is_made: bool, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    settings = {"batch_size": 8, "workers": 1, **settings}
+    row = settings.pop("row", {"x": np.zeros(3, np.float32), "item": 1})
+    is_batch, is_stream = settings.pop("is_batch", False), settings.pop("is_stream", False)
 
-    def config(**settings: Any) -> LoaderConfig:
-        return lp.Loader(range(SIZE), batch_size=8, workers=0, **settings).config
+    def fn(item: int) -> Any:
+        made.touch()
+        return row
 
-    def probe(spec: Any, unit: Any = "sample", **settings: Any) -> Any:
-        return stated_probe(read_spec(spec), config(**settings), plan, unit)
+    def batch_fn(items: list[int]) -> Any:
+        made.touch()
+        return {"x": np.zeros((len(items), 3), np.float32), "item": np.array(items)}
 
-    said = probe(SPEC)
-    assert said is not None and said.nbytes == 3 * 4 + 8 and said.batch_rows == 8
-    assert said.spec.components[0].shape == (3,)
-    assert stated_probe(None, config(), plan, "sample") is None
-    assert probe(lp.ArraySpec((None,), str)) is None
-    assert probe(lp.ArraySpec((None, None), np.float32)) is None
-    assert probe(lp.ArraySpec((None, None), np.float32, ragged=True)) is None
-    assert probe(SPEC, pad=True) is None and probe(SPEC, ragged=True) is None
-    assert probe(SPEC, unit="batch") is None
-    streamed = lp.Loader(iter(range(SIZE)), batch_size=8, workers=0)._core.plan
-    assert stated_probe(read_spec(SPEC), config(), streamed, "sample") is None
+    settings |= {"batch_fn": batch_fn} if is_batch else {"fn": fn}
+    with lp.Loader(iter(range(SIZE)) if is_stream else range(SIZE), **settings) as loader:
+        assert loader.element_spec is not None
+        assert made.exists() == is_made
