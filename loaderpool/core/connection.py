@@ -146,7 +146,7 @@ class Connected:
                     self._stacks = frame[1:].decode(errors="replace")
                 else:
                     self._inbox.put(_unpacked(frame) if frame else None)
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):  # the last one of a process that was let go of
             pass
         finally:
             self.has_ended = True

@@ -145,6 +145,16 @@ class RunRecord:
         is_shorter = 0 < self.last_rows < self.plan.batch_size
         return max(1, min(self.plan.alike(batch), self.stop - is_shorter - batch))
 
+    def ends_lane(self, slot: Filling, is_short: bool) -> bool:
+        """Note where a lane ends: with a batch that is short, failed or empty. Return whether it is this one."""
+        turn, number = divmod(slot.batch, len(self.lanes))
+        lane = self.lanes[number]
+        batches = turn + (slot.rows > 0 or slot.failure is not None)
+        if (is_short or slot.failure is not None) and (lane.batches is None or batches < lane.batches):
+            lane.batches = batches  # an earlier batch may be answered later, by another worker
+            return True
+        return False
+
     @property
     def nbytes(self) -> int:
         """Of all its slots."""

@@ -269,14 +269,25 @@ class SpawnedWorkers(Processes):
             undo.pop_all()
         return worker
 
+    def bury(self, worker: WorkerProcess) -> int:
+        code = super().bury(worker)
+        _let_go(worker.process)
+        return code
+
     def end_all(self) -> None:
         super().end_all()
         for worker in [*self.by_number.values()]:
             worker.channel.close()
+            _let_go(worker.process)
 
     @property
     def without_pidfd(self) -> list[WorkerProcess]:
         return []  # a thread looks at each
+
+
+def _let_go(process: Any) -> None:
+    with contextlib.suppress(ValueError):  # it does not end, in an uninterruptible system call
+        process.close()
 
 
 class SpawnedWorker(WorkerProcess):

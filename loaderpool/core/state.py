@@ -18,7 +18,9 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
-from loaderpool.core.messages import BatchFailed, Ended, Filled, Found, GiveBack, LoaderFailed, Ticket
+from loaderpool.core.cutter import Cutter, next_batch
+from loaderpool.core.deaths import Deaths
+from loaderpool.core.messages import BatchFailed, Ended, Filled, Found, LoaderFailed, Ticket
 from loaderpool.core.records import (
     MOST_TICKETS,
     Answer,
@@ -32,7 +34,6 @@ from loaderpool.core.records import (
     LoaderRecord,
     MarkEnded,
     Plan,
-    ReturnPages,
     RunRecord,
     Start,
     Stop,
@@ -40,19 +41,12 @@ from loaderpool.core.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.core.space import Space, lendable, slots_of
-from loaderpool.memory.extents import Extent
+from loaderpool.core.slots import Slots
+from loaderpool.core.space import Space
 from loaderpool.transport.reports import Verdict
 
-_CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost as much as work. More: late first batches
-_RANGE_S = 0.1  # a batch that takes longer is cut into ranges of rows. Less: more messages than balance is worth
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
-_FASTER = 4  # a ticket has at most so many times the batches of what was measured: first times are no rule
-_LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least, if they are tiny
-_TOGETHER = 3  # a ticket is given up at so many times the deaths of one sample: together its samples kill
-_IDLE_DEATHS = 5  # beside the number of workers: so many may die running before they have begun anything
 _RETRY_S = 1.0  # after a worker could not be started
-_NODE_CHUNK_S = 0.064  # as _CHUNK_S, for nodes: each ticket is a call to another machine
 _NODE_TICKETS = 4  # that a node may have at least
 
 
@@ -62,7 +56,7 @@ class State:
     Each event is a method. After some events call `deal`, then carry out `instructions` in their order and clear them.
 
     Attributes:
-        free_bytes: that the machine has; looked at when slots are given.
+        slots: which run has which.
 
     Args:
         workers: how many there shall be.
@@ -86,18 +80,14 @@ class State:
         self.runs: dict[int, RunRecord] = {}
         self.workers: dict[int, WorkerRecord] = {}
         self.due: collections.deque[Job] = collections.deque()
-        self.starved: list[RunRecord] = []  # runs without a slot, the first one first
-        self.free_bytes = 1 << 62
         self._wanted, self._width = workers, max(1, workers)  # width: processes that make rows
-        self._of_nodes, self._chunk_s = of_nodes, _NODE_CHUNK_S if of_nodes else _CHUNK_S
-        self._memory = memory
-        self._most_slots = most_slots
-        self._restarts = restarts
-        self._deaths: collections.deque[float] = collections.deque()
-        self._idle_deaths = 0  # running, before anything was begun
+        self._of_nodes = of_nodes
+        self.slots = Slots(memory, most_slots, self.runs, self._say)
+        self._deaths = Deaths(restarts)
         self._broken: bytes | None = None
         self._retry_at: float | None = None
         self._tickets, self._names = itertools.count(1), itertools.count()
+        self._cutter = Cutter(self._tickets, of_nodes)
 
     # ---- what the main process says
 
@@ -185,7 +175,7 @@ class State:
         ]
         if record.has_given_back:  # it asks no other run in its turn, or both would ask for ever
             run.may_ask, record.has_given_back = 0, False
-        self._give_slots(run)
+        self.slots.give(run, self._width)
 
     def extend(self, number: int, stop: int, last_rows: int) -> None:
         """More batches may be made."""
@@ -216,7 +206,7 @@ class State:
         if run is None or offset not in run.filled:
             return
         run.filled.remove(offset)
-        self._free(run, offset)
+        self.slots.free(run, offset)
         self._settle(run)
 
     def resize(self, workers: int) -> None:
@@ -228,7 +218,7 @@ class State:
             self._dismiss(worker)
         self._hire()
         for run in [*self.runs.values()]:
-            self._give_slots(run)
+            self.slots.give(run, self._width)
 
     # ---- what workers say, and what becomes of them
 
@@ -262,7 +252,7 @@ class State:
         loader.layout, loader.row_s = layout, seconds
         for run in [*self.runs.values()]:
             if run.loader is loader:
-                self._give_slots(run)
+                self.slots.give(run, self._width)
 
     def done(self, worker: int, answer: Answer) -> None:
         """A ticket is done. An answer to none that this worker has changes nothing."""
@@ -302,10 +292,7 @@ class State:
             del record.jobs[ticket]
         self._take_back(record)
         if death is not None:
-            self._idle_deaths = 0 if blamed is not None or death.has_begun else self._idle_deaths + 1
-            if not death.hung_s:
-                self._deaths.append(now)
-            self._break_after(now, death)
+            self._note_death(now, death, blamed is not None)
             if blamed is not None and not blamed.is_unwanted:
                 self._blame(blamed, death)
         self._hire()
@@ -320,9 +307,7 @@ class State:
                     job.deaths.append(-1)
                     if len(job.deaths) >= job.loader.most_deaths:
                         given_up.append(node.jobs.pop(number))
-            self._deaths.append(now)
-            self._idle_deaths = 0 if death.has_begun else self._idle_deaths + 1
-            self._break_after(now, death)
+            self._note_death(now, death, False)
         self._take_back(node)
         for job in given_up:
             assert death is not None
@@ -335,7 +320,7 @@ class State:
             self.workers[node].workers = workers
             self._measure()
             for run in [*self.runs.values()]:
-                self._give_slots(run)
+                self.slots.give(run, self._width)
 
     def _measure(self) -> None:
         self._width = self._wanted
@@ -436,145 +421,15 @@ class State:
         self._say(ToWorker(worker.number, job.ticket))
 
     def _next_batch(self, run: RunRecord, worker: int) -> int | None:
-        """Return the batch of a run that this worker may make next."""
-        if run.again:
-            return heapq.heappop(run.again)
-        if not run.lanes:
-            while run.next in run.had:
-                run.had.remove(run.next)
-                run.next += 1
-            return run.next if run.next < run.stop else None
-        lanes, best = len(run.lanes), None
-        for number, lane in enumerate(run.lanes):
-            while lane.turn * lanes + number in run.had:
-                run.had.remove(lane.turn * lanes + number)
-                lane.turn += 1
-            batch = lane.turn * lanes + number
-            if not lane.is_over and lane.home in (None, worker) and (best is None or batch < best):
-                best = batch
-        if best is None or not run.is_in_order:  # without an order what has a slot is taken: nothing waits for a lane
-            return best
-        return best if best < self._lowest(run) + max(run.slots - run.may_lend, 1) else None
-
-    def _lowest(self, run: RunRecord) -> int:
-        """Return the lowest batch of lanes that is not full."""
-        making = [slot.batch for slot in self._slots_of(run)]
-        to_cut = [lane.turn * len(run.lanes) + number for number, lane in enumerate(run.lanes) if not lane.is_over]
-        return min([*making, *to_cut], default=0)
+        return next_batch(run, worker, (slot.batch for slot in self._slots_of(run)))
 
     def _cut(self, run: RunRecord, batch: int) -> Job:
         """Make tickets of a run's next batches, for one slot. Return the first; the others are due."""
-        loader, plan, layout, offset = run.loader, run.plan, run.loader.layout, run.free.pop()
-        assert layout is not None
-        batch_s, may_lend, count = loader.row_s * plan.batch_size, lendable(run.slots, self._width), 1
-        if run.lanes:
-            run.lanes[batch % len(run.lanes)].turn += 1
-        elif batch == run.next:
-            count = self._batches_in_ticket(run, batch_s)
-            run.next += count
-        else:  # of `again`: later batches may fill all other slots, so this one must come back even while it has views
-            may_lend = 0
-        run.may_lend = max(run.may_lend, may_lend)
-        rows = run.total_rows(batch, count)
-        splits = count == 1 and layout.splits and not run.lanes and not self._of_nodes
-        parts = min(rows, max(1, round(batch_s / _RANGE_S))) if splits else 1
-        slot = Filling(run, offset, batch, count, parts, may_lend, rows)
-        epoch, of_epoch, rest = plan.locate(batch)
-        jobs = []
-        for start, stop in itertools.pairwise(rows * part // parts for part in range(parts + 1)):
-            number = run.last_ticket = next(self._tickets)
-            place = epoch, of_epoch, rest, count, start, stop, offset, run.sizes[offset], offset in run.fresh
-            ticket = Ticket(number, loader.number, run.number, *place, run.feed, 0, ())
-            jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
-        run.fresh.discard(offset)
-        self.due.extend(jobs[1:])
-        return jobs[0]
-
-    def _batches_in_ticket(self, run: RunRecord, batch_s: float) -> int:
-        loader, plan = run.loader, run.plan
-        if run.is_whole:
-            return run.stop - run.next
-        if batch_s > self._chunk_s / 2 or not loader.rows_measured or loader.layout is None:
-            return 1
-        left = run.alike(run.next)
-        # Towards the end of an epoch all workers have something to do.
-        share = min(left, max(-(-left // (2 * self._width)), _LEAST_AT_END))
-        measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
-        most = max(1, min(loader.layout.most, int(self._chunk_s / batch_s) if batch_s else 1 << 30, share, measured))
-        if not run.had:
-            return most
-        return next((count for count in range(1, most) if run.next + count in run.had), most)
+        first, *others = self._cutter.cut(run, batch, self._width)
+        self.due.extend(others)
+        return first
 
     # ---- slots
-
-    def _give_slots(self, run: RunRecord, returning: LoaderRecord | None = None) -> None:
-        """Give a run as many slots as it should have with this number of workers, and no more than its share.
-
-        `returning`: a run of this loader has ended to give its slots back, and will begin again.
-        """
-        layout = run.loader.layout
-        if layout is None or run.is_ended or run.is_asked:
-            return
-        size, others = layout.slot_bytes, [each for each in self.runs.values() if not each.is_ended]
-        living = len(others) + (returning is not None)
-        of_loader = [each for each in others if each.loader is run.loader and each is not run]
-        sharing = 1 + len(of_loader) + (returning is run.loader)
-        limit = min(layout.limit_bytes // sharing, layout.limit_bytes - sum(each.nbytes for each in of_loader))
-        wanted = slots_of(size, layout.most, self._width, layout.room, min(limit, self._memory.size // living))
-        wanted = min(wanted, 1) if run.is_whole else wanted
-        left = self._most_slots - sum(each.slots for each in self.runs.values())
-        room = min(self._most_slots // living - run.slots, left, self._memory.largest // size, self.free_bytes // size)
-        more = min(wanted - run.slots, room)
-        if more > 0:
-            offset = self._memory.take(more * size).offset
-            self.free_bytes -= more * size
-            new = [offset + number * size for number in reversed(range(more))]
-            run.sizes.update(dict.fromkeys(new, size))
-            run.free.extend(new)
-            run.fresh.update(new)
-            if run in self.starved:
-                self.starved.remove(run)
-        elif run.slots == 0 and run not in self.starved:
-            self.starved.append(run)
-            share = min(layout.limit_bytes // sharing, self._memory.size // living) // size
-            if min(share, self._most_slots // living) < 1:  # nor would there be if the others gave back
-                self._refuse(run)
-            else:
-                self._ask_for_slots(run, of_loader if limit < size else others)
-
-    def _free(self, run: RunRecord, offset: int) -> None:
-        """Have a slot that is free again; a larger one in its place, if batches have outgrown it."""
-        layout, size = run.loader.layout, run.sizes[offset]
-        if layout is not None and size < layout.slot_bytes <= min(self._memory.largest, self.free_bytes):
-            is_allowed = run.nbytes + layout.slot_bytes - size <= layout.limit_bytes
-            if is_allowed:
-                self._memory.give_back(Extent(offset, size))
-                self._say(ReturnPages(offset, size))
-                del run.sizes[offset]
-                run.fresh.discard(offset)
-                offset = self._memory.take(layout.slot_bytes).offset
-                run.sizes[offset] = layout.slot_bytes
-                run.fresh.add(offset)
-        run.free.append(offset)
-
-    def _ask_for_slots(self, starved: RunRecord, others: list[RunRecord]) -> None:
-        """Have the run with most bytes begin again, which then finds less room; an error if there is none."""
-        others = [run for run in others if run.slots and run is not starved]
-        if any(run.slots > len(run.filled) if run.is_ended else run.is_asked for run in self.runs.values()):
-            return  # what they have will be free: wait for it
-        if others and starved.may_ask > 0:
-            starved.may_ask -= 1
-            largest = max(others, key=lambda run: run.nbytes)
-            largest.is_asked = True
-            self._say(ToMain(GiveBack(largest.number)))
-        else:
-            self._refuse(starved)
-
-    def _refuse(self, starved: RunRecord) -> None:
-        """There is no slot for a run, so it has no batches."""
-        self.starved.remove(starved)
-        del self.runs[starved.number]
-        self._say(ToMain(BatchFailed(starved.number, starved.next, -1, b"")))
 
     def _answered(self, job: Job, answer: Answer | None) -> None:
         """No worker has this job any more. When a slot has no job left, it is full, failed, or free again."""
@@ -595,16 +450,16 @@ class State:
             return
         is_last = False
         if run.lanes:
-            is_last, batches = self._ends_lane(run, slot, is_short), run.lanes[slot.batch % len(run.lanes)].batches
+            is_last, batches = run.ends_lane(slot, is_short), run.lanes[slot.batch % len(run.lanes)].batches
             if batches is not None and slot.batch // len(run.lanes) >= batches and not is_last:  # it is after the end
                 self._drop(slot.answer)
-                self._free(run, slot.offset)
+                self.slots.free(run, slot.offset)
                 return
         if slot.count > 1 and slot.failure is not None and not run.is_whole:
             # Each is made by itself, and what is before the one that failed arrives before its error.
             for batch in range(slot.batch, slot.batch + slot.count):
                 heapq.heappush(run.again, batch)
-            self._free(run, slot.offset)
+            self.slots.free(run, slot.offset)
             return
         run.filled.add(slot.offset)
         if slot.failure is not None or slot.answer is None:
@@ -626,16 +481,6 @@ class State:
             )
         )
 
-    def _ends_lane(self, run: RunRecord, slot: Filling, is_short: bool) -> bool:
-        """Note where a lane ends: with a batch that is short, failed or empty. Return whether it is this one."""
-        turn, number = divmod(slot.batch, len(run.lanes))
-        lane = run.lanes[number]
-        batches = turn + (slot.rows > 0 or slot.failure is not None)
-        if (is_short or slot.failure is not None) and (lane.batches is None or batches < lane.batches):
-            lane.batches = batches  # an earlier batch may be answered later, by another worker
-            return True
-        return False
-
     def _drop(self, answer: Answer | None) -> None:
         if answer is not None and answer.descriptor >= 0:
             self._say(DropFile(answer.descriptor))
@@ -644,24 +489,14 @@ class State:
         """Give back the slots of a run that has ended: those without a writer and without views."""
         if not run.is_ended:
             return
-        is_unloaded = run.loader.number not in self.loaders  # else the next run has these pages
-        for offset in run.free:
-            size = run.sizes.pop(offset)
-            self._memory.give_back(Extent(offset, size))
-            if is_unloaded:
-                self._say(ReturnPages(offset, size))
-        run.free.clear()
-        run.fresh.clear()
+        self.slots.give_back(run, run.loader.number not in self.loaders)
         if run.feed and not any(True for _ in self._slots_of(run)):
             run.feed = 0
             self._say(ToMain(Ended(run.number)))
         if not run.slots:
             self.runs.pop(run.number, None)
-        if run in self.starved:
-            self.starved.remove(run)
-        starved, self.starved = self.starved, []
-        for other in starved:
-            self._give_slots(other, returning=run.loader)
+        for other in self.slots.take_starved(run):
+            self.slots.give(other, self._width, returning=run.loader)
 
     def _slots_of(self, run: RunRecord) -> Iterator[Filling]:
         jobs = itertools.chain(self.due, *(worker.jobs.values() for worker in self.workers.values()))
@@ -671,21 +506,11 @@ class State:
 
     def _blame(self, job: Job, death: Death) -> None:
         """A worker has died over this job: it is due again, or given up, or a sample of it is left out."""
-        job.deaths.append(death.sample)
-        most = job.loader.most_deaths
-        is_same = len(job.deaths) >= most and job.deaths[-1] == job.deaths[-2]
-        if death.hung_s or is_same:
-            verdict = Verdict.ALONE
-        elif len(job.deaths) >= _TOGETHER * most:
-            verdict = Verdict.TOGETHER
-        else:
-            job.ticket = job.ticket._replace(deaths=len(job.deaths))
+        verdict, deaths = self._deaths.blame(job, death), len(job.deaths)
+        if verdict is None:
+            job.ticket = job.ticket._replace(deaths=deaths)
             self.due.appendleft(job)
             return
-        deaths = len(job.deaths)
-        if verdict is Verdict.ALONE:  # its deaths are explained, so they are no storm
-            for _ in range(min(deaths - bool(death.hung_s), len(self._deaths))):
-                self._deaths.pop()
         if job.loader.leaves_out and death.sample >= 0 and verdict is Verdict.ALONE and not death.is_generator:
             job.loader.left_out.append((job.ticket.epoch, death.sample, death.hung_s, death.exit_code))
             job.ticket = job.ticket._replace(deaths=deaths)
@@ -710,17 +535,11 @@ class State:
         loader.failure = error
         self._say(ToMain(LoaderFailed(loader.number, error)))
 
-    def _break_after(self, now: float, death: Death) -> None:
+    def _note_death(self, now: float, death: Death, had_begun: bool) -> None:
         """End everything where going on would be to start workers for ever."""
-        if self._restarts is not None:
-            number, seconds = self._restarts
-            while self._deaths and self._deaths[0] < now - seconds:
-                self._deaths.popleft()
-            if len(self._deaths) > number:
-                self._break(death.error(Verdict.STORM, len(self._deaths), None))
-                return
-        if self._idle_deaths > _IDLE_DEATHS + self._wanted:
-            self._break(death.error(Verdict.BEFORE, self._idle_deaths, None))
+        verdict, deaths = self._deaths.note(now, death, had_begun, self._wanted)
+        if verdict is not None:
+            self._break(death.error(verdict, deaths, None))
 
     def _break(self, error: bytes) -> None:
         """No worker is started any more, and no batch made."""
@@ -739,7 +558,7 @@ class State:
         job = record.jobs.pop(ticket, None)
         if job is not None:
             record.has_answered = True
-            self._idle_deaths = 0
+            self._deaths.idle = 0
         if record.is_leaving and not record.jobs:
             self._say(Stop(worker))
         return job
@@ -778,18 +597,6 @@ class State:
 
     def _say(self, instruction: Instruction) -> None:
         self.instructions.append(instruction)
-
-    def check(self) -> None:
-        """Raise AssertionError if a slot or a ticket is in two places, or in none. For tests."""
-        jobs = [*self.due, *(job for worker in self.workers.values() for job in worker.jobs.values())]
-        assert len({job.ticket.number for job in jobs}) == len(jobs)
-        assert sum(run.slots for run in self.runs.values()) <= self._most_slots
-        for slot in (job.slot for job in jobs if job.slot is not None):
-            assert slot.unanswered == sum(job.slot is slot for job in jobs)
-            assert slot.offset not in slot.run.free and self.runs[slot.run.number] is slot.run
-        for run in self.runs.values():
-            offsets = [*run.free, *run.filled, *{slot.offset for slot in self._slots_of(run)}]
-            assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= run.sizes.keys()
 
 
 def _is_alone(job: Job) -> bool:

@@ -241,7 +241,7 @@ class Supervisor:
                 self._unload(loader)
 
     def _note_free_memory(self) -> None:
-        self._state.free_bytes = max(0, machine_capacity.available_memory_bytes() - HEADROOM_BYTES)
+        self._state.slots.free_bytes = max(0, machine_capacity.available_memory_bytes() - HEADROOM_BYTES)
 
     def _begin(self, message: Begin) -> None:
         self._note_free_memory()

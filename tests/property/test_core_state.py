@@ -18,6 +18,7 @@ from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, Loade
 from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, ToWorker
 from loaderpool.core.space import Space
 from loaderpool.core.state import State
+from tests.support.core_state import check_state
 
 
 @dataclasses.dataclass
@@ -142,13 +143,13 @@ class Walk:
 
     def turn(self) -> None:
         self.state.deal()
-        self.state.check()
+        check_state(self.state)
         while self.state.instructions:
             instructions, self.state.instructions = self.state.instructions, []
             for instruction in instructions:
                 self.obey(instruction)
             self.state.deal()
-            self.state.check()
+            check_state(self.state)
 
     def obey(self, instruction: Any) -> None:
         match instruction:

@@ -15,6 +15,7 @@ from loaderpool.core.records import Answer, Death, Layout, MarkEnded, Start, Sto
 from loaderpool.core.space import Space
 from loaderpool.core.state import State
 from loaderpool.core.supervisor import Supervisor
+from tests.support.core_state import check_state
 
 LAYOUT = Layout(4096, 1, False)  # one batch a slot, made by one worker
 LOADER, RUN = 1, 1001
@@ -64,13 +65,13 @@ class Pool:
 
     def turn(self) -> None:
         self.state.deal()
-        self.state.check()
+        check_state(self.state)
         while self.state.instructions:
             instructions, self.state.instructions = self.state.instructions, []
             for instruction in instructions:
                 self.obey(instruction)
             self.state.deal()
-            self.state.check()
+            check_state(self.state)
 
     def obey(self, instruction: Any) -> None:
         match instruction:

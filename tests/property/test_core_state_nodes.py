@@ -12,6 +12,7 @@ from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, 
 from loaderpool.core.space import Space
 from loaderpool.core.state import State
 from tests.property.test_core_state_holes import Endless
+from tests.support.core_state import check_state
 
 LOADER, RUN, DEATHS = 1, 1001, 3
 
@@ -32,13 +33,13 @@ class Cluster:
 
     def turn(self) -> None:
         self.state.deal()
-        self.state.check()
+        check_state(self.state)
         while self.state.instructions:
             instructions, self.state.instructions = self.state.instructions, []
             for instruction in instructions:
                 self.obey(instruction)
             self.state.deal()
-            self.state.check()
+            check_state(self.state)
 
     def obey(self, instruction: Any) -> None:
         match instruction:
@@ -126,7 +127,7 @@ def test_whatever_nodes_do_each_batch_comes_once(data: st.DataObject) -> None:
         for node in [*cluster.tickets]:
             if not cluster.state.workers[node].workers:
                 cluster.join(node, 1)
-            while node in cluster.tickets and cluster.tickets[node]:
+            while cluster.tickets.get(node):
                 cluster.answer(node)
     assert sorted([*cluster.full(), *(message.batch for message in lost)]) == list(range(60))
 

@@ -1,0 +1,111 @@
+"""Which batch is next, and what is in a ticket: some tiny batches, one, or some rows of a slow one. Pure.
+
+By the time that rows have taken; of the supervisor's state.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from loaderpool.core.messages import Ticket
+from loaderpool.core.records import Filling, Job, RunRecord
+from loaderpool.core.space import lendable
+
+_CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost as much as work. More: late first batches
+_NODE_CHUNK_S = 0.064  # the same for nodes: each ticket is a call to another machine
+_RANGE_S = 0.1  # a batch that takes longer is cut into ranges of rows. Less: more messages than balance is worth
+_FASTER = 4  # a ticket has at most so many times the batches of what was measured: first times are no rule
+_LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least, if they are tiny
+
+
+class Cutter:
+    """Cuts tickets.
+
+    Args:
+        tickets: gives their numbers.
+        of_nodes: they go to other machines.
+    """
+
+    def __init__(self, tickets: Iterator[int], of_nodes: bool) -> None:
+        self._tickets, self._of_nodes = tickets, of_nodes
+        self._chunk_s = _NODE_CHUNK_S if of_nodes else _CHUNK_S
+
+    def cut(self, run: RunRecord, batch: int, workers: int) -> list[Job]:
+        """Return the tickets of a run's next batches, for one of its free slots.
+
+        Args:
+            run: which.
+            batch: the first of them.
+            workers: that make batches.
+        """
+        loader, plan, layout, offset = run.loader, run.plan, run.loader.layout, run.free.pop()
+        assert layout is not None
+        batch_s, may_lend, count = loader.row_s * plan.batch_size, lendable(run.slots, workers), 1
+        if run.lanes:
+            run.lanes[batch % len(run.lanes)].turn += 1
+        elif batch == run.next:
+            count = self._batches_in_ticket(run, batch_s, workers)
+            run.next += count
+        else:  # of `again`: later batches may fill all other slots, so this one must come back even while it has views
+            may_lend = 0
+        run.may_lend = max(run.may_lend, may_lend)
+        rows = run.total_rows(batch, count)
+        splits = count == 1 and layout.splits and not run.lanes and not self._of_nodes
+        parts = min(rows, max(1, round(batch_s / _RANGE_S))) if splits else 1
+        slot = Filling(run, offset, batch, count, parts, may_lend, rows)
+        epoch, of_epoch, rest = plan.locate(batch)
+        jobs = []
+        for start, stop in itertools.pairwise(rows * part // parts for part in range(parts + 1)):
+            number = run.last_ticket = next(self._tickets)
+            place = epoch, of_epoch, rest, count, start, stop, offset, run.sizes[offset], offset in run.fresh
+            ticket = Ticket(number, loader.number, run.number, *place, run.feed, 0, ())
+            jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
+        run.fresh.discard(offset)
+        return jobs
+
+    def _batches_in_ticket(self, run: RunRecord, batch_s: float, workers: int) -> int:
+        loader, plan = run.loader, run.plan
+        if run.is_whole:
+            return run.stop - run.next
+        if batch_s > self._chunk_s / 2 or not loader.rows_measured or loader.layout is None:
+            return 1
+        left = run.alike(run.next)
+        # Towards the end of an epoch all workers have something to do.
+        share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END))
+        measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
+        most = max(1, min(loader.layout.most, int(self._chunk_s / batch_s) if batch_s else 1 << 30, share, measured))
+        if not run.had:
+            return most
+        return next((count for count in range(1, most) if run.next + count in run.had), most)
+
+
+def next_batch(run: RunRecord, worker: int, making: Iterator[int]) -> int | None:
+    """Return the batch of a run that a worker may make next; None: there is none.
+
+    Args:
+        run: which.
+        worker: its number.
+        making: the batches of that run for which workers have tickets.
+    """
+    if run.again:
+        return heapq.heappop(run.again)
+    if not run.lanes:
+        while run.next in run.had:
+            run.had.remove(run.next)
+            run.next += 1
+        return run.next if run.next < run.stop else None
+    lanes, best = len(run.lanes), None
+    for number, lane in enumerate(run.lanes):
+        while lane.turn * lanes + number in run.had:
+            run.had.remove(lane.turn * lanes + number)
+            lane.turn += 1
+        batch = lane.turn * lanes + number
+        if not lane.is_over and lane.home in (None, worker) and (best is None or batch < best):
+            best = batch
+    if best is None or not run.is_in_order:  # without an order what has a slot is taken: nothing waits for a lane
+        return best
+    to_cut = (lane.turn * lanes + number for number, lane in enumerate(run.lanes) if not lane.is_over)
+    lowest = min(itertools.chain(making, to_cut), default=0)  # of those that are not full
+    return best if best < lowest + max(run.slots - run.may_lend, 1) else None
