@@ -6,7 +6,7 @@ import functools
 import os
 import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,44 @@ from loaderpool.trainer.engine.lane_buffer import LaneBuffer, WayToPlace
 from loaderpool.trainer.engine.reorder_buffer import Arrived, OrderedBuffer, ReorderBuffer, UnorderedBuffer
 
 if TYPE_CHECKING:
+    from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
-    from loaderpool.core.engine import PoolEngine
+    from loaderpool.core.pool import Pool
     from loaderpool.core.session import Session
+    from loaderpool.memory.batch_form import BatchForm
+    from loaderpool.trainer.engine.run_context import DeliveryCounts
     from loaderpool.trainer.stream.feed import Feed
+
+
+class RunOwner(Protocol):
+    """A run's loader: `engine.PoolEngine`. All with the pool's lock held."""
+
+    session: Pool
+    config: LoaderConfig
+    plan: BasePlan
+    number: int
+    runs: dict[int, PoolRun]  # by number
+    lent: list[dict[int, None]]  # of each run: slots that have views
+    slots: int  # of the latest run
+    slot_bytes: int
+    counts: DeliveryCounts
+
+    @property
+    def known_form(self) -> BatchForm:
+        """The form of its batches."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no batch can be made."""
+
+    def check(self) -> None:
+        """Raise if no batch can be made."""
+
+    def check_open(self) -> None:
+        """Raise if it was closed."""
+
+    def on_run_ended(self, number: int) -> None:
+        """No worker looks at what this run needs any more."""
 
 
 class PoolRun:
@@ -51,7 +85,7 @@ class PoolRun:
 
     def __init__(
         self,
-        engine: PoolEngine,
+        engine: RunOwner,
         first_epoch: int,
         limit: int,
         plan: BasePlan,

@@ -57,6 +57,7 @@ class State:
 
     Attributes:
         slots: which run has which.
+        retry_at: when `tick` is due; None: it is not.
 
     Args:
         workers: how many there shall be.
@@ -85,7 +86,7 @@ class State:
         self.slots = Slots(memory, most_slots, self.runs, self._say)
         self._deaths = Deaths(restarts)
         self._broken: bytes | None = None
-        self._retry_at: float | None = None
+        self.retry_at: float | None = None
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes)
 
@@ -334,20 +335,15 @@ class State:
     def not_started(self, worker: int, now: float, error: bytes) -> None:
         """A worker could not be started: there are fewer until some seconds later, or, if there are none, an error."""
         self._take_back(self.workers.pop(worker))
-        self._retry_at = now + _RETRY_S
+        self.retry_at = now + _RETRY_S
         if not self.workers:
             self._break(error)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        if self._retry_at is not None and now >= self._retry_at:
-            self._retry_at = None
+        if self.retry_at is not None and now >= self.retry_at:
+            self.retry_at = None
             self._hire()
-
-    @property
-    def retry_at(self) -> float | None:
-        """When `tick` is due; None: it is not."""
-        return self._retry_at
 
     # ---- who gets what
 
@@ -575,7 +571,7 @@ class State:
     def _hire(self) -> None:
         """Start workers up to the number that is wanted. Those that leave count once there are twice as many."""
         is_early = not self.loaders and not self._of_nodes  # nodes take long to start, and load what comes later
-        if is_early or self._broken is not None or self._retry_at is not None:
+        if is_early or self._broken is not None or self.retry_at is not None:
             return
         staying = sum(not worker.is_leaving for worker in self.workers.values())
         for _ in range(self._wanted - staying):
