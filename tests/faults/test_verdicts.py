@@ -255,33 +255,6 @@ def test_the_stack_of_a_fault_in_c_code_is_shown() -> None:
         list(loader)
 
 
-@pytest.mark.parametrize("place", ["worker.before_note", "worker.before_report", "worker.after_report"])
-def test_a_worker_that_dies_as_it_tells_of_a_batch_changes_no_bit(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The consumer may have the batch, and with it the slot; a second worker must not write there."""
-    monkeypatch.setenv("LOADERPOOL_FAULTS", str(tmp_path))
-
-    def fn(item: int) -> Any:
-        if item == 1:
-            if not (tmp_path / f"{place}.met").exists():
-                (tmp_path / place).write_text("SIGKILL")  # for who tells of a batch next
-            raise ValueError("x")
-        return np.full(1000, item, np.float32)
-
-    with lp.Loader(range(16 * 100), fn, batch_size=16, workers=3, on_error="replace") as loader:
-        held = []
-        for number, batch in enumerate(loader):
-            expected = np.arange(16 * number, 16 * number + 16)
-            expected[expected == 1] = 2
-            assert batch[:, 0].tolist() == expected.tolist()
-            if number < 8:
-                batch[:] = -1
-                held.append(batch)
-        assert all((batch == -1).all() for batch in held), "somebody wrote into a slot that was lent"
-        assert loader.statistics().restarts >= 1
-
-
 @pytest.mark.parametrize("how", ["dies", "hangs"])
 @pytest.mark.parametrize("at", [0, 8])
 @pytest.mark.parametrize("unit", ["sample", "element", "batch"])
