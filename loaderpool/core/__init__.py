@@ -1,7 +1,5 @@
-"""The core to come, beside the one that runs: a star of channels, written room by room.
+"""The core to come, beside the one that runs: a star of channels. `LOADERPOOL_CORE=new` has pools use it.
 
-Nothing of the package uses it yet.
-
-Runs in: the supervisor; messages in all processes.
+Runs in: main process, supervisor and workers.
 Open first: `messages.py`, then `state.py`: who works on what, without a process or a clock.
 """

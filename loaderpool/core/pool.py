@@ -261,13 +261,13 @@ class Pool:
             places[message.number] = HostPlace(message.node, message.address, message.workers)
         self.workers_wanted = sum(place.workers for place in places.values()) or self.workers_wanted
 
-    def _turn(self) -> None:
+    def _turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
         checkpoint()
         self.warnings.say()
         if (work := self.long_work) is not None:
             work.tell()
-        if self.on_idle is not None:
+        if self.on_idle is not None and not came:
             self.on_idle()
 
     def warn_of_modules(self) -> None:

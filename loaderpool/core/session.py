@@ -158,12 +158,12 @@ class Session:
         """Whether it may still say something."""
         return not (self.is_lost or self._is_torn)
 
-    def wait(self, is_ready: Callable[[], bool], turn: Callable[[], None]) -> None:
+    def wait(self, is_ready: Callable[[], bool], turn: Callable[[bool], None]) -> None:
         """Return when `is_ready()`, which is asked with the lock held. Any thread.
 
         Args:
             is_ready: what is waited for.
-            turn: called now and then meanwhile, without the lock; may raise.
+            turn: called now and then meanwhile, without the lock, and told whether anything came; may raise.
 
         Raises:
             SupervisorLost: it will never be.
@@ -182,17 +182,22 @@ class Session:
                     self._reader = me
                 else:
                     self.news.wait(_LOOK_MS / 1000)
+            came = is_there = False
             if is_reader:
                 try:
                     fault_points.reach("trainer.waiting")
                     with InterruptsAllowed():
-                        self._wait_once(self._poll if reader is None else self._make_poll())
+                        came = self._wait_once(self._poll if reader is None else self._make_poll())
                 finally:
                     with self.news:
                         self._reader = reader
+                        if came:
+                            self._take_in()
+                            is_there = is_ready()
                         self.news.notify_all()
-                self.catch_up()
-            turn()
+            if is_there:
+                return
+            turn(came)
 
     def wake(self) -> None:
         """Have all who wait look again. The lock is held."""
@@ -203,8 +208,10 @@ class Session:
     def catch_up(self) -> None:
         """Take in what has arrived, without waiting."""
         with self.news:
-            if self.is_lost:
-                return
+            self._take_in()
+
+    def _take_in(self) -> None:
+        if not self.is_lost:
             self._is_torn = True  # until it is done: an interrupt that falls into it may lose messages
             try:
                 while (received := self._channel.receive()) is not None:
@@ -216,22 +223,24 @@ class Session:
             self._is_torn = False
             self.news.notify_all()
 
-    def _wait_once(self, poll: select.poll) -> None:
+    def _wait_once(self, poll: select.poll) -> bool:
+        """Return whether anything came."""
         signals = ctrl_c.told_descriptor()
         if signals != self._signals:
             self._signals = signals
             poll = self._poll = self._make_poll()
         found = poll.poll(self._stop_watch.look_ms)
-        if any(descriptor == self._wake_ends[0] for descriptor, _ in found):
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_ends[0], 4096)
-        if not found and machine.is_stopped(self.pid):
-            if self._stop_watch.is_too_long():  # its death is met as any other
-                self.kill()
-        else:
+        if found or not machine.is_stopped(self.pid):
             self._stop_watch.runs()
-        if any(descriptor == signals for descriptor, _ in found):
-            ctrl_c.note_signals()
+        elif self._stop_watch.is_too_long():  # its death is met as any other
+            self.kill()
+        for descriptor, _ in found:
+            if descriptor == self._wake_ends[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(descriptor, 4096)
+            elif descriptor == signals:
+                ctrl_c.note_signals()
+        return bool(found)
 
     def _make_poll(self) -> select.poll:
         poll = select.poll()

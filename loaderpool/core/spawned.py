@@ -113,9 +113,10 @@ class SpawnedSession(Session):
     def _make_poll(self) -> Any:
         return None
 
-    def _wait_once(self, *_: Any) -> None:
+    def _wait_once(self, *_: Any) -> bool:
         self._inbox.wait(_LOOK_S)
         ctrl_c.note_signals()
+        return True
 
     def wake(self) -> None:
         self._inbox.wake()

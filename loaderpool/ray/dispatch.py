@@ -137,6 +137,11 @@ class Dispatcher(Supervisor):
         if number in self._forms:
             self._order_all(self._form_of(number))
 
+    def _take_form(self, message: Found) -> None:
+        super()._take_form(message)
+        if message.loader in self._forms:
+            self._order_all(self._form_of(message.loader))
+
     # ---- what nodes are told
 
     def _order_all(self, order: Order) -> None:
