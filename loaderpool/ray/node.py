@@ -144,7 +144,7 @@ class HostActor:
 
     def _read(self) -> None:
         try:
-            self._session.wait(lambda _: False, lambda _: None)
+            self._session.wait(lambda: False, lambda _: None)
         except SupervisorLost:
             how = self._session.reap()
             print(f"loaderpool: the supervisor process on {self._at[1]} ended ({how})", file=sys.stderr, flush=True)
