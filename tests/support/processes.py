@@ -155,9 +155,9 @@ def count_fds(pid: int) -> int:
 
 
 def lies_in_shared_memory(address: int) -> bool:
-    """Whether a memory file of ours is mapped there in this process."""
+    """Whether a memory file of ours, or a block of shared memory, is mapped there in this process."""
     for line in _read(os.getpid(), "maps").decode(errors="replace").splitlines():
-        if "/memfd:loaderpool" in line:
+        if "/memfd:loaderpool" in line or "/dev/shm/" in line:
             start, _, end = line.split()[0].partition("-")
             if int(start, 16) <= address < int(end, 16):
                 return True
