@@ -14,7 +14,8 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.cache.store import FILE_NAME
-from tests.support.batches import Place, assert_same, copied, read, shared_pools
+from tests.support.batches import Place, assert_same, copied, read, shared_pools, supervisor_of
+from tests.support.processes import shared_bytes
 
 ITEMS = 50
 PLACES = (0, 2, 3)
@@ -515,15 +516,15 @@ def test_statistics_outlive_the_loader(place: Place, where: Any, log: Log, worke
 def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(place: Place) -> None:
     chosen = {"batch_size": 5, "augment": np.sum, "cache": "memory", **place(2)}
     with lp.Loader(range(20), lambda item: np.full(100_000, item, np.float64), **chosen) as loader:
+        pids = os.getpid(), supervisor_of(loader)
+        before = shared_bytes(*pids)
         read(loader, 2)
-        kept = os.dup(loader._core.engine.cache.descriptor)  # type: ignore[union-attr]
-        assert os.fstat(kept).st_blocks * 512 > 15_000_000
+        assert shared_bytes(*pids) - before > 15_000_000
     deadline_s = time.monotonic() + 5.0
-    while os.fstat(kept).st_blocks * 512 > 500_000 and time.monotonic() < deadline_s:
+    while shared_bytes(*pids) - before > 2_000_000 and time.monotonic() < deadline_s:
         with lp.Loader(range(4), batch_size=2, **place(2)) as other:  # takes in that the loader was unloaded
             read(other)
-    assert os.fstat(kept).st_blocks * 512 <= 500_000
-    os.close(kept)
+    assert shared_bytes(*pids) - before <= 2_000_000
 
 
 def test_the_settings_of_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

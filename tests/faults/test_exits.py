@@ -328,14 +328,6 @@ def in_fork(action: Callable[[], str], tmp_path: Path, leave: Callable[[], objec
     return answer.read_text()
 
 
-def finalize_everything() -> None:
-    """What an interpreter's end does, short of ending it: pytest's own hooks must not run in the fork."""
-    import loaderpool.trainer.session.session
-
-    loaderpool.trainer.session.session.close_all()
-    gc.collect()
-
-
 @pytest.mark.parametrize("use_pool", [False, True])
 def test_a_fork_cannot_use_the_loader_and_does_not_disturb_it(use_pool: bool, tmp_path: Path) -> None:
     with lp.Pool(2) as pool:
@@ -354,7 +346,7 @@ def test_a_fork_cannot_use_the_loader_and_does_not_disturb_it(use_pool: bool, tm
                 "resize": lambda: loader.resize(1),
             }
             for action in uses.values():
-                assert in_fork(use(action), tmp_path, finalize_everything).startswith(ClosedError.__name__)
+                assert in_fork(use(action), tmp_path, gc.collect).startswith(ClosedError.__name__)
 
             def end() -> str:
                 loader.statistics()
@@ -364,7 +356,7 @@ def test_a_fork_cannot_use_the_loader_and_does_not_disturb_it(use_pool: bool, tm
                 taken.clear()
                 return "closed"
 
-            assert in_fork(end, tmp_path, finalize_everything) == "closed"
+            assert in_fork(end, tmp_path, gc.collect) == "closed"
             taken += list(batches)
             assert np.concatenate(taken).tolist() == list(range(200))
             assert np.concatenate(list(loader)).tolist() == list(range(200))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from loaderpool.trainer.session.session import Session
 from tests.support import leaks
 from tests.support.child import run_child
 
@@ -21,6 +20,10 @@ from tests.support.child import run_child
 def batches() -> list[list[int]]:
     with lp.Loader(range(4), batch_size=2, workers=1) as loader:
         return [batch.tolist() for batch in loader]
+
+
+def start() -> lp.Loader:
+    return lp.Loader(range(4), batch_size=2, workers=1)
 
 
 def test_what_is_no_text_on_the_search_path_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_a_start_that_fails_leaves_nothing(
         monkeypatch.setattr(owner, name, lambda *args, results=results, **named: results.pop(0)(*args, **named))
         with leaks.guard():
             try:
-                Session(1).close()
+                start().close()
             except lp.PoolBrokenError:
                 assert fail is _refuse
             except KeyboardInterrupt:
@@ -93,7 +96,7 @@ def test_without_any_descriptor_left_the_error_says_so(no_leaks: None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, before[1]))
     try:
         with pytest.raises(lp.PoolBrokenError, match="Too many open files"):
-            Session(1)
+            start()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -101,10 +104,10 @@ def test_without_any_descriptor_left_the_error_says_so(no_leaks: None) -> None:
 def test_an_interpreter_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(lp.PoolBrokenError, match="/no/such/python"):
-        Session(1)
+        start()
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(lp.PoolBrokenError, match=r"sys\.executable is empty"):
-        Session(1)
+        start()
 
 
 # ---- standard streams that are closed, as in a daemon ----

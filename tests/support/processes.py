@@ -164,11 +164,11 @@ def lies_in_shared_memory(address: int) -> bool:
     return False
 
 
-def shared_bytes(pid: int) -> int:
-    """Bytes that the memory files take which a process of ours has open, each file once; holes take none."""
+def shared_bytes(*pids: int) -> int:
+    """Bytes that the memory files take which processes of ours have open, each file once; holes take none."""
     sizes = {}
-    for name in os.listdir(_PROC / str(pid) / "fd"):
-        path = _PROC / str(pid) / "fd" / name
+    folders = [_PROC / str(pid) / "fd" for pid in pids]
+    for path in [folder / name for folder in folders for name in os.listdir(folder)]:
         try:
             if os.readlink(path).startswith("/memfd:loaderpool"):
                 status = os.stat(path)
