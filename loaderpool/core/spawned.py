@@ -26,7 +26,7 @@ from multiprocess import spawn
 from loaderpool.core.channel import Received
 from loaderpool.core.connection import Connected, Inbox, QueueChannel
 from loaderpool.core.memory import SlotFile
-from loaderpool.core.messages import Load, Loaded, Message, Update
+from loaderpool.core.messages import Load, Loaded, Message, NodeIs, Update, Warn
 from loaderpool.core.pool import Pool
 from loaderpool.core.processes import Processes, WorkerProcess
 from loaderpool.core.records import DropFile, Instruction, ToMain
@@ -68,6 +68,9 @@ class SpawnedPool(Pool):
         except BaseException:
             _unlink(self._block)
             raise
+
+    def _on_nodes(self, message: NodeIs | Warn) -> None:
+        self.warn_of_modules()
 
     def close(self) -> None:
         if not (self.is_closed or self.is_foreign):
@@ -217,6 +220,10 @@ class SpawnedSupervisor(Supervisor):
 
     def _may_fork(self) -> bool:
         return False
+
+    def _start(self, number: int) -> None:
+        self._main.send(Warn(""))  # if modules have changed: it imports them anew
+        super()._start(number)
 
     def _load(self, message: Load, received: Received) -> None:
         if received.content is not None:  # else it is closed by now
