@@ -16,8 +16,6 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.element.spec import RaggedArray
-from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.position import IterationLog
 from tests.support.batches import Place, assert_same, copied, indices_in, read
 from tests.support.child import run_child
 
@@ -574,14 +572,14 @@ def test_oversize_batches_come_in_chunks_too(on: Place) -> None:
 
 def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None:
     loader = lp.Loader(range(4001), lambda index: np.full(4, index, np.float32), batch_size=4, **on(2))
-    counts = []
-    one_pass = Pass(loader._core.tracker, IterationLog())
-    while True:
-        try:
-            counts.append(one_pass.next_delivery().count)
-        except StopIteration:
-            break
-    assert sum(counts) == 1001 and max(counts) > 4 and counts[-1] == 1
+    kept: collections.deque[Any] = collections.deque(maxlen=40)
+    together = []
+    for batch in loader:
+        kept.append(batch)
+        together.append(len(kept) / loader.statistics().memory.buffers_in_use)
+    assert len(together) == 1001 and max(together) > 4
+    assert [int(batch[0, 0]) for batch in kept] == list(range(4001 - 157, 4001, 4))
+    del kept, batch
     assert [batch[0, 0] for batch in loader] == list(range(0, 4001, 4))
     assert [len(batch) for batch in loader] == [4] * 1000 + [1]
 

@@ -60,13 +60,9 @@ def same(one: Any, other: Any) -> bool:
 def test_a_sample_has_the_bits_of_the_training(fn: Callable[..., Any], settings: dict[str, Any]) -> None:
     with lp.Loader(range(SIZE), fn, batch_size=4, seed=3, workers=2, **settings) as loader:
         epochs = [[row for batch in loader for row in rows_of(batch)] for _ in range(2)]
-        plan = loader._core.plan
-        for epoch, rows in enumerate(epochs):
-            indices = [
-                index
-                for batch in range(plan.batches_per_epoch)
-                for index in plan.indices(epoch, plan.positions(epoch, batch))
-            ]
+        with lp.Loader(range(SIZE), batch_size=4, seed=3, workers=0, **settings) as items:
+            order = [[int(index) for batch in items for index in batch] for _ in range(2)]
+        for epoch, (rows, indices) in enumerate(zip(epochs, order, strict=True)):
             for at in (0, 1, 11, len(rows) - 1):
                 replay = Replay(loader, indices[at], epoch)
                 assert same(replay.run(), rows[at])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.trainer.epochs.statistics import StepStatistics
 from tests.support.local_hosts import local_hosts
 
 
@@ -93,7 +92,7 @@ def test_calls_of_workers_that_are_gone_count() -> None:
 def test_before_the_first_batch_nothing_is_known() -> None:
     with lp.Loader(range(64), sample, batch_size=8, workers=1) as loader:
         told = loader.statistics()
-    assert told.steps == StepStatistics(0, 0.0, 0.0, None, None, None, None, None)
+    assert dataclasses.astuple(told.steps) == (0, 0.0, 0.0, None, None, None, None, None)
     assert (told.calls, told.cpu_s_per_sample) == (None, None)
 
 
