@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -128,14 +129,17 @@ def kill_worker(loader: lp.Loader) -> int:
 
 
 def supervisor_of(loader: lp.Loader) -> int:
-    """The supervisor of a loader's pool; dead or alive, but not reaped, so that its pid is its own."""
+    """The supervisor of a loader's pool; dead or alive, but not reaped, so that its pid is its own.
+
+    Spawned workers have a thread of this process in its place: then it is this process.
+    """
 
     def look() -> list[int]:
         workers = loader.statistics().workers  # first: it may have another supervisor started
         born_of = parents()
         of_workers = {born_of.get(worker.pid or 0) for worker in workers}
         alive, dead = supervisors()
-        theirs = [pid for pid in alive if pid in of_workers]
+        theirs = [pid for pid in (*alive, os.getpid()) if pid in of_workers]
         return theirs or dead or alive * (len(alive) == 1)
 
     return found_process(look)

@@ -38,6 +38,7 @@ LEFT_OUT = {
         "e2e/test_captured_data.py::test_workers_that_load_the_payload_themselves_read_packed_data_too",
         "e2e/test_data_once.py",
         "e2e/test_file_sources.py::test_workers_are_forked_and_the_trainer_has_no_file_open",
+        "e2e/test_memory.py::test_a_closed_loader_gives_its_memory_back_to_the_machine",
         "e2e/test_tables.py",
     ],
     "has a cache in memory, which is refused": [

@@ -170,7 +170,7 @@ def shared_bytes(*pids: int) -> int:
     folders = [_PROC / str(pid) / "fd" for pid in pids]
     for path in [folder / name for folder in folders for name in os.listdir(folder)]:
         try:
-            if os.readlink(path).startswith("/memfd:loaderpool"):
+            if os.readlink(path).startswith(("/memfd:loaderpool", "/dev/shm/")):
                 status = os.stat(path)
                 sizes[status.st_ino] = status.st_blocks * 512
         except OSError:  # closed meanwhile
