@@ -52,7 +52,7 @@ BUDGETS = {
     tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (12_500, 73),
     # With the switch to the new core, until the old one goes.
     tuple(f"{PACKAGE}/{room}" for room in ("trainer", "supervisor", "worker", "memory", "plan")): (25_900, 140),
-    (f"{PACKAGE}/core",): (5_400, 27),
+    (f"{PACKAGE}/core",): (5_500, 27),
     (f"{PACKAGE}/ray",): (3_700, 16),  # the new one beside the old one
     ("scripts",): (4_500, 27),
     ("tests",): (55_600, 290),  # of both cores
