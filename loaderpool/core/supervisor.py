@@ -47,7 +47,6 @@ from loaderpool.core.records import (
     Death,
     DropFile,
     Instruction,
-    Layout,
     MarkEnded,
     ReturnPages,
     Start,
@@ -59,7 +58,6 @@ from loaderpool.core.space import Space
 from loaderpool.core.state import State
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, Arena
-from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.board import Field
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.recorder import MarkKind
@@ -350,10 +348,7 @@ class Supervisor:
         for worker in self._workers.by_number.values():
             self._send_to_worker(worker, message)
         self._note_free_memory()
-        self._state.lay_out(message.loader, self._known_layout(form, payload), message.seconds)
-
-    def _known_layout(self, form: BatchForm, payload: Mapping[str, Any]) -> Layout:
-        return forms.known_layout(form, payload)
+        self._state.lay_out(message.loader, forms.known_layout(form, payload), message.seconds)
 
     def _lay_out(self, number: int, probe: Any, found: tuple[int, Found] | None) -> None:
         """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""

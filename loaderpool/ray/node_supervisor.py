@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.core.messages import Found
-from loaderpool.core.records import Layout
 from loaderpool.core.supervisor import Supervisor, serve
-from loaderpool.memory.batch_form import BatchForm
 
 _NO_LIMIT = 1 << 62  # how much is under way at all nodes together is the dispatcher's to say
 
@@ -24,8 +22,11 @@ class NodeSupervisor(Supervisor):
         if found is not None and self._state.found(*found, None):
             self._main.send(found[1])
 
-    def _known_layout(self, form: BatchForm, payload: Mapping[str, Any]) -> Layout:
-        return super()._known_layout(form, payload)._replace(limit_bytes=_NO_LIMIT)
+    def _take_form(self, message: Found) -> None:
+        super()._take_form(message)
+        loader = self._state.loaders.get(message.loader)
+        if loader is not None and loader.layout is not None:
+            loader.layout = loader.layout._replace(limit_bytes=_NO_LIMIT)
 
 
 def main(start: Mapping[str, Any]) -> None:
