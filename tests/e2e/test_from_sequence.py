@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import supervisor_of
 from tests.support.child import run_child
 from tests.support.processes import shared_bytes
 
@@ -208,6 +207,8 @@ def test_the_next_epoch_waits_for_a_hook_that_another_thread_still_runs(tf: Any,
 
 
 def test_what_hooks_change_does_not_pile_up_in_shared_memory() -> None:
+    from tests.support.batches import supervisor_of  # by which this module would go by value where TensorFlow is loaded
+
     class Large(Plain):
         def __init__(self) -> None:
             super().__init__()
