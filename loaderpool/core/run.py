@@ -288,7 +288,8 @@ class PoolRun:
         self._engine.lent.append(self.lent)
         self._session.runs[self.number] = self
         self._engine.runs[self.number] = self
-        had, over = self._had()
+        # Of a stream all are made again: items are let go of as their batches come.
+        had, over = ((), ()) if self.feed is not None else self._had()
         stop = self._stop
         first = buffer.begin_at + self._base
         rest = self._plan.begins_at if isinstance(self._plan.begins_at, (int, tuple)) else 0
