@@ -285,7 +285,7 @@ def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
     buckets = dataclasses.replace(BUCKETS, by=lengths)
     how = {**BY_LENGTH, "buckets": buckets, "drop_remainder": True, "shard": lp.Shard(2, 0)}
     with lp.Loader(sounds, load_sound, **on(1), **how) as loader:
-        mine = set(chain.from_iterable(batch["frames"].tolist() for batch in loader))
+        mine = list(chain.from_iterable(batch["frames"].tolist() for batch in loader))
         told = []
         for index in range(SOUNDS):
             try:
