@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
-from loaderpool.supervisor import main_loop
-
 __all__ = ["main"]
+
+_SUPERVISOR = "core.supervisor" if os.environ.get("LOADERPOOL_CORE") == "new" else "supervisor.main_loop"
 
 
 def main(start: dict[str, Any]) -> None:
     """Run in a process of its own, with the settings of its start."""
     with open(start["note"], "a") as file:
         file.write(f"{os.getpid()} {start['workers']}\n")
-    main_loop.main(start)
+    importlib.import_module(f"loaderpool.{_SUPERVISOR}").main(start)
