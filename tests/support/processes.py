@@ -164,13 +164,19 @@ def lies_in_shared_memory(address: int) -> bool:
     return False
 
 
-def shared_bytes(*pids: int) -> int:
-    """Bytes that the memory files take which processes of ours have open, each file once; holes take none."""
+def shared_bytes(*pids: int, but: str = " ") -> int:
+    """Bytes that the memory files take which processes of ours have open, each file once; holes take none.
+
+    Args:
+        *pids: the processes.
+        but: files with this in their name do not count.
+    """
     sizes = {}
     folders = [_PROC / str(pid) / "fd" for pid in pids]
     for path in [folder / name for folder in folders for name in os.listdir(folder)]:
         try:
-            if os.readlink(path).startswith(("/memfd:loaderpool", "/dev/shm/")):
+            name = os.readlink(path).removesuffix(" (deleted)")
+            if name.startswith(("/memfd:loaderpool", "/dev/shm/")) and but not in name:
                 status = os.stat(path)
                 sizes[status.st_ino] = status.st_blocks * 512
         except OSError:  # closed meanwhile
