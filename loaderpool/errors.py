@@ -132,7 +132,7 @@ def shortened(text: str, most: int = _MOST_SHOWN) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """A number of things: "1 host", "2,000 hosts", "1.5 CPUs"."""
+    """A number of things: "1 node", "2,000 nodes", "1.5 CPUs"."""
     return f"{number:,.6g} {noun}{'s' * (number != 1)}"
 
 

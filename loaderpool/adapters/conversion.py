@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.core.delivery import Delivery
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.memory.batch_form import BatchForm
 from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.ahead_iterator import AheadIterator
-from loaderpool.trainer.engine.delivery import Delivery
-from loaderpool.trainer.epochs.batch_reader import Conversion, Opened
+from loaderpool.trainer.epochs.epoch_pass import Conversion, Opened
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 

@@ -15,9 +15,9 @@ except ImportError as missing:
     raise ImportError("tensors needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
 from loaderpool.adapters.conversion import BatchView, Convert, TensorConversion, is_ml_dtype
+from loaderpool.core.delivery import address_of, aligned_empty
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief
-from loaderpool.trainer.engine.delivery import address_of, aligned_empty
 from loaderpool.trainer.loader_core import LoaderCore
 
 # At such an address TensorFlow looks at memory instead of copying it; at another its DLPack ends the process (2.21).

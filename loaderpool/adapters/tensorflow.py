@@ -27,6 +27,7 @@ except ImportError as missing:
 
 from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs, is_ml_dtype
 from loaderpool.adapters.eager_tensors import check_device, tensor_dtype
+from loaderpool.core.pool import close_all
 from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, mismatch, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
@@ -37,12 +38,11 @@ from loaderpool.settings.groups import Shard
 from loaderpool.system import ctrl_c, malloc
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.epochs.batch_reader import BatchReader
+from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog
 from loaderpool.trainer.loader import Loader
 from loaderpool.trainer.loader_core import LoaderCore
-from loaderpool.trainer.session.session import close_all
 
 
 def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: str | None) -> Any:
@@ -133,16 +133,16 @@ class _Elements:
         try:
             while done != self._epochs and not exit_gate.is_shut:
                 is_followed = self._is_followed(done)
-                reader = BatchReader(tracker, iteration, lambda each: (each.batches(), wire.element), is_followed)
-                yield from self._epoch(tracker, reader)
+                one_pass = Pass(tracker, iteration, lambda each: (each.batches(), wire.element), is_followed)
+                yield from self._epoch(tracker, one_pass)
                 done += 1
             self._was_ended = True
         finally:
             tracker.live_datasets.pop(id(iteration), None)
 
-    def _epoch(self, tracker: EpochTracker, reader: BatchReader) -> Iterator[Any]:
+    def _epoch(self, tracker: EpochTracker, one_pass: Pass) -> Iterator[Any]:
         wire = self._wire
-        take = functools.partial(reader.take_joined, wire.element) if wire.in_chunks else reader.take
+        take = functools.partial(one_pass.take_joined, wire.element) if wire.in_chunks else one_pass.take
         try:
             while not exit_gate.is_shut:
                 yield take()  # by no local variable: while we are suspended its slot would stay lent
@@ -155,7 +155,7 @@ class _Elements:
             tracker.note_error(error)
             raise
         finally:
-            reader.close()
+            one_pass.close()
             if not exit_gate.is_shut:
                 tracker.settle_ends()  # the last batch was handed over; the consumer may not have asked for more
 

@@ -30,6 +30,9 @@ _BUFFER_BYTES = 1 << 20
 _MOST_PACKETS = 4096
 _MOST_DESCRIPTORS = 253  # in one packet; the kernel's own limit
 _ROOM_FOR_DESCRIPTORS = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS) if hasattr(socket, "CMSG_SPACE") else 0
+# As plain numbers: an operator between members of an enum takes longer than the system call that they are for.
+_RECEIVE = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) | int(getattr(socket, "MSG_DONTWAIT", 0))
+_DONTWAIT, _CTRUNC = int(getattr(socket, "MSG_DONTWAIT", 0)), int(getattr(socket, "MSG_CTRUNC", 0))
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})  # the other end is gone; or ours was closed
 
 
@@ -107,9 +110,7 @@ class Channel:
             raise ChannelClosed
         while True:
             try:
-                data, control, flags, _ = self._socket.recvmsg(
-                    _PACKET_BYTES, _ROOM_FOR_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-                )
+                data, control, flags, _ = self._socket.recvmsg(_PACKET_BYTES, _ROOM_FOR_DESCRIPTORS, _RECEIVE)
             except BlockingIOError:
                 return None
             except OSError as error:
@@ -118,7 +119,7 @@ class Channel:
                 if error.errno not in _GONE:
                     raise
                 raise ChannelClosed from None
-            if control or flags & socket.MSG_CTRUNC:
+            if control or flags & _CTRUNC:
                 return _with_descriptors(data, control, flags)
             if not data:
                 raise ChannelClosed
@@ -146,9 +147,9 @@ class Channel:
         while True:
             try:
                 if rights:
-                    self._socket.sendmsg([data], rights, socket.MSG_DONTWAIT)
+                    self._socket.sendmsg([data], rights, _DONTWAIT)
                 else:
-                    self._socket.send(data, socket.MSG_DONTWAIT)
+                    self._socket.send(data, _DONTWAIT)
                 return
             except BlockingIOError:
                 if not self.waits:
@@ -174,7 +175,7 @@ def _with_descriptors(data: bytes, control: list[tuple[int, int, bytes]], flags:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(rights[: len(rights) - len(rights) % found.itemsize])
     descriptors = found.tolist()
-    if flags & socket.MSG_CTRUNC:
+    if flags & _CTRUNC:
         for descriptor in descriptors:
             os.close(descriptor)
         raise LostPacket
@@ -192,6 +193,6 @@ def capacity() -> int:
         packet, packets, (files, _) = bytes(_PACKET_BYTES), 0, machine.descriptor_limits()
         with contextlib.suppress(BlockingIOError):
             while packets < min(_MOST_PACKETS, files) if files > 0 else packets < _MOST_PACKETS:
-                first.send(packet, socket.MSG_DONTWAIT)
+                first.send(packet, _DONTWAIT)
                 packets += 1
         return packets

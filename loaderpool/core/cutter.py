@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from loaderpool.core.messages import Ticket
 from loaderpool.core.records import Filling, Job, RunRecord
-from loaderpool.core.space import lendable
+from loaderpool.core.slots import lendable
 
 _CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost as much as work. More: late first batches
 _NODE_CHUNK_S = 0.064  # the same for nodes: each ticket is a call to another machine

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.cache.setting import NO_COUNTS
 from loaderpool.core import failures
+from loaderpool.core.delivery import CheckedArguments
+from loaderpool.core.engine_statistics import DeliveryCounts, EngineStatistics, SlotCounts, shipped, with_counts
+from loaderpool.core.forms import SECOND, SecondLook
 from loaderpool.core.messages import Ended, Found, Load, Loaded, LoaderFailed, Look, Unload, Update
 from loaderpool.core.pool import Pool
 from loaderpool.core.run import PoolRun
 from loaderpool.core.session import Session
+from loaderpool.core.warnings import warn_of_data
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error
 from loaderpool.memory.batch_form import BatchForm
@@ -23,11 +26,6 @@ from loaderpool.plan.generator_positions import LanePlaces
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.long_work import LongWork
-from loaderpool.trainer.engine.checked_arguments import CheckedArguments
-from loaderpool.trainer.engine.engine_statistics import EngineStatistics, shipped, with_counts
-from loaderpool.trainer.engine.probing import SECOND, SecondLook
-from loaderpool.trainer.engine.run_context import DeliveryCounts
-from loaderpool.trainer.session.warnings import warn_of_data
 from loaderpool.transport.payload.captured_state import CapturedState
 from loaderpool.transport.payload.ship import named_parts, place, put_shipment, ship
 from loaderpool.transport.pickling import receive
@@ -35,8 +33,8 @@ from loaderpool.transport.pickling import receive
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.channel import Received
-    from loaderpool.trainer.stream.feed import Ahead, Feed
-    from loaderpool.trainer.stream.feeds import StreamFeeds
+    from loaderpool.core.stream.feed import Ahead, Feed
+    from loaderpool.core.stream.feeds import StreamFeeds
 
 _LOCK_TIMEOUT_S = 1.0
 # What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
@@ -76,10 +74,10 @@ class PoolEngine:
         self.lent: list[dict[int, None]] = []  # of each run: slots that have views
         self.slots = self.slot_bytes = 0  # of the latest run
         self.is_closed = self._has_ended_supervisor = False
-        self._form: BatchForm | None = None
+        self.known_form: BatchForm | None = None
         self._found: Found | None = None  # that had it
         self.was_loaded = False
-        self._failure: bytes | Callable[[], LoaderpoolError] | None = None
+        self.failure: bytes | Callable[[], LoaderpoolError] | None = None
         self._was_told = False  # of the failure: then it may be tried again
         self._may_read_again = False  # the stream had no item
         self._second = SecondLook(checked.given_spec, checked.plan, checked.unit)
@@ -96,7 +94,7 @@ class PoolEngine:
             if stream is None:
                 shipment = ship(for_workers)
             else:
-                from loaderpool.trainer.stream.feeds import StreamFeeds, ship_beside  # which few loaders need
+                from loaderpool.core.stream.feeds import StreamFeeds, ship_beside  # which few loaders need
 
                 shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
         warn_of_data(shipment)
@@ -108,7 +106,7 @@ class PoolEngine:
             self._extents, *self._place = put_shipment(pool.arena, shipment, self._placement, cache_plan)
             if stream is not None:
                 news = self._feed_ahead, self._on_feed_news
-                self.feeds = StreamFeeds(pool, stream, for_reader, self.config, *news)  # type: ignore[arg-type]
+                self.feeds = StreamFeeds(pool, stream, for_reader, self.config, *news)
             pool.loaders[self.number] = self
             pool.session.loaders[self.number] = self
             self._shipped = shipped(shipment, self._placement, self.feeds)
@@ -133,7 +131,7 @@ class PoolEngine:
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
         with InterruptsHeld():
-            if self._form is None:
+            if self.known_form is None:
                 with self.session.lock:
                     self.check_open()
                     self._try_again()
@@ -141,17 +139,17 @@ class PoolEngine:
                         self._is_behind_hook = False
                         self._look(0)
                 with self._telling_of_the_load():
-                    self.session.wait(lambda: self._form is not None or self.has_failed or self.is_closed)
+                    self.session.wait(lambda: self.known_form is not None or self._is_over)
                 with self.session.lock:
                     self.check_open()
-                    if self._form is None:
+                    if self.known_form is None:
                         self.check()
-            elif self.has_failed:
+            elif self.failure is not None:
                 with self.session.lock:
                     self._try_again()
         self.session.warnings.say()
-        assert self._form is not None
-        return self._form
+        assert self.known_form is not None
+        return self.known_form
 
     def spec(self) -> ElementSpec:
         """The spec of all batches."""
@@ -160,13 +158,14 @@ class PoolEngine:
             with self.session.lock:
                 if second.ask():
                     self._look(SECOND)
-            self.session.wait(lambda: second.is_over or self.has_failed or self.is_closed)
+            self.session.wait(lambda: second.is_over or self._is_over)
         return second.widen(form.spec)
 
     def read_ahead(self, is_sure: bool) -> int:
         """How many batches to make ahead: where the next epoch is not sure, enough to keep workers busy."""
-        workers = self.session.workers_wanted
-        return 2 * workers * self.known_form.max_chunk if is_sure else workers + 1
+        workers, form = self.session.workers_wanted, self.known_form
+        assert form is not None
+        return 2 * workers * form.max_chunk if is_sure else workers + 1
 
     def begin(
         self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
@@ -196,22 +195,18 @@ class PoolEngine:
 
     def statistics(self) -> EngineStatistics:
         """Counts of this moment."""
-        ring: Any = None if self.layout is None else self.layout.ring
-        return with_counts(self._shipped, self.session, ring, self.counts)  # type: ignore[arg-type]
+        return with_counts(self._shipped, self.session, self.slot_counts, self.counts)
 
     @property
-    def layout(self) -> Any:
-        """What statistics know of the slots; None before the first batch."""
-        if not self.slots:
-            return None
+    def slot_counts(self) -> SlotCounts:
+        """What is known of the slots."""
         self.lent = [each for each in self.lent if each]
-        lent = [offset for each in self.lent for offset in [*each]]
-        plan = SimpleNamespace(most_slots=self.slots)
-        lender = SimpleNamespace(lent=lent)
-        ring = SimpleNamespace(
-            count=self.slots, slot_bytes=self.slot_bytes, lender=lender, plan=plan, slots_wanted=self.slots
-        )
-        return SimpleNamespace(ring=ring)
+        if not self.slots or self.known_form is None:
+            return SlotCounts()
+        from loaderpool.core.forms import wanted_slots  # as only reports are made of it
+
+        wanted = wanted_slots(self.known_form, self.config, self.plan, self.session.workers_wanted)
+        return SlotCounts(self.slots, self.slot_bytes, wanted, sum(map(len, self.lent)))
 
     def cache_counts(self) -> Sequence[int]:
         """What its processes have counted of its cache."""
@@ -268,13 +263,13 @@ class PoolEngine:
     def _look_at_stream(self) -> None:
         """Have the first sample made, once its item is there."""
         first = None if self.feeds is None else self.feeds.first
-        if first is not None and first.made and self._form is None:
+        if first is not None and first.made and self.known_form is None:
             self._look(0, first.offset)
 
     def _try_again(self) -> None:
         """Try again what failed, a first sample say, after a consumer was told: as any other one in the next pass."""
-        if self._was_told and isinstance(self._failure, bytes) and failures.may_pass(self._failure):
-            self._failure, self._was_told = None, False
+        if self._was_told and isinstance(self.failure, bytes) and failures.may_pass(self.failure):
+            self.failure, self._was_told = None, False
             if self.feeds is None:
                 self._look(0)
             else:
@@ -282,7 +277,7 @@ class PoolEngine:
         elif self._was_told and self._may_read_again and self.feeds is not None:
             is_read_again = self.feeds.begin_again(self._first_epoch, self.plan)
             if is_read_again:
-                self._failure, self._was_told, self._may_read_again = None, False, False
+                self.failure, self._was_told, self._may_read_again = None, False, False
 
     # ---- session.Listener; the pool's lock is held
 
@@ -299,15 +294,15 @@ class PoolEngine:
             if not self._loads:
                 del self._sent[:-1]
         elif isinstance(message, LoaderFailed):
-            self._failure, self._was_told = message.error, False
+            self.failure, self._was_told = message.error, False
         elif isinstance(message, Ended):
             self.session.session.runs.pop(self.number, None)
             self._forget()
         elif isinstance(message, Found):
             if message.batch:
                 self._second.end(receive(message.content) if message.content else None)
-            elif self._form is None:
-                self._form, _ = receive(message.content)
+            elif self.known_form is None:
+                self.known_form, _ = receive(message.content)
                 self._found = message
 
     def on_load_died(self, how: str) -> None:
@@ -317,7 +312,7 @@ class PoolEngine:
             "not restarted, because the import would crash the next one too. Import the module in setup= or in the "
             "function instead. If the machine ran out of memory, capture less data."
         )
-        self._failure = lambda: PoolBrokenError(text)
+        self.failure = lambda: PoolBrokenError(text)
         self._has_ended_supervisor = True
         self.on_close()  # what its stream still has is not wanted any more
 
@@ -336,51 +331,44 @@ class PoolEngine:
         """No worker looks at what this run needs any more."""
         self.runs.pop(number, None)
         self.session.session.runs.pop(number, None)
-        if self.feeds is not None and self._form is not None:
+        if self.feeds is not None and self.known_form is not None:
             self.feeds.free({id(run.feed) for run in self.runs.values()})
 
     def _feed_ahead(self) -> Ahead:
         """How far a stream may be read ahead."""
-        from loaderpool.trainer.stream.feed import Ahead
+        from loaderpool.core.stream.feed import Ahead
 
         least = 2 * self.session.workers_wanted + 1
-        if self._form is None:
+        if self.known_form is None:
             return Ahead(least, least, _FEED_BYTES)
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
-        chunk = min(self._form.max_chunk, 2 * self.counts.largest_chunk)
+        chunk = min(self.known_form.max_chunk, 2 * self.counts.largest_chunk)
         budget = self.config.limits.memory or _DEFAULT_BYTES
         return Ahead(least, least * chunk, max(_FEED_BYTES, budget // _FEED_SHARE))
 
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread."""
         assert self.feeds is not None
-        if feed is self.feeds.first and self._form is None and not self.is_closed:
+        if feed is self.feeds.first and self.known_form is None and not self.is_closed:
             if feed.made == 1 and feed.end is None:
                 self._look_at_stream()
             elif not feed.made:
                 nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
-                self._failure, self._was_told = feed.make_error or nothing, False
+                self.failure, self._was_told = feed.make_error or nothing, False
                 self._may_read_again = not self.feeds.is_one_shot
         for run in [*self.runs.values()]:
             if run.feed is feed and not run.is_over:
                 run.fed(feed)
 
     @property
-    def known_form(self) -> BatchForm:
-        """The form, which is known."""
-        assert self._form is not None
-        return self._form
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether no batch can be made."""
-        return self._failure is not None
+    def _is_over(self) -> bool:
+        return self.failure is not None or self.is_closed or self.session.is_closed
 
     def check(self) -> None:
         """Raise if no batch can be made."""
-        if self._failure is not None:
+        if self.failure is not None:
             self._was_told = True
-            raise failures.unpack(self._failure) if isinstance(self._failure, bytes) else self._failure()
+            raise failures.unpack(self.failure) if isinstance(self.failure, bytes) else self.failure()
 
     def check_open(self) -> None:
         """Raise if this loader, or the pool, was closed."""

@@ -10,11 +10,11 @@ from typing import Any
 
 from loaderpool.core.channel import Channel
 from loaderpool.core.memory import SlotFile
+from loaderpool.core.watch import StackFile
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena
-from loaderpool.supervisor.watch import StackFile
 from loaderpool.system import process
-from loaderpool.transport.payload.loaded import Change, Payloads, ReceivedDescriptors, describe_load_error
+from loaderpool.transport.payload.loaded import Change, Payloads, describe_load_error
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.after_fork import become_worker, serve, settle_libraries
 from loaderpool.worker.jobs import WorkFailed
@@ -33,7 +33,7 @@ class LatePayloads(dict[int, dict[str, Any]]):
 
     def __init__(self, arena: Arena, start: Mapping[str, Any]) -> None:
         super().__init__()
-        self._payloads = Payloads(arena, ReceivedDescriptors(None, start["files"]))
+        self._payloads = Payloads(arena, start["files"])
         self._places, self._changes, self._worker = start["places"], start["changes"], start["number"]
         self._failed: dict[int, WorkFailed] = {}
 

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import collections
+import linecache
+import os
 import pickle
-from typing import Any
+import re
+import sys
+from typing import Any, TypeVar
 
 from loaderpool import errors
-from loaderpool.errors import LoaderpoolError
-from loaderpool.transport.reports import Failure, LostReport
+from loaderpool.errors import (
+    LoaderpoolError,
+    SampleError,
+    SampleTimeoutError,
+    SetupError,
+    SourceError,
+    SpecMismatchError,
+    WorkerLostError,
+    counted,
+)
+from loaderpool.plan.generator_positions import generated_item, item_name
+from loaderpool.transport.reports import (
+    LOST_PIPES_STATUS,
+    Failure,
+    LostReport,
+    Original,
+    Verdict,
+    how_it_ended,
+    original_of,
+    rebuild,
+    unpickled,
+)
 
 
 def of_sample(failure: Failure) -> bytes:
@@ -42,7 +67,7 @@ def may_pass(packed: bytes) -> bool:
 
 def unpack(packed: bytes) -> LoaderpoolError:
     """Return the exception to be raised in the main process, a new one each time."""
-    from loaderpool.trainer.session.remote_errors import lost_error, sample_error, setup_error
+    from loaderpool.core.failures import lost_error, sample_error, setup_error
 
     kind, *parts = pickle.loads(packed)
     found: Any
@@ -59,3 +84,420 @@ def unpack(packed: bytes) -> LoaderpoolError:
         place = f"the supervisor{where}"
         return setup_error(failure, f"{place} could not load the function and the source", advice, place)
     return setup_error(failure, "no worker could be started", advice, has_traceback=False)
+
+
+def node_lost_error(report: LostReport, preface: str, how_to_replay: str) -> WorkerLostError:
+    """Return the exception for work given up because nodes died.
+
+    Args:
+        report: with the nodes that did.
+        preface: begins the message.
+        how_to_replay: a line with a line end before it.
+    """
+    address, why = report.nodes[-1]
+    last = f"node {address}: {why.rstrip('.')}"
+    if report.verdict is Verdict.NODE:
+        text = (
+            f"Nodes were lost {counted(report.deaths, 'time')} over {_work(report)}. The last one, with no other task, "
+            f"was {last}. A crash or hang in a sample ends only a worker, not a node. Likely causes: the node runs out "
+            "of memory, or your code ends other processes, also when it is imported. Choose one:\n    batch_size=, "
+            "workers_per_node=: set smaller values\n    actor_options=: reserve more memory on each node"
+            f"{how_to_replay}"
+        )
+    elif report.verdict is Verdict.STORM:
+        assert report.max_restarts is not None
+        most, seconds = report.max_restarts
+        text = (
+            f"Nodes were lost {counted(report.deaths, 'time')} within {seconds:g} s, more than restarts=({most}, "
+            f"{seconds:g}) allows. The last was {last}. {_nodes(report)}A single batch is probably not the cause. "
+            "Check the memory of the nodes, the network, and what else ends processes there."
+        )
+    else:
+        text = (
+            f"Nodes were lost {counted(report.deaths, 'time')} in a row before they started any batch. The last was "
+            f"{last}. {_nodes(report)}Check the environment (actor_options=), the versions of Python and Ray, and the "
+            "memory of the nodes."
+        )
+    error = WorkerLostError(preface + text)
+    error.epoch, error.indices, error.nodes, error.node = report.epoch, report.indices, report.nodes, address
+    error.batch = report.batches.start if report.batches else None
+    error.__dict__["report"] = report
+    return error
+
+
+def how_to_see(path: str, directory: str) -> str:
+    """Return a sentence: what to do that a node sees a file.
+
+    Args:
+        path: of it, as the node was told.
+        directory: of the process there.
+    """
+    if path and not os.path.isabs(path):
+        return (
+            f"The path is relative, and that node looked for {os.path.join(directory, path)}. Use absolute paths, such "
+            "as Path(path).resolve(), to files that all nodes can open."
+        )
+    return (
+        "Mount the same file system at the same path on all nodes, or exclude that node with "
+        'RayPool(actor_options={"resources": ...}).'
+    )
+
+
+def unseen_advice(failure: Failure) -> str:
+    """Return a sentence with a space before it, where a node has not found a file that may be elsewhere; else ""."""
+    path, directory = failure.unseen or ("", "")
+    if not path or (os.path.isabs(path) and not os.path.exists(path)):
+        return ""
+    seen = f" The file {path} exists on this machine." if os.path.isabs(path) else ""
+    return f"{seen} {how_to_see(path, directory)}"
+
+
+def _work(report: LostReport) -> str:
+    batches, shown = report.batches, ", ".join(map(str, report.indices[:8]))
+    what = f"batch {batches.start}" if len(batches) == 1 else f"batches {batches.start} to {batches.stop - 1}"
+    work = f"{what} of epoch {report.epoch}" if batches else f"the same task in epoch {report.epoch}"
+    if report.indices:
+        work += f" (source indices [{shown}{', ...' if len(report.indices) > 8 else ''}])"
+    return work
+
+
+def _nodes(report: LostReport) -> str:
+    """Return a sentence with a space after it, where there were several nodes."""
+    by_node = collections.Counter(address for address, _ in report.nodes)
+    if len(by_node) == 1:
+        return ""
+    return f"The nodes were {', '.join(f'{address} ({count})' for address, count in by_node.most_common())}. "
+
+
+command_target = ""  # TARGET of the command that runs; empty: there is none
+# As `traceback` writes a frame, in an exception group too, and as faulthandler does (which never writes the line).
+_FRAME = re.compile(r'([ |]*  )File "([^"]+)", line (\d+),? in ')
+
+
+def with_source_lines(text: str) -> str:
+    """Tracebacks with the source line below each frame that lacks it, where this process has it.
+
+    A worker looks for a file that may be nowhere; IPython keeps its cells' source in `linecache`, here in the trainer.
+    """
+    lines = text.split("\n")
+    filled: list[str] = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        filled.append(line)
+        frame = _FRAME.match(line)
+        if frame is not None and not following.startswith(f"{frame[1]}  "):
+            source = _source_line(frame[2], int(frame[3]))
+            filled += [f"{frame[1]}  {source}"] if source else []
+    return "\n".join(filled)
+
+
+def _source_line(file: str, number: int) -> str:
+    if file == "<string>":  # of `python -c`, of dataclasses and of namedtuples alike: another one's line would mislead
+        return ""
+    try:
+        return linecache.getline(file, number).strip()
+    except Exception:  # whatever others have put into linecache, the error itself must come through
+        return ""
+
+
+_Error = TypeVar("_Error", bound=LoaderpoolError)
+
+
+def sample_error(
+    failure: Failure, cause: BaseException | None = None, preface: str = "", can_replay: bool = True
+) -> LoaderpoolError:
+    """Return the exception for a failure: a SampleError that is also of the user's type where such a class can be made.
+
+    Args:
+        failure: as it came from the worker.
+        cause: the exception object itself, where the function ran in this process.
+        preface: begins the message.
+        can_replay: `replay` can run it.
+    """
+    failure = _with_source_lines(failure)
+    original = original_of(cause) if cause is not None else unpickled(failure)
+    if failure.is_setup:
+        return setup_error(failure, "the setup hook raised")
+    if failure.load_advice:
+        return setup_error(failure, "a worker could not load the function and the source", failure.load_advice)
+    is_of_call = failure.worker is not None or failure.index is not None or bool(failure.indices)
+    if original is not None and issubclass(original.cls, SpecMismatchError):
+        return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
+    if original is not None and issubclass(original.cls, SourceError) and not is_of_call:  # what a dispatcher found
+        return _with_context(SourceError(preface + failure.text), failure, cause)
+    message = _message(failure, can_replay)
+    named = f"{preface}{failure.type_name}: {message}"
+    told = {
+        "index": _index_told(failure.index),
+        "epoch": failure.epoch,
+        "worker": failure.worker,
+        "node": failure.node,
+        "remote_traceback": failure.traceback_text,
+        "original_type": failure.type_name,
+    }
+    # Its class has the name of the user's, which tracebacks show: the message need not have it.
+    error = _dual(SampleError, original, preface + message, told) if original is not None else None
+    if error is None:
+        error = SampleTimeoutError(preface + message) if failure.is_timeout else SampleError(named)
+        vars(error).update(told)
+    return _with_context(error, failure, cause)
+
+
+def reading_error(ended: Failure | LoaderpoolError, position: int) -> LoaderpoolError:
+    """Return the exception for what ended a stream, a new one for each that meets it.
+
+    Args:
+        ended: as `reports.what_ended` told it.
+        position: of the first item that no batch has.
+    """
+    return source_error(ended, position) if isinstance(ended, Failure) else type(ended)(str(ended))
+
+
+def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceError:
+    """Return the exception for what reading a stream raised: also of that type where such a class can be made.
+
+    Args:
+        failure: what it was.
+        position: of the first item that no batch has.
+        cause: the exception object itself, where it is at hand.
+    """
+    failure = _with_source_lines(failure)
+    original = original_of(cause) if cause is not None else unpickled(failure)
+    message = (
+        f"{failure.text}\nraised by the source while reading the batch from position {position} "
+        f"in epoch {failure.epoch}. All batches before it were delivered.\n\n"
+        f"Traceback of the source:\n{failure.traceback_text}"
+    )
+    told = {
+        "position": position,
+        "epoch": failure.epoch,
+        "remote_traceback": failure.traceback_text,
+        "original_type": failure.type_name,
+    }
+    error = _dual(SourceError, original, message, told) if original is not None else None
+    if error is None:
+        error = SourceError(f"{failure.type_name}: {message}")
+        vars(error).update(told)
+    return _with_context(error, failure, cause)
+
+
+def setup_error(
+    failure: Failure, what: str, advice: str = "", place: str = "", has_traceback: bool = True
+) -> SetupError:
+    """Return the exception for what failed before any sample, in the named place or else a worker's.
+
+    Where it was no code of the user's, a traceback would only hide the advice.
+    """
+    failure = _with_source_lines(failure)
+    text = f"{what}: {failure.type_name}: {failure.text}"
+    if advice:
+        text += f"\n{advice}"
+    if has_traceback:
+        text += f"\n\nTraceback in {place or _place(failure)}:\n{failure.traceback_text}"
+    return SetupError(text)
+
+
+def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -> WorkerLostError:
+    """The exception for work given up because workers died over it; `preface` and `can_replay` as in `sample_error`."""
+    if report.nodes:
+        return node_lost_error(report, preface, _how_to_replay(None, report.epoch))
+    ended = how_it_ended(report.exit_code or 0)
+    name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
+    worker = f"A worker (pid {report.pid}{f', node {report.node}' if report.node else ''}){' was' * bool(name)} {ended}"
+    if report.in_setup and report.verdict is not Verdict.STORM:
+        text = f"{worker} in the setup hook. {report.deaths} workers in a row crashed before their first sample."
+    elif report.verdict is Verdict.ALONE and report.index is not None:
+        text = (
+            f"{worker} while loading {item_name(report.index)} (epoch {report.epoch}). {report.deaths} workers "
+            "crashed on this task, the last two at this sample."
+        )
+    elif report.verdict is Verdict.ALONE:
+        text = f"{worker} in epoch {report.epoch}. {report.deaths} workers in a row crashed on the same task."
+    elif report.verdict is Verdict.TOGETHER:
+        text = (
+            f"{worker} in epoch {report.epoch}. {report.deaths} workers crashed on the same task, each at "
+            "another sample: together the samples may need too much memory."
+        )
+    elif report.verdict is Verdict.STORM:
+        assert report.max_restarts is not None
+        most, seconds = report.max_restarts
+        text = (
+            f"{counted(report.deaths, 'worker')} crashed within {seconds:g} s, more than restarts=({most}, "
+            f"{seconds:g}) allows. The last one {worker.removeprefix('A worker ')}. A single sample is probably not "
+            "the cause."
+        )
+    else:
+        text = f"{worker} before it started any sample, like {counted(report.deaths - 1, 'worker')} before it."
+    text += "\n" + _likely_cause(report, name, "setup hook" if report.in_setup else "function")
+    if report.verdict is Verdict.ALONE and report.index is not None:
+        text += _how_to_replay(report.index if can_replay else None, report.epoch)
+    if report.stacks.strip():
+        text += f"\n\nLast output of the worker:\n{with_source_lines(report.stacks).strip()}"
+    error = WorkerLostError(preface + text)
+    error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
+    error.node = report.node
+    error.__dict__["report"] = report
+    return error
+
+
+def reader_lost_error(report: LostReport, position: int) -> SourceError:
+    """Return the exception for the death of the process that reads a stream.
+
+    Args:
+        report: how it died, and in which epoch.
+        position: of the first item that no batch has.
+    """
+    ended = how_it_ended(report.exit_code or 0)
+    name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
+    text = (
+        f"The stream process (pid {report.pid}) {'was ' if name else ''}{ended} while reading the batch from position "
+        f"{position} in epoch {report.epoch}. All batches before it were delivered.\n"
+        f"{_likely_cause(report, name, 'source')}\nThe next iteration reads the stream from the beginning in a new "
+        "process. To read it once, in this process, pass iter(source)."
+    )
+    error = SourceError(text)
+    error.position, error.epoch, error.signal_name = position, report.epoch, name
+    return error
+
+
+def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
+    if report.was_stopped:
+        return "It was stopped (SIGSTOP) for 5 s, by your code or from outside, so loaderpool replaced it."
+    if report.is_out_of_memory:
+        return (
+            "The kernel killed it because memory ran out (its count of such kills increased). Lower `workers`, "
+            "`batch_size` or `Limits.memory`, or give the machine (or its cgroup) more memory."
+        )
+    by_signal = {
+        "SIGKILL": "SIGKILL usually means that memory ran out, although the kernel's counter of such kills did not "
+        "increase, or that a user ran kill -9. Check `dmesg`, or lower `workers` or `batch_size`.",
+        "SIGSEGV": f"SIGSEGV is a crash inside a C extension that the {culprit} uses.",
+        "SIGABRT": f"SIGABRT is an abort inside a C extension that the {culprit} uses.",
+        "SIGBUS": "SIGBUS usually means that a memory-mapped file became shorter, or that memory ran out.",
+    }
+    by_status = {
+        LOST_PIPES_STATUS: "The function (or setup) closed file descriptors that loaderpool uses, for example with "
+        "os.closerange. Close only the descriptors that you opened.",
+    }
+    how = "" if signal_name else " with os._exit or from C code (sys.exit would be reported as an exception)"
+    return (
+        by_signal.get(signal_name)
+        or by_status.get(report.exit_code or 0)
+        or f"The {culprit} (or a library that it uses) ended the process{how}."
+    )
+
+
+def _message(failure: Failure, can_replay: bool) -> str:
+    if failure.index is not None:
+        where = item_name(failure.index)
+    elif failure.indices and (generated := generated_item(failure.indices[0])) is not None:
+        where = f"a batch of generator {generated[0]} that starts at item {generated[1]}"
+    elif failure.indices:
+        shown = ", ".join(map(str, failure.indices[:8])) + (", ..." if len(failure.indices) > 8 else "")
+        where = f"the batch of source indices [{shown}]"
+    else:
+        where = "a batch"
+    first = failure.index if failure.index is not None else failure.indices[0] if failure.indices else None
+    replay = ""
+    if first is not None:
+        replay = _how_to_replay(first if can_replay else None, failure.epoch, was_here=failure.worker is None)
+    is_exit = failure.type_name == SystemExit.__name__
+    called = f" The function called sys.exit({failure.text}), which does not end a worker." if is_exit else ""
+    return (
+        f"{failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}.{called}"
+        f"{unseen_advice(failure)}{_about_settings(failure)}{replay}\n\n"
+        f"Traceback in {_place(failure)}:\n{failure.traceback_text}"
+    )
+
+
+def _about_settings(failure: Failure) -> str:
+    """Return where a setting of Pillow's goes whose lack is seen by its error (ImageFile.py); most often nothing."""
+    if failure.worker is None or failure.type_name != "OSError" or "image file is truncated" not in failure.text:
+        return ""
+    return (
+        " If your script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True, set it in a function that you pass as "
+        "setup= instead: workers do not have the script's settings."
+    )
+
+
+def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
+    """Return a line with a line end before it; nothing where there is nothing to say.
+
+    Args:
+        index: source index of the sample; None: `replay` cannot run it.
+        epoch: of the sample.
+        was_here: it ran in this process already.
+    """
+    call = ""
+    if index is not None and generated_item(index) is None:
+        target = command_target or _target()
+        if target:
+            call = f"run `loaderpool replay {target} --index {index} --epoch {epoch}`"
+        else:
+            script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "<notebook>")
+            # Python's own "<stdin>" is no script either: the error has ended nothing there.
+            under_try = "" if script.startswith("<") else "catch the error and "
+            call = f"{under_try}call `loaderpool.replay(loader, index={index}, epoch={epoch})`"
+    if was_here:
+        return call and f"\nTo run it alone, {call}."
+    return f"\nTo debug it in this process, {call}{', or ' if call else ''}set workers=0."
+
+
+def _target() -> str:
+    """Return what names the loader that is iterated on a command line, where it is a module's; else nothing.
+
+    To import a script is to run it, so what `__main__` has is not named.
+    """
+    kind = getattr(sys.modules.get("loaderpool.trainer.loader"), "Loader", ())
+    found: dict[int, str] = {}
+    for module in sys.modules.copy().keys() - {"__main__"}:
+        names = dict(getattr(sys.modules.get(module), "__dict__", ()))  # something else may stand in a module's place
+        if any(issubclass(each, kind) for each in set(map(type, names.values()))):  # few modules have one
+            loaders = ((name, value) for name, value in names.items() if issubclass(type(value), kind))
+            found |= {id(loader): f"{module}:{name}" for name, loader in loaders if loader._core.tracker.iterations}
+    return found.popitem()[1] if len(found) == 1 else ""
+
+
+def _index_told(index: int | None) -> int | None:
+    """Return the attribute of an error: of what a generator yields its number there."""
+    generated = None if index is None else generated_item(index)
+    return index if generated is None else generated[1]
+
+
+def _with_source_lines(failure: Failure) -> Failure:
+    return failure._replace(traceback_text=with_source_lines(failure.traceback_text))
+
+
+def _place(failure: Failure) -> str:
+    if failure.worker is None:
+        return "this process"
+    return f"worker {failure.worker}" + (f" on node {failure.node}" if failure.node else "")
+
+
+def _dual(ours: type[_Error], original: Original, message: str, told: dict[str, Any]) -> _Error | None:
+    """Return an error of our type and the user's, made without calling the user's class; None where that fails."""
+    user_type = original.cls
+    # An exception that ends loops or programs must not do so here: only its name travels.
+    if (
+        not issubclass(user_type, Exception)
+        or issubclass(user_type, (StopIteration, StopAsyncIteration))
+        or user_type in (Exception, ours)
+    ):
+        return None
+    try:
+        # In the class, where they hide whatever the user's class has under these names, properties too.
+        members = {**told, "__str__": lambda self: message, "__module__": user_type.__module__}
+        bases = (user_type,) if issubclass(user_type, ours) else (ours, user_type)
+        both: Any = type(user_type.__name__, bases, members)
+        kept = {name: value for name, value in original.attributes.items() if name not in told}
+        error: _Error = rebuild(both, original._replace(attributes=kept))
+        str(error)
+    except Exception:
+        return None
+    return error
+
+
+def _with_context(error: _Error, failure: Failure, cause: BaseException | None = None) -> _Error:
+    error.__dict__["failure"] = failure
+    if cause is not None:
+        error.__cause__ = cause
+    return error

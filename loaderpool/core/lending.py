@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.core.memory import SlotFile
+from loaderpool.core.messages import Release
 from loaderpool.memory import forks
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.recorder import MarkKind, MarkRecorder
@@ -43,11 +44,11 @@ class Lender:
     Args:
         slots: the file.
         recorder: told of each slot that is released.
-        release: tells the supervisor of a run and an offset. Never blocks; called in finalizers.
+        send: sends the supervisor a message. Never blocks; called in finalizers.
     """
 
-    def __init__(self, slots: SlotFile, recorder: MarkRecorder, release: Callable[[int, int], None]) -> None:
-        self._slots, self._recorder, self.release = slots, recorder, release
+    def __init__(self, slots: SlotFile, recorder: MarkRecorder, send: Callable[[Release], None]) -> None:
+        self._slots, self._recorder, self._send = slots, recorder, send
         self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
         self.returned: collections.deque[_Lease] = collections.deque()
         self._is_lost = False
@@ -84,6 +85,10 @@ class Lender:
         self._leases[offset] = lease, follower
         return slot
 
+    def release(self, run: int, offset: int) -> None:
+        """Release a slot that has no views."""
+        self._send(Release(run, offset))
+
     def settle(self) -> None:
         """Release the slots whose last views have died; none while a forked child still copies them."""
         while self.returned and not forks.is_waiting():
@@ -98,7 +103,7 @@ class Lender:
             if self._is_lost:
                 self._slots.drop_pages(lease.offset, lease.nbytes)
             else:
-                self.release(lease.run, lease.offset)
+                self._send(Release(lease.run, lease.offset))
             self._recorder.mark(_RELEASED, lease.ticket, lease.offset // PAGE_BYTES)
             try:
                 self.returned.remove(lease)

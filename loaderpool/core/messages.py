@@ -266,5 +266,5 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes) -> Message:
     """Return the message that these bytes are."""
     code, *fields = marshal.loads(data)
-    message: Message = KINDS[code](*fields)
+    message: Message = tuple.__new__(KINDS[code], fields)  # half the time of a call of the class
     return message

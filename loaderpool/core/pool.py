@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+from loaderpool.core.launch import SUPERVISOR, ModuleFiles, Program, Surroundings
 from loaderpool.core.messages import NodeIs, NotForked, Resize, Warn
-from loaderpool.core.session import SUPERVISOR, Session, SupervisorLost
+from loaderpool.core.session import Session, SupervisorLost
+from loaderpool.core.warnings import PendingWarnings
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.recorder import MarkKind
+from loaderpool.plan.generator_positions import item_name
 from loaderpool.system import clock, machine
-from loaderpool.system.interrupts import InterruptsHeld, checkpoint
+from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.long_work import LongWork
-from loaderpool.trainer.session import session as old_session
-from loaderpool.trainer.session.launch import ModuleFiles, Program, Surroundings
-from loaderpool.trainer.session.running_workers import HostPlace
-from loaderpool.trainer.session.supervisor_process import SupervisorDeaths
-from loaderpool.trainer.session.warnings import PendingWarnings
+from loaderpool.system.process import RestartLimit
 
 _WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
+
+
+live: weakref.WeakSet[Pool] = weakref.WeakSet()  # that are open in this process
+
+
+def close_all() -> None:
+    """Close every pool, for the interpreter ends; in one step that Ctrl-C does not break off."""
+    with InterruptsHeld(then="drop"):
+        note_exit()
+        for pool in list(live):
+            pool.close()
+
+
+# Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.
+atexit.register(close_all)
 
 
 class Loads(Protocol):
@@ -47,13 +63,21 @@ class Loads(Protocol):
         """The pool is closed."""
 
 
+class NodePlace(NamedTuple):
+    """Where a node of a cluster is, as the dispatcher tells it."""
+
+    node: str  # its id, as Ray names it; empty while none is chosen
+    address: str
+    workers: int  # that the node has; 0 while it starts
+
+
 class Worker(NamedTuple):
     """A worker that there is."""
 
     number: int
     pid: int
     cell: int
-    place: HostPlace | None = None  # of a node; None: it is a process of this machine
+    place: NodePlace | None = None  # of a node; None: it is a process of this machine
 
 
 class Workers:
@@ -69,11 +93,11 @@ class Workers:
 
     def __init__(self, board: Board, are_nodes: bool = False) -> None:
         self._board, self._are_nodes = board, are_nodes
-        self.places: dict[int, HostPlace] = {}
+        self.places: dict[int, NodePlace] = {}
 
     def values(self) -> list[Worker]:
         """Return those that there are."""
-        nowhere = HostPlace("", "", 0) if self._are_nodes else None
+        nowhere = NodePlace("", "", 0) if self._are_nodes else None
         return [Worker(*each, self.places.get(each[0], nowhere)) for each in self._board.workers()]
 
     @property
@@ -82,7 +106,7 @@ class Workers:
         return 0 if self._are_nodes else self._board.lost
 
     @property
-    def hosts_lost(self) -> int:
+    def nodes_lost(self) -> int:
         """How many nodes died, or were given up."""
         return self._board.lost if self._are_nodes else 0
 
@@ -103,16 +127,19 @@ class Pool:
     Args:
         workers: at least 1.
         restarts: deaths of workers, or of supervisors, that are made good, and within how many seconds; None: any.
-        program: what is executed in the supervisor's place; None: the supervisor.
+        program: what is executed in the supervisor's place.
     """
 
     hands_over_files = True
 
-    def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None) -> None:
+    def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program = SUPERVISOR) -> None:
         self.workers_wanted, self._restarts = workers, restarts
-        self._program = program or SUPERVISOR
-        self.arena = self._make_arena()
-        self.workers = Workers(self.arena.board, program is not None)
+        self._program = program
+        try:
+            self.arena = self._make_arena()
+        except OSError as error:  # too many open files, say
+            raise PoolBrokenError(f"Could not start the worker pool: {error}") from error
+        self.workers = Workers(self.arena.board, program is not SUPERVISOR)
         self.warnings, self.modules = PendingWarnings(), ModuleFiles()
         self.long_work: LongWork | None = None
         self.on_idle: Callable[[], None] | None = None
@@ -131,7 +158,7 @@ class Pool:
         except BaseException:
             self.arena.close_descriptor()
             raise
-        old_session.live.add(self)
+        live.add(self)
 
     def _start(self) -> Session:
         settings = {**self._program.settings, "is_first": not self.supervisor_restarts}
@@ -152,7 +179,7 @@ class Pool:
         return bool(self.warnings.obstacles) or not self.hands_over_files
 
     @property
-    def hosts(self) -> int:
+    def nodes(self) -> int:
         """How many nodes take the place of workers, and run."""
         return sum(place.workers > 0 for place in self.workers.places.values())
 
@@ -171,17 +198,15 @@ class Pool:
         self.session.send(Resize(workers))
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Return when `is_ready()`; another supervisor goes on when one has died.
+        """Return when `is_ready()`, as it is of a pool that is closed; another supervisor goes on when one has died.
 
         Raises:
-            ClosedError: the pool was closed.
             PoolBrokenError: no supervisor could go on.
         """
-        self.check_owner()
         while True:
             session = self.session
             try:
-                session.wait(lambda: self.is_closed or is_ready(), self._turn)
+                session.wait(is_ready, self._turn)
                 return
             except SupervisorLost:
                 with InterruptsHeld():
@@ -258,13 +283,14 @@ class Pool:
         places = self.workers.places
         places.pop(message.number, None)
         if message.workers >= 0:
-            places[message.number] = HostPlace(message.node, message.address, message.workers)
+            places[message.number] = NodePlace(message.node, message.address, message.workers)
         self.workers_wanted = sum(place.workers for place in places.values()) or self.workers_wanted
 
     def _turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
         checkpoint()
-        self.warnings.say()
+        if self.warnings.due:
+            self.warnings.say()
         if (work := self.long_work) is not None:
             work.tell()
         if self.on_idle is not None and not came:
@@ -286,7 +312,7 @@ class Pool:
 
     def check_owner(self) -> None:
         """Raise in a fork."""
-        if self.is_foreign:
+        if os.getpid() != self._owner_pid:
             raise foreign_error(self._owner_pid)
 
     def check_usable(self) -> None:
@@ -303,7 +329,7 @@ class Pool:
             return
         with InterruptsHeld():
             self.is_closed = True
-            old_session.live.discard(self)
+            live.discard(self)
             for loader in [*self.loaders.values()]:
                 loader.on_close()
             self.session.close()
@@ -320,3 +346,61 @@ def _wait_for_ends(pids: list[int]) -> None:
     ends_s = clock.monotonic_s() + _WORKERS_END_S
     while clock.monotonic_s() < ends_s and any(pid and machine.start_time(pid) for pid in pids):
         time.sleep(0.001)
+
+
+# Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one
+# of them starts, end the pool. Larger: the longer a sample that takes its supervisor along is tried.
+_WITHOUT_PROGRESS = 8
+
+
+class SupervisorDeaths:
+    """Counts the deaths of a pool's supervisors; the caller holds the pool's lock.
+
+    Args:
+        max_restarts: how many are made good, and within how many seconds; None: any number.
+    """
+
+    def __init__(self, max_restarts: tuple[int, float] | None) -> None:
+        self._limit, self._max_restarts = RestartLimit(max_restarts), max_restarts
+        self._without_progress = 0  # since a consumer took anything
+        self._deliveries = 0  # that consumers had taken at the latest one
+        self._indices: tuple[int, ...] = ()  # at which the workers were at the latest one
+
+    def note(self, indices: Iterable[int], deliveries: int) -> None:
+        """A supervisor died.
+
+        Args:
+            indices: source indices of the samples that its workers were at.
+            deliveries: how many consumers have taken so far: if more than at the latest death, then whatever ended
+                supervisors before, it was not for good.
+        """
+        self._limit.note(clock.monotonic_ns())
+        self._without_progress = self._without_progress + 1 if deliveries == self._deliveries else 1
+        self._deliveries = deliveries
+        self._indices = tuple(sorted(indices))
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether so many supervisors died that another one would likely die, too."""
+        return self._limit.is_exceeded or (self._max_restarts is not None and self._is_stuck)
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self._without_progress > _WITHOUT_PROGRESS
+
+    def error(self, name: str, how: str) -> PoolBrokenError:
+        """Return what is raised where the latest one is not replaced."""
+        advice = " If the machine ran out of memory, lower Limits.memory or the number of workers."
+        if self._limit.is_exceeded and self._max_restarts is not None:
+            most, seconds = self._max_restarts
+            advice = (
+                f" Crashes within {seconds:g} s: {self._limit.count}, but restarts=({most}, {seconds:g}) allows {most}."
+                f"{advice}"
+            )
+        if self._is_stuck and self._indices:
+            at_work = ", ".join(map(item_name, self._indices)).replace(", source index", ",")
+            advice = (
+                f" It was crash {self._without_progress} in a row without a batch in between. Its workers were at "
+                f"{at_work} or shortly after. Check whether your function ends other processes, as os.killpg does."
+            )
+        return PoolBrokenError(f"{name[0].upper()}{name[1:]} crashed ({how}), and its workers ended.{advice}")

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loaderpool.core.channel import Channel
 from loaderpool.core.memory import SlotFile
+from loaderpool.core.watch import HungSample, StackFile
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.settings.groups import MAX_WORKERS
-from loaderpool.supervisor.watch import HungSample, StackFile
 from loaderpool.system import fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport.payload.loaded import Payloads, plain
@@ -61,7 +61,7 @@ class CleanStart:
         """
         from loaderpool.transport import child_process  # few supervisors ever come here
 
-        files = payloads.received.by_loader
+        files = payloads.files
         settings = {**self._common, **own, "number": number, "files": files, "places": payloads.places}
         settings["changes"] = plain(payloads.changes)
         inherited = [settings[name] for name in ("arena", "slots", "channel", "stacks")]

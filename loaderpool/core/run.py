@@ -12,27 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.core import failures
+from loaderpool.core.buffers import Arrived, LaneBuffer, OrderedBuffer, ReorderBuffer, UnorderedBuffer, WayToPlace
+from loaderpool.core.delivery import Delivery, aligned_empty
 from loaderpool.core.messages import BatchFailed, Begin, End, Ended, Extend, Filled, GiveBack
-from loaderpool.core.numbering import Numbering
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import map_private
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.base import BasePlan, Numbering
 from loaderpool.plan.generator_positions import LanePlaces
 from loaderpool.system import clock, fault_points
-from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
-from loaderpool.trainer.engine.lane_buffer import LaneBuffer, WayToPlace
-from loaderpool.trainer.engine.reorder_buffer import Arrived, OrderedBuffer, ReorderBuffer, UnorderedBuffer
 
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
+    from loaderpool.core.engine_statistics import DeliveryCounts
     from loaderpool.core.pool import Pool
     from loaderpool.core.session import Session
+    from loaderpool.core.stream.feed import Feed
     from loaderpool.memory.batch_form import BatchForm
-    from loaderpool.trainer.engine.run_context import DeliveryCounts
-    from loaderpool.trainer.stream.feed import Feed
 
 
 class RunOwner(Protocol):
@@ -47,14 +45,11 @@ class RunOwner(Protocol):
     slots: int  # of the latest run
     slot_bytes: int
     counts: DeliveryCounts
+    known_form: BatchForm | None  # of its batches
 
     @property
-    def known_form(self) -> BatchForm:
-        """The form of its batches."""
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether no batch can be made."""
+    def failure(self) -> object:
+        """Why no batch can be made; None: nothing has failed."""
 
     def check(self) -> None:
         """Raise if no batch can be made."""
@@ -113,7 +108,7 @@ class PoolRun:
         self._failure: bytes | None = None  # of the whole run
         self._begin()
         self._way: WayToPlace | None = WayToPlace(
-            self._pool,  # type: ignore[arg-type]  # it has what is looked at
+            self._pool,
             plan,
             buffer,
             feed is not None and not feed.reads_here,
@@ -128,27 +123,25 @@ class PoolRun:
             StopIteration: the run was ended, or the generators have.
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
-        engine, pool = self._engine, self._pool
+        engine, pool, buffer = self._engine, self._pool, self.buffer
         pool.check_owner()
         waited_ns = 0
+        if not buffer.is_ready():
+            started = clock.monotonic_ns()
+            pool.wait(self._has_news)
+            waited_ns = clock.monotonic_ns() - started
         while True:
-            if not self.buffer.is_ready():
-                started = clock.monotonic_ns()
-                pool.wait(self._has_news)
-                waited_ns += clock.monotonic_ns() - started
-            if pool.warnings.are_due:
+            if pool.warnings.due:
                 pool.warnings.say()
             with pool.lock:
-                self._session.lender.settle()
+                if (lender := self._session.lender).returned:
+                    lender.settle()
                 engine.check_open()
                 if self.is_over:
                     raise StopIteration
                 if self._is_torn or self._session is not pool.session:
                     self._begin_again()
-                    continue
-                self._pass_over_ends()
-                arrived = self.buffer.front()
-                if arrived is not None:
+                elif (arrived := self._front()) is not None:
                     if arrived.make_error is not None:
                         raise arrived.make_error()
                     self._is_torn = True  # until it is done
@@ -158,13 +151,21 @@ class PoolRun:
                     if self._way is not None:
                         self._end_way()
                     return delivery
-                engine.check()
-                if self._failure is not None:
-                    raise self._error()
-                if self.is_at_end:
-                    if self.feed is not None and self.feed.make_error is not None:
-                        raise self.feed.make_error()
-                    raise StopIteration
+                else:
+                    self._check_end()
+            started = clock.monotonic_ns()
+            pool.wait(self._has_news)
+            waited_ns += clock.monotonic_ns() - started
+
+    def _check_end(self) -> None:
+        """Raise if no batch will come any more."""
+        self._engine.check()
+        if self._failure is not None:
+            raise self._error()
+        if self.is_at_end:
+            if self.feed is not None and self.feed.make_error is not None:
+                raise self.feed.make_error()
+            raise StopIteration
 
     @property
     def is_ready(self) -> bool:
@@ -252,14 +253,17 @@ class PoolRun:
         if message.is_last:  # where its lane's next batch would be, there is none
             self.buffer.put(Arrived(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
 
-    def _pass_over_ends(self) -> None:
-        """Take note of generators that have ended, if that is what stands in front."""
-        while isinstance(self.buffer, LaneBuffer) and (front := self.buffer.front()) is not None:
-            if front.slot is not None:
-                return
-            for after in self.buffer.end_lane():
+    def _front(self) -> Arrived | None:
+        """Return what has its turn, if it is there. Takes note of generators that have ended."""
+        buffer = self.buffer
+        front = buffer.front()
+        while front is not None and front.slot is None:
+            assert isinstance(buffer, LaneBuffer)
+            for after in buffer.end_lane():
                 if after.slot is not None:
                     self._session.lender.release(self.number, after.slot)
+            front = buffer.front()
+        return front
 
     def _put(self, arrived: Arrived) -> None:
         if not self.buffer.put(arrived):
@@ -272,10 +276,9 @@ class PoolRun:
 
     def _has_news(self) -> bool:
         """Whether `take` has nothing to wait for."""
-        if self.buffer.is_ready() or self.is_over or self._is_torn:
+        if self.buffer.is_ready() or self.is_over or self._is_torn or self._session is not self._pool.session:
             return True
-        is_of_old = self._session is not self._pool.session
-        return is_of_old or self._failure is not None or self._engine.has_failed or self.is_at_end
+        return self._failure is not None or self._engine.failure is not None or self._pool.is_closed or self.is_at_end
 
     def _begin(self) -> None:
         """Have the supervisor make what was not taken."""
@@ -362,7 +365,7 @@ class PoolRun:
     def _deliver(self, arrived: Arrived) -> Delivery:
         """Return what is in front of the buffer, which has arrived."""
         engine, form, offset = self._engine, self._engine.known_form, arrived.slot
-        assert offset is not None
+        assert form is not None and offset is not None
         self.buffer.drop_front()
         self._pool.deliveries += 1
         if self.feed is not None:

@@ -6,17 +6,18 @@ No thread receives in the background. Of the threads that wait for batches one r
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received
+from loaderpool.core.launch import SUPERVISOR, Program, Surroundings
 from loaderpool.core.lending import Lender
 from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import (
@@ -30,7 +31,6 @@ from loaderpool.core.messages import (
     Message,
     NodeIs,
     NotForked,
-    Release,
     Warn,
 )
 from loaderpool.errors import PoolBrokenError
@@ -38,17 +38,11 @@ from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, clock, ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.system.machine import StopWatch
-from loaderpool.trainer.session.launch import Program, Surroundings
 from loaderpool.transport import child_process
 
 _CLOSE_S = 1.0  # how long a close waits for the supervisor to end by itself
 _MOMENT_S = 0.0005
 _LOOK_MS = 200
-SUPERVISOR = Program("loaderpool.core.supervisor")
-
-
-def _release(channel: Channel, run: int, offset: int) -> None:
-    channel.send(Release(run, offset))
 
 
 class SupervisorLost(Exception):
@@ -103,19 +97,22 @@ class Session:
         self.on_nodes: Callable[[NodeIs | Warn], None] | None = None
         self.news = news
         self._reader: int | None = None  # the thread that reads for all
+        self._sleepers = 0  # threads that wait for it; an interrupt may leave one too many
+        if not sys.executable:
+            raise PoolBrokenError("sys.executable is empty. Set it to the path of a Python interpreter")
         try:
             self._open(arena, workers, restarts, around, program)
+            try:
+                fault_points.reach("trainer.launched")
+                self.lender = Lender(self.slots, arena.recorder.trainer, self._channel.send)
+                self._prepare_to_wait()
+                self._poll = self._make_poll()
+            except BaseException:
+                self.close()
+                raise
         except OSError as error:
             advice = capacity.start_advice(error, "this process has no file descriptors left")
             raise PoolBrokenError(f"Could not start the supervisor process: {error}; {advice}") from error
-        try:
-            fault_points.reach("trainer.launched")
-            self.lender = Lender(self.slots, arena.recorder.trainer, functools.partial(_release, self._channel))
-            self._prepare_to_wait()
-            self._poll = self._make_poll()
-        except BaseException:
-            self.close()
-            raise
 
     def _open(
         self,
@@ -173,15 +170,16 @@ class Session:
             with self.news:
                 if is_ready():
                     return
-                if not self.is_usable:
+                if self.is_lost or self._is_torn:
                     raise SupervisorLost
-                ctrl_c.check_patience(before)
                 reader = self._reader
                 is_reader = reader in (None, me)  # a signal's handler may wait while its thread already reads
                 if is_reader:
                     self._reader = me
                 else:
+                    self._sleepers += 1
                     self.news.wait(_LOOK_MS / 1000)
+                    self._sleepers -= 1
             came = is_there = False
             if is_reader:
                 try:
@@ -194,10 +192,12 @@ class Session:
                         if came:
                             self._take_in()
                             is_there = is_ready()
-                        self.news.notify_all()
+                        if self._sleepers:  # one of them may have to read now
+                            self.news.notify_all()
             if is_there:
                 return
             turn(came)
+            ctrl_c.check_patience(before)
 
     def wake(self) -> None:
         """Have all who wait look again. The lock is held."""
@@ -221,7 +221,8 @@ class Session:
             except LostPacket:
                 self.is_lost = self.lacks_descriptors = True
             self._is_torn = False
-            self.news.notify_all()
+            if self._sleepers:
+                self.news.notify_all()
 
     def _wait_once(self, poll: select.poll) -> bool:
         """Return whether anything came."""

@@ -9,9 +9,7 @@ for, and a worker's end is the end of its connection.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import queue
 import signal
 import sys
 import threading
@@ -23,22 +21,22 @@ import multiprocess
 from multiprocess import process as process_of_multiprocess
 from multiprocess import spawn
 
+from loaderpool.core.block import Block
 from loaderpool.core.channel import Received
-from loaderpool.core.connection import Connected, Inbox, QueueChannel
+from loaderpool.core.connection import Bell, Connected, Queued
+from loaderpool.core.launch import Program, Surroundings
 from loaderpool.core.memory import SlotFile
-from loaderpool.core.messages import Load, Loaded, Message, NodeIs, Update, Warn
+from loaderpool.core.messages import Load, Loaded, Message, Update
 from loaderpool.core.pool import Pool
 from loaderpool.core.processes import Processes, WorkerProcess
 from loaderpool.core.records import DropFile, Instruction, ToMain
 from loaderpool.core.session import Session
 from loaderpool.core.spawned_worker import main
 from loaderpool.core.supervisor import Supervisor
+from loaderpool.core.watch import HungSample
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
-from loaderpool.supervisor.spawned.block import Block
-from loaderpool.supervisor.watch import HungSample
 from loaderpool.system import ctrl_c
-from loaderpool.trainer.session.launch import Program, Surroundings
 from loaderpool.transport.payload.loaded import plain
 
 _NAME = "loaderpool-worker-"
@@ -68,9 +66,6 @@ class SpawnedPool(Pool):
         except BaseException:
             _unlink(self._block)
             raise
-
-    def _on_nodes(self, message: NodeIs | Warn) -> None:
-        self.warn_of_modules()
 
     def close(self) -> None:
         if not (self.is_closed or self.is_foreign):
@@ -103,10 +98,10 @@ class SpawnedSession(Session):
             "workers": workers,
             "max_restarts": restarts,
         }
-        events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._inbox, theirs = Inbox(), Inbox(functools.partial(events.put, None))
-        self._channel: Any = QueueChannel(self._inbox, theirs)
-        self._supervisor = SpawnedSupervisor(start, QueueChannel(theirs, self._inbox), events, arena, slots)
+        ours, theirs = Queued.pair()
+        self._channel: Any = ours
+        self._bell = ours.bell
+        self._supervisor = SpawnedSupervisor(start, theirs, arena, slots)
         self._thread = threading.Thread(target=self._supervisor.serve, name="loaderpool-supervisor", daemon=True)
         self._thread.start()
 
@@ -117,12 +112,12 @@ class SpawnedSession(Session):
         return None
 
     def _wait_once(self, *_: Any) -> bool:
-        self._inbox.wait(_LOOK_S)
+        self._bell.wait(_LOOK_S)
         ctrl_c.note_signals()
         return True
 
     def wake(self) -> None:
-        self._inbox.wake()
+        self._bell.ring()
         self.news.notify_all()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -149,22 +144,15 @@ class SpawnedSupervisor(Supervisor):
     Args:
         start: what a supervisor is told, and its workers are.
         channel: this thread's end.
-        events: numbers of workers that have said something, or have ended; None: the main process has.
         arena: of the pool.
         slots: of the session.
     """
 
     _main_pidfd = None
 
-    def __init__(
-        self,
-        start: Mapping[str, Any],
-        channel: Any,
-        events: queue.SimpleQueue[int | None],
-        arena: Arena,
-        slots: SlotFile,
-    ) -> None:
-        self._given, self._events = (channel, arena, slots), events
+    def __init__(self, start: Mapping[str, Any], channel: Queued, arena: Arena, slots: SlotFile) -> None:
+        given: Any = channel, arena, slots
+        self._given, self._bell = given, channel.bell
         self._contents: dict[int, Any] = {}  # oversize batches, by what stands for the descriptor of a file
         super().__init__(start)
 
@@ -192,19 +180,12 @@ class SpawnedSupervisor(Supervisor):
         pass
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
-        return SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, self._events.put)
+        return SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, self._bell)
 
     def _wait(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            self._on_event(self._events.get(timeout=self._pause_s()))
-            for _ in range(self._events.qsize()):
-                self._on_event(self._events.get_nowait())
-
-    def _on_event(self, number: int | None) -> None:
-        worker = None if number is None else self._workers.by_number.get(number)
-        if number is None:
-            self._hear_main()
-        elif worker is not None:
+        self._bell.wait(self._pause_s())
+        self._hear_main()
+        for worker in [*self._workers.by_number.values()]:
             self._hear_worker(worker)
             if worker.channel.has_ended:
                 self._dead.append(worker)
@@ -220,10 +201,6 @@ class SpawnedSupervisor(Supervisor):
 
     def _may_fork(self) -> bool:
         return False
-
-    def _start(self, number: int) -> None:
-        self._main.send(Warn(""))  # if modules have changed: it imports them anew
-        super()._start(number)
 
     def _load(self, message: Load, received: Received) -> None:
         if received.content is not None:  # else it is closed by now
@@ -258,7 +235,7 @@ class SpawnedWorkers(Processes):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._told, self._put = arguments[-2:]
+        self._told, self._bell = arguments[-2:]
 
     def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
         payloads = self._payloads
@@ -273,7 +250,7 @@ class SpawnedWorkers(Processes):
             undo.callback(process.kill)
             # Its end is ours to see to: `multiprocess` would wait for it when the interpreter exits.
             process_of_multiprocess._children.discard(process)
-            worker = SpawnedWorker(number, process, cell, connection, functools.partial(self._put, number))
+            worker = SpawnedWorker(number, process, cell, connection, self._bell)
             undo.pop_all()
         return worker
 
@@ -301,13 +278,12 @@ def _let_go(process: Any) -> None:
 class SpawnedWorker(WorkerProcess):
     """A worker, which is asked and ended without signals."""
 
-    def __init__(self, number: int, process: Any, cell: int, connection: Any, ring: Callable[[], object]) -> None:
+    def __init__(self, number: int, process: Any, cell: int, connection: Any, bell: Bell) -> None:
         def look() -> None:
             if process.exitcode is not None:
                 raise EOFError
 
-        inbox = Inbox(ring)
-        channel: Any = Connected(connection, inbox, look, functools.partial(inbox.put, None), may_wait=False)
+        channel: Any = Connected(connection, bell, look, bell.ring)
         super().__init__(number, process, cell, channel, channel)
         self.sample = _Sample(self)
 

@@ -28,13 +28,13 @@ def main(start: dict[str, Any], connection: Any) -> None:
 def _work(start: dict[str, Any], connection: Any) -> None:
     import faulthandler
 
-    from loaderpool.core.connection import Connected, Inbox
+    from loaderpool.core.block import attach
+    from loaderpool.core.connection import Bell, Connected
     from loaderpool.core.exec_worker import LatePayloads
     from loaderpool.core.memory import SlotFile
     from loaderpool.core.messages import Done
     from loaderpool.core.worker import Worker
     from loaderpool.memory.layout import VaryingLayout
-    from loaderpool.supervisor.spawned.block import attach
     from loaderpool.system import machine, process
     from loaderpool.transport.reports import LOST_PIPES_STATUS
     from loaderpool.worker.after_fork import serve, settle_process
@@ -51,14 +51,14 @@ def _work(start: dict[str, Any], connection: Any) -> None:
             content = bytearray(batch.nbytes)
             with memoryview(content) as view:
                 batch.write(view, 0)
-            channel.send(answer, content)
+            channel.send(answer, content=content)
 
     process.become("worker")
     settle_process()
     if sys.stderr is not None:
         faulthandler.enable(all_threads=False)
     identity = machine.file_identity(connection.fileno())
-    channel: Any = Connected(connection, Inbox(), look, end, may_wait=True)
+    channel: Any = Connected(connection, Bell(), look, end)
     arena = attach(start["arena"], start["arena_bytes"])
     block = attach(start["slots"], start["slots_bytes"])
     slots = SlotFile(block.descriptor, block.map)

@@ -41,8 +41,7 @@ from loaderpool.core.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.core.slots import Slots
-from loaderpool.core.space import Space
+from loaderpool.core.slots import Slots, Space
 from loaderpool.transport.reports import Verdict
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
@@ -312,7 +311,7 @@ class State:
         self._take_back(node)
         for job in given_up:
             assert death is not None
-            self._give_up(job, death.error(Verdict.HOST, len(job.deaths), job.ticket))
+            self._give_up(job, death.error(Verdict.NODE, len(job.deaths), job.ticket))
         self._hire()
 
     def joined(self, node: int, workers: int) -> None:

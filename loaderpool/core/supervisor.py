@@ -40,7 +40,6 @@ from loaderpool.core.messages import (
     Unload,
     Update,
 )
-from loaderpool.core.numbering import Numbering
 from loaderpool.core.processes import READABLE, Processes, Signals, WorkerProcess
 from loaderpool.core.records import (
     Answer,
@@ -54,18 +53,19 @@ from loaderpool.core.records import (
     ToMain,
     ToWorker,
 )
-from loaderpool.core.space import Space
+from loaderpool.core.slots import Space
 from loaderpool.core.state import State
+from loaderpool.core.watch import SampleWatch, fault_in
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, Arena
 from loaderpool.memory.board import Field
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.recorder import MarkKind
-from loaderpool.supervisor.watch import SampleWatch, fault_in
+from loaderpool.plan.base import Numbering
 from loaderpool.system import capacity as machine_capacity
 from loaderpool.system import clock, fault_points, machine, process
 from loaderpool.transport.payload.fork_check import ForkCheck, refuse_open_handles
-from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors, describe_load_error
+from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure, describe_timeout
 
@@ -88,8 +88,7 @@ class Supervisor:
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         most_messages = self._open(start)
         self._fork_check = ForkCheck()
-        self._received = ReceivedDescriptors(None)
-        self._payloads = Payloads(self._arena, self._received, self._fork_check.importing)
+        self._payloads = Payloads(self._arena, {}, self._fork_check.importing)
         self._forms: dict[int, bytes] = {}
         self._space = Space(PAGE_BYTES, self._slots.nbytes - PAGE_BYTES)
         most_slots = max(2, most_messages - _FOR_OTHERS)
@@ -160,7 +159,7 @@ class Supervisor:
     def _private(self) -> list[int]:
         mine = [self._main.fileno(), self._epoll.fileno(), *self._signals.descriptors]
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
-        return mine + [file for files in self._received.by_loader.values() for file in files]
+        return mine + [file for files in self._payloads.files.values() for file in files]
 
     def _pause_s(self) -> float:
         pauses = [self._workers.stop_look_ms, self._watch.pause_ms(self._timeouts_ns())]
@@ -257,7 +256,7 @@ class Supervisor:
     def _load(self, message: Load, received: Received) -> None:
         self._before_long_work()
         number = message.loader
-        self._received.by_loader[number] = list(received.descriptors)
+        self._payloads.files[number] = list(received.descriptors)
         try:
             self._arena.board.loading = number
             begun_ns = clock.monotonic_ns()

@@ -23,9 +23,8 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.layout import VaryingLayout
-from loaderpool.memory.recorder import CallKind
+from loaderpool.memory.recorder import CallKind, Status
 from loaderpool.system import clock, fault_points, machine
-from loaderpool.transport.messages import Status
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.after_fork import end_stray
@@ -188,14 +187,18 @@ class Worker:
         board[base + Field.TICKET] = 0  # after it: an answer that cannot be sent ends this process, and is to blame
         fault_points.reach("worker.after_report")
         if self._recorder is not None:
-            self._record(ticket, begun_ns, took_ns, answer)
+            self._record(ticket, begun_ns, took_ns, answer, oversize is not None)
 
-    def _record(self, ticket: Ticket, begun_ns: int, took_ns: int, answer: Done | Found | TicketFailed) -> None:
+    def _record(
+        self, ticket: Ticket, begun_ns: int, took_ns: int, answer: Done | Found | TicketFailed, is_oversize: bool
+    ) -> None:
         assert self._recorder is not None
         if ticket.offset < 0:
             self._recorder.note_call(begun_ns, took_ns, 0, CallKind.PROBE)
             return
-        status = Status.FAILED if isinstance(answer, TicketFailed) else Status.FINISHED
+        status = (
+            Status.FAILED if isinstance(answer, TicketFailed) else Status.OVERSIZE if is_oversize else Status.FINISHED
+        )
         place = (
             ticket.epoch, ticket.batch, ticket.batches, ticket.start, ticket.stop, ticket.offset // PAGE_BYTES,
             ticket.deaths,
@@ -259,5 +262,4 @@ def _job(ticket: Ticket) -> Job:
         ticket.deaths,
         ticket.rest,
         ticket.feed,
-        is_isolated=bool(ticket.deaths),
     )

@@ -1,8 +1,6 @@
 """The board: a cell of counters for each worker and an "abandoned" mark for each run, at the arena's start.
 
-Every number has one writer (a worker its cell, the trainer the marks) and is written whole, so no lock is needed. A
-cell's *finished* field is the truth about a ticket after a death (PROTO-4 in docs/internals/protocol.md): it is
-stored after the rows are in the slot and before the completion is sent.
+Every number has one writer (a worker its cell, the supervisor the marks) and is written whole, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ BOARD_BYTES = -(-(_CELLS + 1) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
-    """One number of a worker's cell."""
+    """One number of a worker's cell. The worker writes all but its number, which its supervisor does."""
 
-    FINISHED = 0  # ticket << 16 | attempt, of the last ticket whose rows are all in the slot (or whose error is known)
+    NUMBER = 0  # 1 + the worker's number; 0: there is none
     TICKET = 1  # the ticket that is running
     INDEX = 2  # 1 + source index (or position of a generator's item) of the sample that is running; 0: none
     STARTED_NS = 3  # when it (or the block of rows it is in) began, monotonic
@@ -35,27 +33,21 @@ class Field(enum.IntEnum):
     BUSY_NS = 6
     WAIT_NS = 7
     PID = 8
-    STATUS = 9  # Status of the last finished ticket
-    # ticket << 16 | attempt, stored before a completion goes out over the socket with its bytes: from then on until
-    # *finished* is stored only the trainer knows whether it was sent.
-    SENDING = 10
-    IN_SETUP = 11  # 1 while the user's `setup` hook runs
-    IN_GENERATOR = 12  # 1 while a generator makes the item that INDEX is of
-    THREAD = 13  # which thread makes the sample, by its ident; 0: the main one
-    BLOCK = 14  # how many samples at most are made before INDEX is noted again; 0: one
-    # Of the core to come, whose supervisor writes them:
-    NUMBER = 15  # 1 + the worker's number; 0: there is none
-    BEGUN = 10  # 1 once it serves
+    BEGUN = 9  # 1 once it serves
+    IN_SETUP = 10  # 1 while the user's `setup` hook runs
+    IN_GENERATOR = 11  # 1 while a generator makes the item that INDEX is of
+    THREAD = 12  # which thread makes the sample, by its ident; 0: the main one
+    BLOCK = 13  # how many samples at most are made before INDEX is noted again; 0: one
 
 
-class HostField(enum.IntEnum):
-    """One number of a host's cell, beside SAMPLES, BATCHES, BUSY_NS and WAIT_NS. Its dispatcher writes all of them."""
+class NodeField(enum.IntEnum):
+    """One number of a node's cell, beside NUMBER, SAMPLES, BATCHES, BUSY_NS and WAIT_NS. Its dispatcher writes all."""
 
-    STATE = 0  # HostState
+    STATE = 1  # NodeState
 
 
-class HostState(enum.IntEnum):
-    """What a host is at; statistics have a word for each, in this order."""
+class NodeState(enum.IntEnum):
+    """What a node is at; statistics have a word for each, in this order."""
 
     STARTING = 0
     RUNNING = 1
@@ -78,12 +70,12 @@ class Board:
         """Return the index in `numbers` of the run's abandoned mark."""
         return _MARKS_START + run % RUN_MARKS
 
-    def read(self, cell: int, field: Field | HostField) -> int:
+    def read(self, cell: int, field: Field | NodeField) -> int:
         """Return one field of a cell."""
         return int(self.numbers[cell * _FIELDS_PER_CELL + field])
 
     def pids(self) -> dict[int, int]:
-        """Return the process of each cell in which one has begun to serve, be it gone by now; not of hosts' cells."""
+        """Return the process of each cell in which one has begun to serve, be it gone by now; not of nodes' cells."""
         found = self.numbers[Field.PID : _MARKS_START : _FIELDS_PER_CELL].tolist()
         return {cell: pid for cell, pid in enumerate(found) if pid}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
+import os
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -84,11 +85,11 @@ def _kind(capacity: int, /, **fields: str) -> RecordKind:
 
 # Of a worker: a ticket that is over. Tickets of 8 ms fill the ring in 65 s.
 TICKETS = _kind(
-    8192, loader="I", run="I", ticket="I", began_ns="Q", made_us="I", published_us="I", waited_us="I", epoch="I",
-    batch="I", count="I", row_start="I", row_stop="I", slot="I", attempt="B", status="B",
+    8192, pid="I", loader="I", run="I", ticket="I", began_ns="Q", made_us="I", published_us="I", waited_us="I",
+    epoch="I", batch="I", count="I", row_start="I", row_stop="I", slot="I", attempt="B", status="B",
 )  # fmt: skip
 # Of a worker: a call that took a millisecond or longer. One after the other they fill the ring in 33 s or more.
-CALLS = _kind(32768, ticket="I", began_ns="Q", index="Q", us="I", kind="H")
+CALLS = _kind(32768, pid="I", ticket="I", began_ns="Q", index="Q", us="I", kind="H")
 # Of the trainer and of the supervisor: a moment.
 MARKS = _kind(65536, kind="I", at_ns="Q", value="Q", number="I", cell="H")
 # Of a loader in the trainer: batches that were handed over at once. A thousand a second fill the ring in 65 s.
@@ -103,14 +104,20 @@ _MARKS_BYTES = 2 * MARKS.ring_bytes  # the trainer's and the supervisor's
 _WORKER_BYTES = TICKETS.ring_bytes + CALLS.ring_bytes
 
 
+class Status(enum.IntEnum):
+    """How a ticket ended."""
+
+    FINISHED = 0
+    FAILED = 1  # the user's code raised
+    OVERSIZE = 2  # the batch is in a file of its own
+
+
 class CallKind(enum.IntEnum):
     """What a record of CALLS is about."""
 
     CALL = 0  # of the user's function, for a source index
     SETUP = 1  # of the `setup` hook
     PROBE = 2  # for the first sample, or the first batch
-    EARLY = 3  # before there is a form of batches
-    ALONE = 4  # of what may have ended a worker
 
 
 class MarkKind(enum.IntEnum):
@@ -164,17 +171,18 @@ class RecordRing:
 
 
 class WorkerRecorder:
-    """Records what one worker does.
+    """Records what one worker does. Runs in: the worker.
 
     Attributes:
+        pid: its process, as others had its rings before.
         ticket: that it is at.
         waited_ns: how long it has waited for the next ticket.
     """
 
-    __slots__ = ("_calls", "_tickets", "ticket", "waited_ns")
+    __slots__ = ("_calls", "_tickets", "pid", "ticket", "waited_ns")
 
     def __init__(self, tickets: RecordRing, calls: RecordRing) -> None:
-        self._tickets, self._calls = tickets, calls
+        self._tickets, self._calls, self.pid = tickets, calls, os.getpid()
         self.ticket = self.waited_ns = 0
 
     def note_ticket(
@@ -195,11 +203,12 @@ class WorkerRecorder:
         made_us, published_us = (made_ns - began_ns) // 1000, (published_ns - made_ns) // 1000
         if made_us > _MOST_US:
             made_us = _MOST_US
-        self._tickets.write(loader, run, self.ticket & _LOW, began_ns, made_us, published_us, waited_us, *place, status)
+        times = began_ns, made_us, published_us, waited_us
+        self._tickets.write(self.pid, loader, run, self.ticket & _LOW, *times, *place, status)
 
     def note_call(self, began_ns: int, ns: int, index: int, kind: int = CallKind.CALL) -> None:
         """A call is over that took a millisecond or longer."""
-        self._calls.write(self.ticket & _LOW, began_ns, index, min(ns // 1000, _MOST_US), kind)
+        self._calls.write(self.pid, self.ticket & _LOW, began_ns, index, min(ns // 1000, _MOST_US), kind)
 
 
 class DeliveryRecorder:
@@ -212,12 +221,9 @@ class DeliveryRecorder:
 
     def __init__(self, buffer: Any, at: int) -> None:
         self._ring, self._made_at = RecordRing(buffer, at, DELIVERIES), _forks
-        self._last_ns = self._next_batch = self._waited_ns = 0  # of what is made here
 
-    def note(
-        self, origin: Origin, asked_ns: int, now_ns: int, waited_ns: int, begins_pass: bool, all_waited_ns: int
-    ) -> None:
-        """Batches were handed over. Of those that are made here some may have been left out before; they are counted.
+    def note(self, origin: Origin, asked_ns: int, now_ns: int, waited_ns: int, begins_pass: bool) -> None:
+        """Batches were handed over.
 
         Args:
             origin: of the batches.
@@ -225,18 +231,9 @@ class DeliveryRecorder:
             now_ns: when they were handed over.
             waited_ns: how long they were waited for.
             begins_pass: they are a pass's first.
-            all_waited_ns: how long all were waited for, since any time.
         """
-        if self._made_at != _forks:  # a fork, which has the ring of the process that it is of
-            return
-        if not origin[0]:
-            batch = origin[2]
-            left_out = 0 if begins_pass else batch - self._next_batch
-            if left_out > 0:
-                asked_ns, waited_ns = self._last_ns, all_waited_ns - self._waited_ns
-                origin = (*origin[:2], self._next_batch, left_out + 1, *origin[4:])
-            self._last_ns, self._next_batch, self._waited_ns = now_ns, batch + 1, all_waited_ns
-        self._ring.write(*origin, asked_ns, now_ns, min(waited_ns // 1000, _MOST_US), begins_pass)
+        if self._made_at == _forks:  # not a fork, which has the ring of the process that it is of
+            self._ring.write(*origin, asked_ns, now_ns, min(waited_ns // 1000, _MOST_US), begins_pass)
 
 
 class MarkRecorder:

@@ -8,23 +8,22 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from loaderpool.core.launch import Program
 from loaderpool.errors import ArgumentError, ClusterError, brief
 from loaderpool.settings.checks import known_names_only, whole_number
-from loaderpool.settings.groups import DEFAULT_RESTARTS, MAX_WORKERS
+from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.pool import Pool
-from loaderpool.trainer.session.launch import Program
-from loaderpool.transport.messages import Control
 
 if TYPE_CHECKING:
-    from loaderpool.trainer.engine.checked_arguments import CheckedArguments
+    from loaderpool.core.delivery import CheckedArguments
 
-# Deaths of hosts that are made good: machines die less often than processes, and come back more slowly.
-_HOSTS_LOST = (20, 600.0)
-# Without a host, after this long a warning says what there is. Shorter: it would come while an autoscaler brings one.
-_NO_HOST_S = 60.0
-# Without a word from a host for so long it is given up. Shorter, and a busy machine would be taken for a dead one.
-_HOST_TIMEOUT_S = 15.0
+# Deaths of nodes that are made good: machines die less often than processes, and come back more slowly.
+_NODES_LOST = (20, 600.0)
+# Without a node, after this long a warning says what there is. Shorter: it would come while an autoscaler brings one.
+_NO_ROOM_S = 60.0
+# Without a word from a node for so long it is given up. Shorter, and a busy machine would be taken for a dead one.
+_NODE_TIMEOUT_S = 15.0
 # What an actor is started with by us: where it goes, and that Ray starts no other in its place.
 _OURS = ("num_cpus", "max_restarts", "max_task_retries", "max_concurrency", "scheduling_strategy")
 
@@ -50,7 +49,7 @@ class RayPool(Pool):
         nodes: int | Literal["auto"] = "auto",
         workers_per_node: int | Literal["auto"] = "auto",
         actor_options: Mapping[str, Any] | None = None,
-        restarts: int | tuple[int, float] | None = _HOSTS_LOST,
+        restarts: int | tuple[int, float] | None = _NODES_LOST,
     ) -> None:
         if isinstance(address, str) and address.startswith("ray://"):
             raise ArgumentError(
@@ -60,23 +59,20 @@ class RayPool(Pool):
         if not isinstance(address, str) or (address != "auto" and not address.rpartition(":")[2].isdigit()):
             raise ArgumentError(f'address must be "auto" or "host:port", got {brief(address)}')
         wanted = _count("nodes", nodes)
-        per_host = _count("workers_per_node", workers_per_node)
+        per_node = _count("workers_per_node", workers_per_node)
         if importlib.util.find_spec("ray") is None:
             raise ClusterError("RayPool needs Ray, which is not installed. Run: pip install 'loaderpool[ray]'")
         self._settings: dict[str, Any] = {
             "address": address,
-            "hosts": wanted,
-            "workers_per_node": per_host,
-            "actor_options": _travelling(actor_options),
-            "host_timeout_s": _HOST_TIMEOUT_S,
-            "max_restarts": DEFAULT_RESTARTS,
-            "no_host_s": _NO_HOST_S,
+            "nodes": wanted,
+            "workers_per_node": per_node,
+            "actor_options": _plain(actor_options),
+            "node_timeout_s": _NODE_TIMEOUT_S,
+            "no_room_s": _NO_ROOM_S,
         }
-        self._is_new = os.environ.get("LOADERPOOL_CORE") == "new"
-        module = "loaderpool.ray.dispatch" if self._is_new else "loaderpool.ray.ray_hosts"
-        program = Program(module, "loaderpool-dispatcher", {"cluster": self._settings})
-        # Until hosts have told how many workers they have.
-        super().__init__((wanted or 1) * (per_host or 1), restarts, _program=program)
+        program = Program("loaderpool.ray.dispatch", "loaderpool-dispatcher", {"cluster": self._settings})
+        # Until nodes have told how many workers they have.
+        super().__init__((wanted or 1) * (per_node or 1), restarts, _program=program)
 
     @property
     def workers(self) -> int:
@@ -86,11 +82,9 @@ class RayPool(Pool):
 
     @property
     def _sure_workers(self) -> int:
-        return int(self._settings["hosts"] * self._settings["workers_per_node"])
+        return int(self._settings["nodes"] * self._settings["workers_per_node"])
 
     def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
-        if not self._is_new:
-            return super()._check_loader(checked)
         if checked.stream is not None or checked.plan.lanes:
             raise ArgumentError(
                 "RayPool needs a source that is read by index, and this one is an iterable. Pass workers=N to read it "
@@ -102,16 +96,14 @@ class RayPool(Pool):
 
     def resize(self, nodes: int | Literal["auto"]) -> None:
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""
-        self._settings["hosts"] = _count("nodes", nodes)
+        self._settings["nodes"] = _count("nodes", nodes)
         with InterruptsHeld(), self._turn():
-            if self._session is not None and self._is_new:
-                self._session.resize(self._settings["hosts"])
-            elif self._session is not None:
-                self._session.send(Control.RESIZE, self._settings["hosts"])
+            if self._session is not None:
+                self._session.resize(self._settings["nodes"])
 
 
 def _count(name: str, value: Any) -> int:
-    """A checked number of hosts or workers; 0 for "auto"."""
+    """A checked number of nodes or workers; 0 for "auto"."""
     if isinstance(value, str):
         if value == "auto":
             return 0
@@ -119,7 +111,7 @@ def _count(name: str, value: Any) -> int:
     return whole_number(name, value, at_least=1, at_most=MAX_WORKERS)
 
 
-def _travelling(options: Any) -> dict[str, Any]:
+def _plain(options: Any) -> dict[str, Any]:
     """Return an actor's options in plain values: modules and relative paths as this process has them now.
 
     Raises:
@@ -133,27 +125,24 @@ def _travelling(options: Any) -> dict[str, Any]:
             raise ArgumentError(f"actor_options must not have {name}, which RayPool sets (num_cpus: workers_per_node)")
     env = plain.get("runtime_env")
     if isinstance(env, Mapping):
-        plain["runtime_env"] = env = {name: _path_of(value) for name, value in env.items()}
-        if isinstance(env.get("working_dir"), str):
-            env["working_dir"] = _absolute(env["working_dir"])
+        plain["runtime_env"] = env = dict(env)
+        if "working_dir" in env:
+            env["working_dir"] = _path_of(env["working_dir"])
         if isinstance(env.get("py_modules"), (list, tuple)):
-            env["py_modules"] = [_absolute(_path_of(module)) for module in env["py_modules"]]
+            env["py_modules"] = [*map(_path_of, env["py_modules"])]
     return plain
 
 
 def _path_of(value: Any) -> Any:
-    """Return the path of a module, or what else it is as it came."""
-    if not isinstance(value, ModuleType):
-        return os.fspath(value) if isinstance(value, os.PathLike) else value
-    places = list(getattr(value, "__path__", None) or filter(None, [getattr(value, "__file__", None)]))
-    if len(places) != 1:
-        raise ArgumentError(
-            f"module {value.__name__!r} in py_modules is in {places or 'no file'}: pass the path of one folder or .py "
-            "file instead"
-        )
-    return places[0]
-
-
-def _absolute(path: Any) -> Any:
-    """Return a path of this machine as an absolute one; "s3://..." and what is no text are Ray's to judge."""
-    return os.path.abspath(path) if isinstance(path, str) and "://" not in path else path
+    """Return a module's path, or a path of this machine, as an absolute one; anything else is Ray's to judge."""
+    if isinstance(value, ModuleType):
+        places = list(getattr(value, "__path__", None) or filter(None, [getattr(value, "__file__", None)]))
+        if len(places) != 1:
+            raise ArgumentError(
+                f"module {value.__name__!r} in py_modules is in {places or 'no file'}: pass the path of one folder or "
+                ".py file instead"
+            )
+        value = places[0]
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return os.path.abspath(value) if isinstance(value, str) and "://" not in value else value

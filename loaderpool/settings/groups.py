@@ -111,8 +111,8 @@ class Limits:
         memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free memory, up to 2 GiB.
         timeout_s: Longest time of one sample in seconds; a longer one is an error. Default: `None`, no limit.
         restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any. Default: `(50, 60)`.
-        restarts_per_item: Crashes of one task before its samples are retried one at a time, at least 1. A sample that
-            crashes its worker twice when run alone is an error, or skipped if `on_error` allows it. Default: 3.
+        restarts_per_item: Crashes of one task, at least 2, before it is given up; the last two must be at the same
+            sample. That sample is an error, or skipped if `on_error` allows it. Default: 3.
     """
 
     memory: int | None

@@ -14,7 +14,7 @@ from loaderpool.errors import brief
 if TYPE_CHECKING:
     from pathlib import Path
 
-Role = Literal["trainer", "supervisor", "worker", "reader", "dispatcher", "host"]
+Role = Literal["trainer", "supervisor", "worker", "reader", "dispatcher", "node"]
 _role: Role = "trainer"
 _node = ""
 
@@ -127,8 +127,3 @@ class RestartLimit:
             self._deaths.append(now_ns)
             while self._deaths[0] < now_ns - self._window_ns:
                 self._deaths.popleft()
-
-    def forgive(self, deaths: int) -> None:
-        """Count the latest deaths no more."""
-        for _ in range(min(deaths, len(self._deaths))):
-            self._deaths.pop()

@@ -22,7 +22,7 @@ from rich.text import Text
 from loaderpool.errors import counted, readable_bytes
 from loaderpool.system import capacity, clock, machine
 from loaderpool.tools.commands import output, results, write_json
-from loaderpool.tools.tune import describe_cpus, hosts_of, ray_address
+from loaderpool.tools.tune import describe_cpus, nodes_of, ray_address
 from loaderpool.trainer.loader import Loader
 
 # Of a supervisor and a worker with NumPy: below it they hardly fit. And what leaves room for a small loader's batches.
@@ -91,9 +91,9 @@ def pool_checks(workers: int, deadline_s: float = _DEADLINE_S) -> list[Check]:
 
 def cluster_checks(address: str) -> list[Check]:
     """Return a check for each node of a Ray cluster that makes batches."""
-    hosts = hosts_of(address, Loader(range(_ROWS), float, workers=0))
+    found = nodes_of(address, Loader(range(_ROWS), float, workers=0))
     nodes = [
-        check(f"node {each.address}", f"{counted(each.workers, 'worker')}, {each.batches:,} batches") for each in hosts
+        check(f"node {each.address}", f"{counted(each.workers, 'worker')}, {each.batches:,} batches") for each in found
     ]
     return [check("Ray cluster", f"{counted(len(nodes), 'node')} at {address}", fails=not nodes), *nodes]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import click
 
+from loaderpool.core import failures
 from loaderpool.errors import LoaderpoolError, brief, shortened
 from loaderpool.system.process import is_library_file
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
-from loaderpool.trainer.session import remote_errors
 
 _MIGRATE = 'To convert a tf.data pipeline, see "Migrate from tf.data and from_generator" in the documentation.'
 _NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # a package that is installed may be
@@ -32,7 +32,7 @@ def load_target(target: str) -> Loader:
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".") or "train"
         raise _wrong(target, f"must have the form package.module:name, without .py, such as {dotted}:{name or 'name'}")
     module = _import(target, module_name)
-    remote_errors.command_target = target  # what errors of its function advise to replay
+    failures.command_target = target  # what errors of its function advise to replay
     if not hasattr(module, name):
         why = f"was not found: module {module_name} has no {brief(name)}. {_near(module, name)}"
         raise _wrong(target, why)

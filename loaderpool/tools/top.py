@@ -51,21 +51,35 @@ def read_at(path: str, at: int, nbytes: int) -> bytes:
         return os.pread(file.fileno(), nbytes, at)
 
 
-def _own_page(pid: int) -> dict[str, Any] | None:
-    """Return what a process tells; None: nothing. A fork has the page of the process that it is of."""
+def read_pages(pid: int) -> dict[str, dict[str, Any]]:
+    """Return what each page of a process tells, by its path, in the order in which loaders were made.
+
+    A fork has the pages of the process that it is of, and none of its own.
+    """
+    found = {}
     for path in memory_files(pid, NAME):
         with contextlib.suppress(FileNotFoundError):
             told = read_page(read_at(path, 0, PAGE_BYTES))
             if told is not None and told["pid"] == pid:
-                return {**told, "process": shortened(printable(told.get("process", "")))}
-    return None
+                found[path] = told
+    return dict(sorted(found.items(), key=lambda each: int(each[1]["loaders"][0]["number"])))
+
+
+def _of_process(pid: int) -> dict[str, Any] | None:
+    """Return what the pages of a process tell, in one; None: it has none."""
+    pages = list(read_pages(pid).values())
+    if not pages:
+        return None
+    loaders = [loader for page in pages for loader in page["loaders"]]
+    process = shortened(printable(pages[-1].get("process", "")))
+    return {**max(pages, key=lambda each: float(each["now_s"])), "process": process, "loaders": loaders}
 
 
 def read_training(pid: int) -> dict[str, Any]:
     """Return what a training tells of itself; an error says why it cannot be looked at."""
     told, refused = None, ""
     try:
-        told = _own_page(pid)
+        told = _of_process(pid)
     except OSError as error:
         refused = str(error.strerror)
     if not machine.start_time(pid):
@@ -86,7 +100,7 @@ def find_training(pid: int | None) -> dict[str, Any]:
     found: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if told := _own_page(int(path.name)):
+            if told := _of_process(int(path.name)):
                 found[told["pid"]] = told["process"]
     if not found:
         raise click.ClickException(

@@ -11,8 +11,8 @@ import click
 
 from loaderpool.memory.recorder import DELIVERIES, read_ring
 from loaderpool.tools.commands import SECONDS, output
-from loaderpool.tools.top import find_training, memory_files, read_at
-from loaderpool.trainer.explain.page import RING_NAME
+from loaderpool.tools.top import find_training, memory_files, read_at, read_pages
+from loaderpool.trainer.explain.page import PAGE_BYTES
 from loaderpool.trainer.tracing.chrome import VIEWER, chrome_trace, write_trace
 from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Recording, read_clocks, read_pool
 
@@ -47,14 +47,14 @@ def _recording(training: dict[str, Any]) -> Recording:
     arenas = {(at.st_dev, at.st_ino): path for path in memory_files(training["pid"], "arena") if (at := os.stat(path))}
     pools: dict[tuple[int, ...], PoolRecords] = {}
     loaders = []
-    for told in training["loaders"]:
-        arena, has_hosts = tuple(told["arena"] or ()), any(not each["pid"] for each in told["workers"])
+    for path, page in read_pages(training["pid"]).items():
+        (told,) = page["loaders"]
+        arena, has_nodes = tuple(told["arena"] or ()), any(not each["pid"] for each in told["workers"])
         if arena in arenas and arena not in pools:
-            path = arenas[arena]
-            pools[arena] = read_pool(functools.partial(read_at, path), os.stat(path).st_size, has_hosts)
+            read = functools.partial(read_at, arenas[arena])
+            pools[arena] = read_pool(read, os.stat(arenas[arena]).st_size, has_nodes)
         place = list(pools).index(arena) if arena in pools else None
-        ring = memory_files(training["pid"], f"{RING_NAME}-{told['number']}")[0]
-        deliveries = read_ring(functools.partial(read_at, ring), 0, DELIVERIES)
+        deliveries = read_ring(functools.partial(read_at, path), PAGE_BYTES, DELIVERIES)
         asked_ns = 0 if told["asked_s"] is None else int(1e9 * (told["looked_s"] - told["asked_s"]))
-        loaders.append(LoaderRecords(told["loader"], place, told["calls_of"], has_hosts, deliveries, asked_ns))
+        loaders.append(LoaderRecords(told["loader"], place, told["calls_of"], has_nodes, deliveries, asked_ns))
     return Recording(training["pid"], training["process"], loaders, list(pools.values()), *read_clocks())

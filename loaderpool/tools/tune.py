@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator, Sequence
 import click
 from rich.table import Column, Table
 
+from loaderpool.core.engine_statistics import NodeStatistics
 from loaderpool.errors import ArgumentError, counted, readable_number
 from loaderpool.ray.pool import RayPool
 from loaderpool.settings.groups import MAX_THREADS, MAX_WORKERS
 from loaderpool.system import capacity, clock
 from loaderpool.tools.commands import SECONDS, numbers, output, results, write_json
 from loaderpool.tools.target import load_target
-from loaderpool.trainer.engine.engine_statistics import NodeStatistics
 from loaderpool.trainer.loader import Loader
 
 # The first calls import and open files, and the first batches fault the slots' pages in. Smaller counts some of that;
@@ -160,14 +160,14 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
     return chosen, reason
 
 
-def hosts_of(address: str, loader: Loader) -> tuple[NodeStatistics, ...]:
+def nodes_of(address: str, loader: Loader) -> tuple[NodeStatistics, ...]:
     """Return the nodes of a Ray cluster that take part in this loader's work, some seconds after the first batch."""
     with RayPool(address) as pool, loader.replace(workers=pool) as running:
         with contextlib.closing(bursts_of(running)) as times:
             until_s = next(times) + _SETTLE_S / 2
             while next(times) < until_s:
                 pass
-        return tuple(host for host in running.statistics().nodes if host.state == "running")
+        return tuple(node for node in running.statistics().nodes if node.state == "running")
 
 
 def ray_address(value: str) -> str:
@@ -232,7 +232,7 @@ def tune(
         loader = loader.replace(cache=None, workers=0)
     each = threads or (loader.config.threads,)
     if address is not None:
-        nodes = len(hosts_of(address, loader))
+        nodes = len(nodes_of(address, loader))
         settings = {Setting(count, each[0], address) for count in counts or default_counts(nodes) if 0 < count <= nodes}
         if not settings:
             raise click.ClickException(f"the cluster has {counted(nodes, 'node')} with free CPUs")

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from loaderpool.system.interrupts import InterruptsHeld, is_of_a_handler
-from loaderpool.trainer.epochs.batch_reader import Conversion
+from loaderpool.trainer.epochs.epoch_pass import Conversion
 from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator, refuse_reentry
@@ -41,7 +41,7 @@ class AheadIterator(LoaderIterator):
                 if error is not None:
                     raise error
                 self._take()
-            while len(self._taken) <= self._ahead and self._error is None and self._reader.is_ready:
+            while len(self._taken) <= self._ahead and self._error is None and self._pass.is_ready:
                 try:
                     self._take()
                 except Exception as error:
@@ -53,7 +53,7 @@ class AheadIterator(LoaderIterator):
 
     def _take(self) -> None:
         with InterruptsHeld():
-            self._taken.append((super().__next__(), self._reader.consumed))
+            self._taken.append((super().__next__(), self._pass.consumed))
 
     @property
     def position(self) -> Position:

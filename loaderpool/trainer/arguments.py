@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import Auto, LoaderConfig, unit_of
+from loaderpool.core.delivery import CheckedArguments
 from loaderpool.element.spec import read_spec
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.base import BasePlan
@@ -18,7 +19,6 @@ from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.sources.recognise import Source, as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
-from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:

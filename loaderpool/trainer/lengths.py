@@ -115,7 +115,7 @@ def find_lengths(
 def _called(
     config: LoaderConfig, arguments: Mapping[str, Any], size: int, make_loader: Callable[..., Any]
 ) -> npt.NDArray[np.int64]:
-    from loaderpool.trainer.session.remote_errors import lost_error, sample_error
+    from loaderpool.core.failures import lost_error, sample_error
 
     lengths, limits = _room_for(size), config.limits
     make: Callable[..., LoaderpoolError]

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import LoaderConfig
+from loaderpool.core.delivery import CheckedArguments
 from loaderpool.errors import ArgumentError, ClosedError, closed_error, counted, foreign_error
 from loaderpool.plan.base import BasePlan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
-from loaderpool.trainer.engine.checked_arguments import CheckedArguments
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, EpochTracker
 from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
-    from loaderpool.trainer.engine.delivery import Engine
+    from loaderpool.core.delivery import Engine
     from loaderpool.trainer.epochs.fingerprint import Fingerprint
     from loaderpool.trainer.epochs.observer import Observer
     from loaderpool.trainer.explain.observed import Autotuned
@@ -78,25 +78,15 @@ def start_engine(
         if has_workers:
             assert pool is not None
             session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
-            if is_new(session):
-                from loaderpool.core.engine import PoolEngine as NewEngine
+            from loaderpool.core.engine import PoolEngine
 
-                engine = NewEngine(session, checked, epoch, shared)  # type: ignore[arg-type]
-            else:
-                from loaderpool.trainer.engine.pool_engine import PoolEngine
-
-                engine = PoolEngine(session, checked, epoch, shared)
+            engine = PoolEngine(session, checked, epoch, shared)
         else:
-            from loaderpool.trainer.engine.local_engine import LocalEngine
+            from loaderpool.core.local_engine import LocalEngine
 
             engine, own_pool = LocalEngine(checked, epoch, shared), None
         undo.pop_all()
     return engine, own_pool
-
-
-def is_new(session: object) -> bool:
-    """Whether it is a pool of the core to come. Goes with the old one."""
-    return type(session).__module__.startswith("loaderpool.core.")
 
 
 def end_engine(engine: Engine, own_pool: Pool | None) -> None:
@@ -151,7 +141,7 @@ class LoaderCore:
                 self._undoing = Undoing(self, functools.partial(end_engine, self.engine, own_pool))
             self.pool = self.pool or own_pool
         if self.engine.captured is not None:
-            from loaderpool.trainer.session.warnings import warn_of_changes  # which a pool has imported
+            from loaderpool.core.warnings import warn_of_changes  # which a pool has imported
 
             self.tracker.at_begin = functools.partial(warn_of_changes, self.engine.captured)
             if self.pool is not None:

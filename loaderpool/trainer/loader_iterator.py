@@ -11,8 +11,7 @@ from typing import Any
 
 from loaderpool.errors import ClusterError, LoaderpoolError
 from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers
-from loaderpool.trainer.epochs.batch_reader import BatchReader, Conversion, as_arrays
-from loaderpool.trainer.epochs.epoch_pass import Pass
+from loaderpool.trainer.epochs.epoch_pass import Conversion, Pass, as_arrays
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog, Position
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
@@ -31,7 +30,7 @@ class LoaderIterator(Iterator[Any]):
         self._core = core  # keeps the pool alive
         self._turn = threading.RLock()
         self.iteration = IterationLog() if iteration is None else iteration
-        self._reader = BatchReader(core.tracker, self.iteration, convert or as_arrays)
+        self._pass = Pass(core.tracker, self.iteration, convert or as_arrays)
         self._undoing: Undoing | None = None  # of the pass, once it has begun
 
     def __iter__(self) -> LoaderIterator:
@@ -51,21 +50,21 @@ class LoaderIterator(Iterator[Any]):
         if self._turn._is_owned():  # type: ignore[attr-defined]  # as `threading.Condition` asks
             refuse_reentry(self)
         with self._turn:
-            reader = self._reader
-            if not reader.left and self._is_over():  # `take` would raise, which costs microseconds between two epochs
+            one_pass = self._pass
+            if not one_pass.left and self._is_over():  # `take` would raise, which costs microseconds between two epochs
                 self._end()
                 raise StopIteration
             try:
                 if self._undoing is None:
                     with InterruptsHeld():  # one block for both, for the same reason
                         self._begin()
-                        reader.fetch()
-                return reader.take()
+                        one_pass.fetch()
+                return one_pass.take()
             except BaseException as error:
                 # No batch is ever made again; who saves the place next means this one, and not the next epoch.
                 if isinstance(error, ClusterError) and self._core.tracker.lost_at is None:
                     self._core.tracker.lost_at = self.position
-                if not reader.left and self._is_over():
+                if not one_pass.left and self._is_over():
                     self._end()
                 raise
 
@@ -76,18 +75,18 @@ class LoaderIterator(Iterator[Any]):
             with contextlib.suppress(OSError):  # no descriptors are left: then it is imported when it is needed
                 import loaderpool.trainer.epochs.observer  # noqa: F401
 
-        tracker, one_pass = self._core.tracker, self._reader.one_pass
+        tracker, one_pass = self._core.tracker, self._pass
         if tracker.latest is not self.iteration:
             tracker.note_iteration(self.iteration, is_dataset=False)
         self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
 
     def _is_over(self) -> bool:
-        return self._undoing is not None and self._reader.one_pass.is_over
+        return self._undoing is not None and self._pass.is_over
 
     def _end(self) -> None:
         """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""
         assert self._undoing is not None
-        self._core.tracker.live.pop(id(self._reader.one_pass), None)
+        self._core.tracker.live.pop(id(self._pass), None)
         self._undoing.forget()
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,20 +96,20 @@ class LoaderIterator(Iterator[Any]):
     @property
     def position(self) -> Position:
         """Position after the latest batch of this iterator."""
-        return self._position(self._reader.consumed)
+        return self._position(self._pass.consumed)
 
     def _position(self, consumed: int) -> Position:
-        return (self._reader.one_pass.log or self._core.tracker.next_log()).position(consumed)
+        return (self._pass.log or self._core.tracker.next_log()).position(consumed)
 
     @property
     def epoch(self) -> int:
         """Epoch number of this iteration, or -1 before its first batch."""
-        return self._reader.one_pass.epoch
+        return self._pass.epoch
 
     def close(self) -> None:
         """End this iteration. The next one starts a new epoch."""
         with InterruptsHeld():
-            self._reader.close()
+            self._pass.close()
             if self._undoing is not None:
                 self._undoing.now()
             self._core.tracker.settle_ends()

@@ -15,12 +15,12 @@ from loaderpool.system import capacity, machine, process
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 if TYPE_CHECKING:
+    from loaderpool.core.delivery import CheckedArguments
+    from loaderpool.core.launch import Program
+    from loaderpool.core.pool import Pool as Session
     from loaderpool.trainer.autotune.pool_workers import PoolWorkers
-    from loaderpool.trainer.engine.checked_arguments import CheckedArguments
-    from loaderpool.trainer.explain.looks import AboutLoader, Look
-    from loaderpool.trainer.explain.observed import Autotuned
-    from loaderpool.trainer.session.launch import Program
-    from loaderpool.trainer.session.session import Session
+    from loaderpool.trainer.explain.looks import Look
+    from loaderpool.trainer.explain.observed import AboutLoader, Autotuned
 
 
 def first_workers(workers: int | Auto) -> int:
@@ -40,25 +40,22 @@ def _program_of(start: Any) -> Program:
         raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
     if start == "fork" and not machine.can_fork_workers():
         raise ArgumentError('start="fork" needs os.fork and os.memfd_create, which this Python lacks. Remove start=')
-    from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR  # with subprocess and sockets: not at import
+    from loaderpool.core.launch import SPAWNED, SUPERVISOR  # with subprocess and sockets: not at import
 
     return SPAWNED if start == "spawn" else SUPERVISOR
 
 
-def _make_session(workers: int, restarts: tuple[int, float] | None, program: Program | None) -> Session:
-    if os.environ.get("LOADERPOOL_CORE") != "new":
-        from loaderpool.trainer.session.session import Session  # with subprocess and sockets: not at import
+def _start_session(workers: int, restarts: tuple[int, float] | None, program: Program | None) -> Session:
+    from loaderpool.core.launch import SPAWNED, usual_program  # with subprocess and sockets: not at import
 
-        return Session(workers, restarts, program)
-    from loaderpool.trainer.session.launch import SPAWNED, SUPERVISOR
-
-    if program is SPAWNED or (program is None and not machine.can_fork_workers()):
+    program = program or usual_program()
+    if program is SPAWNED:
         from loaderpool.core.spawned import SpawnedPool
 
-        return SpawnedPool(workers, restarts)  # type: ignore[return-value]
-    from loaderpool.core.pool import Pool as NewPool
+        return SpawnedPool(workers, restarts)
+    from loaderpool.core.pool import Pool as ForkedPool
 
-    return NewPool(workers, restarts, None if program is SUPERVISOR else program)  # type: ignore[return-value]
+    return ForkedPool(workers, restarts, program)
 
 
 class Pool:
@@ -116,8 +113,7 @@ class Pool:
         """What a loader is started with here; raises where the workers cannot make its batches."""
         if checked.payload["cache"] is None or not checked.payload["cache"].in_memory:
             return checked
-        from loaderpool.trainer.session.launch import SPAWNED
-        from loaderpool.trainer.session.session import usual_program
+        from loaderpool.core.launch import SPAWNED, usual_program
 
         if (self._program or usual_program()) is SPAWNED:
             raise ArgumentError(
@@ -147,7 +143,7 @@ class Pool:
             if self._is_closed:
                 raise closed_error("this Pool")
             if self._session is None:
-                session = _make_session(self._workers, self._restarts, self._program)
+                session = _start_session(self._workers, self._restarts, self._program)
                 if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
                     session.close()
                     raise closed_error("this Pool")

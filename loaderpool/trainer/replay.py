@@ -6,12 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import MAX_EPOCH
+from loaderpool.core.local_engine import LocalEngine
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.plan.base import BasePlan
 from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.trainer.engine.local_engine import LocalEngine
 from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import WorkFailed
 
@@ -46,7 +46,7 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
     found = Replay(loader, whole_number("index", index, at_least=0), epoch)
     engine = loader._core.engine
     if engine is not None and engine.captured is not None:
-        from loaderpool.trainer.session.warnings import warn_of_changes  # which a pool has imported
+        from loaderpool.core.warnings import warn_of_changes  # which a pool has imported
 
         warn_of_changes(engine.captured, in_replay=True)
     return found.run()

@@ -95,20 +95,18 @@ def _table(rows: Mapping[str, str]) -> str:
 def _timeline(looks: Sequence[Look]) -> Iterator[dict[str, float]]:
     """Yield what was between each two looks in which steps were taken; means are over its steps."""
     for first, last in itertools.pairwise(looks):
-        before, now = first.steps, last.steps
-        steps, steps_ns = now.steps - before.steps, now.steps_ns - before.steps_ns
-        if steps <= 0 or steps_ns <= 0:
-            continue
-        waiting_ns = min(steps_ns, now.wait_ns - before.wait_ns)
-        yield {
-            "begin_s": (first.now_ns - looks[-1].now_ns) / 1e9,  # before the latest look
-            "end_s": (last.now_ns - looks[-1].now_ns) / 1e9,
-            "steps": steps,
-            "computing_s": (steps_ns - waiting_ns) / 1e9 / steps,  # of a step: the consumer's own
-            "waiting_s": waiting_ns / 1e9 / steps,  # of a step: for data
-            "samples": last.samples - first.samples,
-            "workers": last.work.worker_count,
-        }
+        steps, seconds = last.steps - first.steps, last.seconds - first.seconds
+        if steps > 0 and seconds > 0:
+            waiting_s = min(seconds, last.wait_s - first.wait_s)
+            yield {
+                "begin_s": (first.now_ns - looks[-1].now_ns) / 1e9,  # before the latest look
+                "end_s": (last.now_ns - looks[-1].now_ns) / 1e9,
+                "steps": steps,
+                "computing_s": (seconds - waiting_s) / steps,  # of a step: the consumer's own
+                "waiting_s": waiting_s / steps,  # of a step: for data
+                "samples": last.samples - first.samples,
+                "workers": last.workers,
+            }
 
 
 def _pictures(content: Mapping[str, Any]) -> Iterator[str]:

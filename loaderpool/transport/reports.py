@@ -84,11 +84,11 @@ class RowFailure(NamedTuple):
 class Verdict(enum.Enum):
     """Why work was given up."""
 
-    ALONE = "alone"  # one sample (or batch_fn's one batch) ends its worker also when it runs alone
-    TOGETHER = "together"  # none does so alone, and all of them together do again and again
+    ALONE = "alone"  # one sample (or batch_fn's one batch) ends its worker again and again
+    TOGETHER = "together"  # all of a task's samples do, now at one of them and now at another
     BEFORE = "before"  # workers end before they have begun any sample
-    HOST = "host"  # hosts that had it died again and again, the last while it had nothing else
-    STORM = "storm"  # more workers, or hosts, died in a short time than `restarts` allows
+    NODE = "node"  # nodes that had it died again and again, the last while it had nothing else
+    STORM = "storm"  # more workers, or nodes, died in a short time than `restarts` allows
 
 
 class LostReport(NamedTuple):
@@ -105,10 +105,10 @@ class LostReport(NamedTuple):
     was_stopped: bool = False  # the last worker was stopped (SIGSTOP), and after some seconds ended for it
     in_setup: bool = False  # the last worker died in the user's `setup` hook
     max_restarts: tuple[int, float] | None = None  # the limit that a storm has passed
-    batches: range = range(0)  # of that epoch, over which hosts died; the trainer enters them, and their source indices
+    batches: range = range(0)  # of that epoch, over which nodes died; the trainer enters them, and their source indices
     indices: tuple[int, ...] = ()  # where it can name them (at most 1000)
     node: str = ""  # the address of the last worker's node; empty: this machine
-    hosts: tuple[tuple[str, str], ...] = ()  # of those that died the nodes' addresses, and why, the latest last
+    nodes: tuple[tuple[str, str], ...] = ()  # that died: their addresses, and why, the latest last
 
 
 def shown_name(cls: type) -> str:

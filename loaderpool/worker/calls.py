@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy.typing as npt
 
@@ -13,125 +13,13 @@ from loaderpool.cache.setting import Count
 from loaderpool.errors import ArgumentError, CacheError
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.worker.after_fork import end_stray
-from loaderpool.worker.global_rng import GlobalsWatch
+from loaderpool.worker.global_rng import GlobalsWatch, global_states
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
     from loaderpool.plan.sample_streams import SampleStreams
 
-
-class CachedFunction:
-    """Gives what `fn` gives for a source index, in memory of its own.
-
-    What comes out is always what the entry's bytes are read as, also where `fn` was called just now, and where its
-    result could not be kept: so a sample does not depend on who has met the item before.
-
-    Args:
-        get: gives the item of a source index.
-        fn: the user's function.
-        shared: the loader's cache.
-        worker: which one this is, by its cell.
-
-    Attributes:
-        refusal: why the function cannot have a cache, once that is known: no matter of a single sample.
-    """
-
-    def __init__(self, get: Callable[[int], Any], fn: Callable[[Any], Any], shared: SharedCache, worker: int) -> None:
-        from loaderpool.cache.store import dump, load  # most loaders have no cache
-
-        self._get, self._fn, self._shared, self._dump, self._load = get, fn, shared, dump, load
-        self._counts = shared.counts_of(worker)
-        self._watch = GlobalsWatch()
-        self._has_none = False
-        self.refusal: CacheError | None = None
-
-    def __call__(self, index: int) -> Any:
-        """Return what `fn` gives for this source index.
-
-        Raises:
-            CacheError: the function is random, or its result is no pickle; see `refusal`.
-            BaseException: whatever the source or the function raises; nothing is kept then.
-        """
-        store = self._store()
-        if store is not None:
-            try:
-                pickled = store.get(index)
-                if pickled is not None:
-                    found = self._load(pickled)
-                    self._counts[Count.HITS] += 1
-                    return found
-            except Exception:  # damaged, or not to be had now: it is made again, and written over
-                self._counts[Count.DAMAGED] += 1
-        value, drew = self._call(index)
-        if drew:
-            # Once more: the first call may have imported what draws on import, or another thread may have drawn.
-            value, drew = self._call(index)
-        if drew:
-            self._refuse(
-                f"fn used random or numpy.random for source index {index}. With cache=, it is called only once per "
-                "item, so all epochs would have the same random numbers. Move the random part to augment=, which gets "
-                "the result of fn in every epoch, or remove cache="
-            )
-        self._counts[Count.MISSES] += 1
-        try:
-            made = self._dump(value)
-            value = self._load(made)
-        except Exception as error:
-            self._refuse(
-                f"The result of fn for source index {index}, a {type(value).__name__}, cannot be cached: {error}. "
-                "A cache stores pickles: return arrays, numbers or strings from fn, or remove cache="
-            )
-        if store is not None:
-            not_kept = store.put(index, made)
-            if not_kept is not None:
-                self._counts[not_kept] += 1
-        return value
-
-    def _call(self, index: int) -> tuple[Any, bool]:
-        """Return what the function gives, and whether any code drew from the global generators meanwhile."""
-        self._watch.arm()
-        value = self._fn(self._get(index))
-        end_stray()  # a child that the function has forked shall not write
-        return value, self._watch.drew()
-
-    def _store(self) -> Store | None:
-        if self._has_none:
-            return None
-        try:
-            return self._shared.store()
-        except Exception:  # it was deleted, or no descriptor is left for it
-            self._has_none = True
-            self._counts[Count.BROKEN] += 1
-            return None
-
-    def _refuse(self, text: str) -> None:
-        self.refusal = CacheError(text)
-        raise self.refusal
-
-
 _Result = TypeVar("_Result")
-
-
-class Maker(Protocol):
-    """What rows are made of: the calls themselves, or the threads that make them."""
-
-    @property
-    def needs_positions(self) -> bool:
-        """Whether a call is given positions, beside indices."""
-
-    def samples(
-        self,
-        epoch: int,
-        positions: Sequence[int],
-        indices: Sequence[int],
-        results: list[Any],
-        arrays: Sequence[npt.NDArray[Any]] | None = None,
-        row: int = 0,
-    ) -> None:
-        """Append samples for consecutive rows to `results`, one after the other."""
-
-    def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int], row: int = 0) -> Any:
-        """Return what one call of the function makes: a sample, or the samples of a batch."""
 
 
 def refuse_draws(threads: int) -> ArgumentError:
@@ -150,13 +38,17 @@ class Calls:
     function is called with what the one before it gave.
 
     Args:
-        payload: what `Loader` shipped: source, fn, augment, batch_fn, config, takes_rng, takes_out, cache.
+        payload: what `Loader` shipped.
         cell: of the worker that this is.
         threads: how many make calls at the same time, each with a copy of this.
+        watch: who looks at the global generators, where others look, too.
     """
 
-    def __init__(self, payload: Mapping[str, Any], cell: int = 0, threads: int = 1) -> None:
-        self._get: Callable[[int], Any] = payload["source"].__getitem__
+    def __init__(
+        self, payload: Mapping[str, Any], cell: int = 0, threads: int = 1, watch: GlobalsWatch | None = None
+    ) -> None:
+        source, config = payload["source"], payload["config"]
+        self._get: Callable[[int], Any] = source.__getitem__
         self._batch_fn: Callable[..., Any] | None = payload["batch_fn"]
         names = ["fn", "augment"]
         self._cached: CachedFunction | None = None
@@ -164,7 +56,6 @@ class Calls:
             self._cached = CachedFunction(self._get, payload["fn"], payload["cache"], cell)
             names.remove("fn")
         self._first: Callable[[int], Any] = self._cached or self._get
-        source = payload["source"]
         # `range(n)`: a look-up of each would take a tenth of the time of a batch of tiny samples.
         self._items_are_indices = self._cached is None and type(source) is range and source == range(len(source))
         takes_rng: frozenset[str] = payload["takes_rng"]  # the names of those that do
@@ -175,13 +66,11 @@ class Calls:
         self._last: tuple[Callable[..., Any], bool] | None = chain.pop() if self.takes_out else None
         self._chain = chain
         self._takes_rng = bool(takes_rng)
-        config = payload["config"]
         self._seed, self._threads = config.seed, threads
-        self._watch = GlobalsWatch() if config.seed_globals == "auto" else None
+        self.watch = (watch or GlobalsWatch()) if config.seed_globals == "auto" else None
         self._seeds_globals: bool = config.seed_globals is True
-        # What the probe made, each used at its turn instead of a second call; by source index of the (first) item.
-        self._kept: dict[int, Any] = {}
-        self._kept_epoch = 0
+        # What the probe made, each used at its turn instead of a second call; by epoch and index of the (first) item.
+        self._kept: dict[tuple[int, int], Any] = {}
         maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
         self.lacked_out = False  # the latest call of a function that takes `out` was given None
@@ -211,29 +100,30 @@ class Calls:
         """Whether calls look at positions at all: only random streams do."""
         return self._takes_rng or self._seeds_globals
 
+    # ---- what the probe made ----
+
     def keep(self, epoch: int, index: int, result: Any) -> None:
         """Have `result` stand for the next call for this item in this epoch. Results of other epochs are dropped."""
         self.keep_only(epoch)
-        self._kept[index] = result
+        self._kept[epoch, index] = result
 
     def keep_only(self, epoch: int) -> None:
         """Drop what is kept of other epochs, which will not be asked for."""
-        if epoch != self._kept_epoch:
+        if self._kept and any(kept != epoch for kept, _ in self._kept):
             self._kept.clear()
-            self._kept_epoch = epoch
 
     def take_kept(self, epoch: int, index: int) -> list[Any]:
         """Return what was kept for this item in this epoch: one result, once, or none."""
-        if epoch != self._kept_epoch or index not in self._kept:
-            return []
-        return [self._kept.pop(index)]
+        return [self._kept.pop((epoch, index))] if (epoch, index) in self._kept else []
 
     def forget(self) -> None:
         """Drop what was kept: it is not what its turn would give now."""
         self._kept.clear()
 
+    # ---- the global generators ----
+
     def watched(self, work: Callable[[Calls], _Result]) -> _Result:
-        """Run `work` with this; once calls are seen to draw from the global generators, seed them and run it once more.
+        """Run `work` with this; once calls are seen to draw from the global generators, seed them and run it again.
 
         Raises:
             BaseException: whatever `work` raises.
@@ -246,12 +136,10 @@ class Calls:
         return result
 
     def _seeding(self, work: Callable[[Calls], _Result]) -> _Result:
-        watch = self._watch
+        watch = self.watch
         if watch is None or self._seeds_globals:
             return work(self)
-        if self._threads > 1:
-            return self._unseeded(watch, work)
-        while True:
+        for _ in range(2):  # the first may have imported what draws on import
             watch.arm()
             try:
                 result = work(self)
@@ -263,19 +151,12 @@ class Calls:
                 if not watch.drew():
                     return result
             self.forget()
-            if not watch.was_blind:
-                break
+        if self._threads > 1:
+            raise refuse_draws(self._threads)
         self._seeds_globals = True
         return work(self)
 
-    def _unseeded(self, watch: GlobalsWatch, work: Callable[[Calls], _Result]) -> _Result:
-        for _ in range(2):  # the first may have imported what draws on import
-            watch.arm()
-            result = work(self)
-            if not watch.drew():
-                return result
-            self.forget()
-        raise refuse_draws(self._threads)
+    # ---- the calls ----
 
     def samples(
         self,
@@ -285,6 +166,7 @@ class Calls:
         results: list[Any],
         arrays: Sequence[npt.NDArray[Any]] | None = None,
         row: int = 0,
+        take: Callable[[Any], Any] | None = None,
     ) -> None:
         """Append the function's result for each index; where it raises, `len(results)` tells for which.
 
@@ -295,42 +177,59 @@ class Calls:
             results: the list to append to.
             arrays: the components' arrays, for a function that takes `out`.
             row: the first row in them.
+            take: what is done with each result at once.
         """
-        if self._kept and epoch == self._kept_epoch and not self._kept.keys().isdisjoint(indices):
+        if self._kept and not self._kept.keys().isdisjoint((epoch, index) for index in indices):
             for at, (position, index) in enumerate(zip(positions, indices, strict=True)):
                 if kept := self.take_kept(epoch, index):
-                    results += kept
+                    results += kept if take is None else map(take, kept)
                 else:
-                    self.samples(epoch, [position], [index], results, arrays, row + at)
-            return
-        if not (self._takes_rng or self._seeds_globals or self.takes_out):
-            self._plain(indices, results)
-            end_stray()
-            return
-        first, chain, last, cached = self._first, self._chain, self._last, self._cached
-        generator: Any = None
-        self.lacked_out = False
-        for position, index in zip(positions, indices, strict=True):
-            if self._seeds_globals and cached is None:
-                self._streams.seed_globals(epoch, position)
-            if self._takes_rng:  # one for all: the second goes on where the first has stopped
-                generator = self._streams.generator(epoch, position)
-            value = first(index)
-            if self._seeds_globals and cached is not None:  # here: `fn` may have been called now, or in another epoch
-                self._streams.seed_globals(epoch, position)
-            for function, takes_rng in chain:
-                value = function(value, rng=generator) if takes_rng else function(value)
-            if last is not None:
-                out = None
-                if arrays is not None and self.unflatten is not None:
-                    out = self.unflatten([array[row, ...] for array in arrays])  # 0-d: an array, too
-                self.lacked_out = out is None
-                function, takes_rng = last
-                value = function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
-                value = out if value is None else value
+                    self.samples(epoch, [position], [index], results, arrays, row + at, take)
+        elif self._takes_rng or self._seeds_globals or self.takes_out:
+            for position, index in zip(positions, indices, strict=True):
+                value = self._sample(epoch, position, index, arrays, row)
+                results.append(value if take is None else take(value))
                 row += 1
-            results.append(value)
+        else:
+            self._plain(indices, results, self._functions if take is None else [*self._functions, take])
         end_stray()
+
+    def _sample(
+        self, epoch: int, position: int, index: int, arrays: Sequence[npt.NDArray[Any]] | None, row: int
+    ) -> Any:
+        self.lacked_out = False
+        if self._seeds_globals and self._cached is None:
+            self._streams.seed_globals(epoch, position)
+        # One for all: the second function goes on where the first has stopped.
+        generator: Any = self._streams.generator(epoch, position) if self._takes_rng else None
+        value = self._first(index)
+        if self._seeds_globals and self._cached is not None:  # here: `fn` may have been called, or in another epoch
+            self._streams.seed_globals(epoch, position)
+        for function, takes_rng in self._chain:
+            value = function(value, rng=generator) if takes_rng else function(value)
+        if self._last is not None:
+            out = None
+            if arrays is not None and self.unflatten is not None:
+                out = self.unflatten([array[row, ...] for array in arrays])  # 0-d: an array, too
+            self.lacked_out = out is None
+            function, takes_rng = self._last
+            value = function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
+            value = out if value is None else value
+        return value
+
+    def _plain(self, indices: Sequence[int], results: list[Any], functions: Sequence[Callable[[Any], Any]]) -> None:
+        before = len(results)
+        values: Iterable[Any] = indices if self._items_are_indices else map(self._first, indices)
+        for function in functions:
+            values = map(function, values)
+        results.extend(values)  # in C; what was made stays where one raises
+        if len(results) - before < len(indices):
+            end_stray()
+            # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
+            value = self._first(indices[len(results) - before])
+            for function in functions:
+                value = function(value)
+            raise RuntimeError("the function raised StopIteration once, but not when it was called again")
 
     def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int], row: int = 0) -> Any:
         """What one call makes: a sample or whole element for the first index, or a batch of all by `batch_fn`."""
@@ -345,10 +244,10 @@ class Calls:
             self._streams.seed_globals(epoch, positions[0], batch=True)
         if self._takes_rng:
             keywords["rng"] = self._streams.generator(epoch, positions[0], batch=True)
-        get, items, index = self._get, [], indices[0]
+        items, index = [], indices[0]
         try:
             for index in indices:
-                items.append(get(index))
+                items.append(self._get(index))
         except Exception as error:
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(f"while source[{index}] was read")
@@ -357,16 +256,82 @@ class Calls:
         end_stray()
         return batch
 
-    def _plain(self, indices: Sequence[int], results: list[Any]) -> None:
-        before = len(results)
-        values: Iterable[Any] = indices if self._items_are_indices else map(self._first, indices)
-        for function in self._functions:
-            values = map(function, values)
-        results.extend(values)  # in C; what was made stays where one raises
-        if len(results) - before < len(indices):
-            end_stray()
-            # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
-            value = self._first(indices[len(results) - before])
-            for function in self._functions:
-                value = function(value)
-            raise RuntimeError("the function raised StopIteration once, but not when it was called again")
+
+class CachedFunction:
+    """Gives what `fn` gives for a source index, in memory of its own.
+
+    What comes out is always what the entry's bytes are read as, also where `fn` was called just now, and where its
+    result could not be kept: so a sample does not depend on who has met the item before.
+
+    Attributes:
+        refusal: why the function cannot have a cache, once that is known: no matter of a single sample.
+    """
+
+    def __init__(self, get: Callable[[int], Any], fn: Callable[[Any], Any], shared: SharedCache, cell: int) -> None:
+        from loaderpool.cache.store import dump, load  # most loaders have no cache
+
+        self._get, self._fn, self._shared, self._dump, self._load = get, fn, shared, dump, load
+        self._counts = shared.counts_of(cell)
+        self._has_none = False
+        self.refusal: CacheError | None = None
+
+    def __call__(self, index: int) -> Any:
+        """Return what `fn` gives for this source index.
+
+        Raises:
+            CacheError: the function is random, or its result is no pickle; see `refusal`.
+            BaseException: whatever the source or the function raises; nothing is kept then.
+        """
+        store = self._store()
+        if store is not None:
+            try:
+                pickled = store.get(index)
+                if pickled is not None:
+                    found = self._load(pickled)
+                    self._counts[Count.HITS] += 1
+                    return found
+            except Exception:  # damaged, or not to be had now: it is made again, and written over
+                self._counts[Count.DAMAGED] += 1
+        value, drew = self._call(index)
+        if drew:  # once more: the first call may have imported what draws on import, or another thread may have drawn
+            value, drew = self._call(index)
+        if drew:
+            self._refuse(
+                f"fn used random or numpy.random for source index {index}. With cache=, it is called only once per "
+                "item, so all epochs would have the same random numbers. Move the random part to augment=, which gets "
+                "the result of fn in every epoch, or remove cache="
+            )
+        self._counts[Count.MISSES] += 1
+        try:
+            made = self._dump(value)
+            value = self._load(made)
+        except Exception as error:
+            self._refuse(
+                f"The result of fn for source index {index}, a {type(value).__name__}, cannot be cached: {error}. "
+                "A cache stores pickles: return arrays, numbers or strings from fn, or remove cache="
+            )
+        not_kept = None if store is None else store.put(index, made)
+        if not_kept is not None:
+            self._counts[not_kept] += 1
+        return value
+
+    def _call(self, index: int) -> tuple[Any, bool]:
+        """Return what the function gives, and whether any code drew from the global generators meanwhile."""
+        before = global_states()
+        value = self._fn(self._get(index))
+        end_stray()  # a child that the function has forked shall not write
+        return value, global_states() != before
+
+    def _store(self) -> Store | None:
+        if self._has_none:
+            return None
+        try:
+            return self._shared.store()
+        except Exception:  # it was deleted, or no descriptor is left for it
+            self._has_none = True
+            self._counts[Count.BROKEN] += 1
+            return None
+
+    def _refuse(self, text: str) -> None:
+        self.refusal = CacheError(text)
+        raise self.refusal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,61 +13,37 @@ from loaderpool.plan.base import BasePlan
 from loaderpool.worker.jobs import Abandoned, Job
 
 
-class WorkItems(Protocol):
-    """Says which positions a job has, and gives their items."""
-
-    def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """Return the positions of all rows of a job, batch after batch; their items can be had by index from now on."""
-
-    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The positions of an epoch's first batches, at most so many of them, for the probe."""
-
-    def ends_batch(self, job: Job) -> bool:
-        """Whether the last row of a job is the last one of its batch."""
-
-    @property
-    def reader(self) -> Callable[[int], Any] | None:
-        """Gives the items of the job whose positions were asked for last, for good; None: the source does."""
-
-
 class PlannedItems:
     """Positions by the plan; the source has the items."""
+
+    reader = None
 
     def __init__(self, plan: BasePlan) -> None:
         self._plan = plan
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
+        """Return the positions of all rows of a job, batch after batch."""
         plan = self._plan.after(job.after)
         if job.count == 1 and not plan.rows_vary:
             return plan.positions(job.epoch, job.batch, job.row_start, job.row_stop)
         return plan.positions_of(job.epoch, job.batch, job.count)
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The positions of an epoch's first batches, at most so many of them, for the probe."""
         for batch in range(min(most, self._plan.batches_per_epoch)):
             yield self._plan.positions(epoch, batch)
 
     def ends_batch(self, job: Job) -> bool:
+        """Whether the last row of a job is the last one of its batch."""
         plan = self._plan.after(job.after)
         return plan.rows_vary or job.row_stop == plan.rows(job.epoch, job.batch)
-
-    @property
-    def reader(self) -> Callable[[int], Any] | None:
-        return None
-
-
-def rows_in_chunk(plan: BasePlan, job: Job) -> tuple[int, ...]:
-    """Return the rows of each of the batches of a job, where they vary; empty: all have the same."""
-    if not plan.rows_vary or job.count == 1:
-        return ()
-    plan = plan.after(job.after)
-    return tuple(plan.rows(job.epoch, job.batch + number) for number in range(job.count))
 
 
 class StreamedItems:
     """The items of the batches of one job at a time, by position. It travels to the workers as the loader's source.
 
     Attributes:
-        shared: the arena's mapping; None in the trainer, where items are `put` here.
+        shared: the arena's mapping; None in the caller's process, where items are `put` here.
     """
 
     def __init__(self) -> None:
@@ -79,8 +55,13 @@ class StreamedItems:
     def __getitem__(self, position: int) -> Any:
         return self._items[position]
 
+    @property
+    def reader(self) -> Callable[[int], Any]:
+        """Gives the items of the job whose positions were asked for last, for good."""
+        return self._items.__getitem__
+
     def put(self, first: int, items: list[Any]) -> None:
-        """Have these be the items of the next job; in the trainer, for `workers=0`."""
+        """Have these be the items of the next job, for `workers=0`."""
         self._items = dict(enumerate(items, first))
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
@@ -90,26 +71,25 @@ class StreamedItems:
             Abandoned: a bundle is gone, so its batch is not wanted any more.
         """
         if self.shared is None:
-            return np.array(list(self._items), np.int64)
+            return self._positions()
         self._items = {}
         for batch in range(job.batch, job.batch + job.count):
             self._load(job.feed, batch)
-        positions = np.array(list(self._items), np.int64)
-        return positions if job.count > 1 else positions[job.row_start : job.row_stop]
+        return self._positions() if job.count > 1 else self._positions()[job.row_start : job.row_stop]
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """Positions of the first batch, which is there; no other may be."""
         if self.shared is not None:
             self._items = {}
             self._load(feed, 0)
-        yield np.array(list(self._items), np.int64)
+        yield self._positions()
 
     def ends_batch(self, job: Job) -> bool:
+        """Whether the last row of a job is the last one of its batch."""
         return job.row_stop == self._rows
 
-    @property
-    def reader(self) -> Callable[[int], Any] | None:
-        return self._items.__getitem__
+    def _positions(self) -> npt.NDArray[np.int64]:
+        return np.array(list(self._items), np.int64)
 
     def _load(self, feed: int, batch: int) -> None:
         table = self._tables.get(feed)

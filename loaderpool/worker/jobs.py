@@ -16,44 +16,6 @@ from loaderpool.system import process
 from loaderpool.transport.reports import Failure, RowFailure, describe_timeout, how_it_ended
 
 
-class Exclusions:
-    """Knows what each excluded sample is counted as, by epoch and source index (of a batch's call: its first item).
-
-    Args:
-        worker: this worker's number, None in the caller's process.
-        timeout_s: seconds that a sample may take.
-    """
-
-    def __init__(self, worker: int | None, timeout_s: float | None) -> None:
-        self._worker, self._timeout_s = worker, timeout_s
-        self._failures: dict[tuple[int, int], Failure] = {}
-
-    def add(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
-        """Count a sample as failed: it hung a worker for `ran_s`, or (0) ended it with this exit code."""
-        if ran_s:
-            failure = describe_timeout(
-                index=index,
-                epoch=epoch,
-                worker=self._worker,
-                ran_s=ran_s,
-                timeout_s=self._timeout_s or 0.0,
-                stacks="",
-            )
-        else:
-            text = f"the sample crashed its worker, also when it ran alone: {how_it_ended(exit_code)}"
-            failure = Failure("loaderpool.WorkerLostError", text, epoch, self._worker, index=index, node=process.node())
-        self._failures[epoch, index] = failure
-
-    def find(self, epoch: int, indices: list[int]) -> Failure | None:
-        """Return the failure of the call for these items, None where it may run."""
-        if not self._failures:
-            return None
-        failure = self._failures.get((epoch, indices[0]))
-        if failure is None or len(indices) == 1:
-            return failure
-        return failure._replace(index=None, indices=tuple(indices[:1000]))
-
-
 class Abandoned(Exception):
     """This ticket's run was abandoned."""
 
@@ -77,11 +39,12 @@ class Job:
     count: int
     row_start: int
     row_stop: int | None  # None: the end of the batch
-    attempt: int = 0  # above 0 it has brought down a worker: rows are made one by one, so that the board names the last
+    # Above 0 it has brought down a worker: rows are made one by one, so that the board names the last, and nothing else
+    # is made at the same time.
+    attempt: int = 0
     after: Start = 0  # where the plan begins: batches are counted from there
     feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
-    is_isolated: bool = False  # a worker that had it has died: nothing else is made at the same time
 
 
 class Opened(NamedTuple):
@@ -112,5 +75,34 @@ class Probe(NamedTuple):
     rows: int  # of the batch it was called for; 1 for a sample
     elapsed_ns: int  # of the first call
     batch_rows: int  # of the batch that it is part of
-    batch: int = 0  # which of the epoch's batches
-    other_batches: tuple[int, ...] = ()  # of which a sample was made as well
+
+
+class Exclusions:
+    """Knows what each excluded sample is counted as, by epoch and source index (of a batch's call: its first item).
+
+    Args:
+        worker: this worker's number, None in the caller's process.
+        timeout_s: seconds that a sample may take.
+    """
+
+    def __init__(self, worker: int | None, timeout_s: float | None) -> None:
+        self._worker, self._timeout_s = worker, timeout_s or 0.0
+        self._failures: dict[tuple[int, int], Failure] = {}
+
+    def add(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
+        """Count a sample as failed: it hung a worker for `ran_s`, or (0) ended it with this exit code."""
+        if ran_s:
+            failure = describe_timeout(
+                index=index, epoch=epoch, worker=self._worker, ran_s=ran_s, timeout_s=self._timeout_s, stacks=""
+            )
+        else:
+            text = f"the sample crashed its worker again and again: {how_it_ended(exit_code)}"
+            failure = Failure("loaderpool.WorkerLostError", text, epoch, self._worker, index=index, node=process.node())
+        self._failures[epoch, index] = failure
+
+    def find(self, epoch: int, indices: list[int]) -> Failure | None:
+        """Return the failure of the call for these items, None where it may run."""
+        failure = self._failures.get((epoch, indices[0])) if self._failures else None
+        if failure is None or len(indices) == 1:
+            return failure
+        return failure._replace(index=None, indices=tuple(indices[:1000]))

@@ -1,7 +1,5 @@
 """The probe: the function's first calls, which tell what samples (or batches) are like before a form is known.
 
-And what is made beside a probe that takes long: calls for other batches, whose results are kept as the probe's are.
-
 One call tells all where every sample has one shape. Where they are to be padded, or kept ragged, the samples of the
 first batch tell which axes vary; of batches by length, whose samples are of like length, one of another bucket does,
 too. Which samples these are hangs on the plan alone, so the form is the same for any number of workers, and after a
@@ -10,8 +8,7 @@ resume.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,12 +21,10 @@ from loaderpool.element.structure import Structure
 from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.plan.base import BasePlan
 from loaderpool.system import clock
-from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.items import WorkItems
+from loaderpool.worker.items import PlannedItems, StreamedItems
 from loaderpool.worker.jobs import Exclusions, Probe, WorkFailed
-from loaderpool.worker.lanes import GeneratorRaised
+from loaderpool.worker.lanes import GeneratorRaised, LaneItems
 from loaderpool.worker.progress import Progress
 
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
@@ -38,39 +33,23 @@ _PROBES = 64
 # Samples of the first batch that are looked at for axes that vary. Fewer: an axis that rarely varies is met later, as
 # an error. More: of a large batch of slow samples the other workers would wait for all.
 _LOOKS = 64
-# Samples that are looked at in any case: of the batches behind it where the first is smaller, and however many threads
-# would have made them at the same time.
+# Samples that are looked at in any case: of the next batches where the first is smaller, and however many threads would
+# have made them at the same time.
 _FEWEST_LOOKS = 8
 # Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
-# What one worker keeps of what it has made early. Less: it idles behind a first sample that takes very long. More: this
-# is memory of the worker's own, for which no `Limits.memory` has a place.
-_EARLY_BYTES = 64 << 20
-# What a result takes beside its data, about: of tiny ones it is more than these.
-_OBJECT_BYTES = 512
 _WITHOUT_OUT = " (in the first call, which determines shapes and dtypes, out is None: return a new array)"
 
 
 class Prober:
-    """Makes the probe.
-
-    Args:
-        calls: the function; keeps the probe's result for its turn.
-        config: the loader's settings.
-        plan: says which item is at a position.
-        items: says which positions are first.
-        unit: what one call of the function makes.
-        given_spec: the user's element_spec.
-        progress: where the probe is noted.
-        exclusions: what is not run.
-    """
+    """Makes the probe; `calls` keep its results for their turns."""
 
     def __init__(
         self,
         calls: Calls,
         config: LoaderConfig,
         plan: BasePlan,
-        items: WorkItems,
+        items: PlannedItems | StreamedItems | LaneItems,
         unit: UnitKind,
         given_spec: ElementSpec | None,
         progress: Progress,
@@ -79,7 +58,6 @@ class Prober:
         self._calls, self._config, self._plan, self._items, self._unit = calls, config, plan, items, unit
         self._given_spec, self._progress, self._exclusions = given_spec, progress, exclusions
         self._varies = unit == "sample" and given_spec is None and (config.pad is not False or config.ragged)
-        self._early_bytes = 0
 
     def probe(self, epoch: int, feed: int) -> Probe:
         """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
@@ -87,16 +65,11 @@ class Prober:
         Where failing samples are left out or replaced, the first good one of a few. Where axes may vary, for more
         samples; one of these that fails tells nothing, and fails again in its turn.
 
-        Args:
-            epoch: the epoch.
-            feed: where a stream's table lies.
-
         Raises:
             WorkFailed: the function raised, or returned what no batch can be made of.
         """
         action = self._config.on_error.action
-        may_try_more = action == "skip" or (action == "replace" and self._unit == "sample")
-        left = _PROBES if may_try_more else 1
+        left = _PROBES if action == "skip" or (action == "replace" and self._unit == "sample") else 1
         first_error: WorkFailed | None = None
         for positions in self._batches(epoch, feed, left):
             size = len(positions) if self._unit == "batch" else 1
@@ -111,7 +84,10 @@ class Prober:
             left -= len(tried)
             if not left:
                 break
-        raise first_error or self._nothing_there(epoch)
+        if first_error is not None:
+            raise first_error
+        enough = " enough for a batch" if self._config.batch_size is not None and self._config.drop_remainder else ""
+        raise self._progress.failed(SourceError(f"source is empty: no generator yielded anything{enough}"), epoch)
 
     def probe_batch(self, epoch: int, batch: int) -> Probe:
         """Make the probe of one batch that a call makes whole.
@@ -120,90 +96,38 @@ class Prober:
             WorkFailed: the function raised, or returned what no batch can be made of.
         """
         positions = self._plan.positions(epoch, batch)
-        return self._probe_at(epoch, positions, len(positions))._replace(batch=batch)
-
-    def make_early(self, epoch: int, batch: int, call: int) -> int | None:
-        """Make one of a batch's calls while the probe runs elsewhere, and keep its result for its turn.
-
-        One that fails leaves nothing: it is made again in its turn, and fails there.
-
-        Args:
-            epoch: the probe's.
-            batch: which one.
-            call: which of its calls, from 0.
-
-        Returns:
-            How many calls the batch has. 0: nothing was made, for a probe looks at this batch. None: nor shall
-            anything more be.
-        """
-        plan = self._plan
-        if plan.is_open or self._calls.takes_out or self._early_bytes >= _EARLY_BYTES:
-            return None
-        if batch >= plan.batches_per_epoch:
-            return None
-        if not call and batch in self._looks_at(epoch):
-            return 0
-        positions = plan.positions(epoch, batch)
-        size = len(positions) if self._unit == "batch" else 1
-        made = self._try(epoch, positions[call * size : (call + 1) * size])
-        if made is not None:
-            self._early_bytes += made.nbytes + _OBJECT_BYTES
-        return len(positions) // size
-
-    def _looks_at(self, epoch: int) -> Collection[int]:
-        """Return the batches behind the first of which a probe makes something."""
-        if self._unit != "sample":  # the second one, for a dataset's spec
-            return (1,)
-        return self._elsewhere(epoch, _FEWEST_LOOKS - self._plan.rows(epoch, 0)) if self._varies else ()
+        return self._probe_at(epoch, positions, len(positions))
 
     def _look_at_more(self, epoch: int, probe: Probe, positions: npt.NDArray[np.int64]) -> Probe:
-        """Return what other samples show of the axes, where that is asked for: an `element_spec` says it itself.
-
-        Args:
-            epoch: the epoch.
-            probe: the first sample.
-            positions: of the samples behind it in its batch.
-        """
+        """Return what samples after the first show of the axes: of its batch at these positions, and of others."""
         if not self._varies or not any(component.shape for component in probe.spec.components):
             return probe
-        seen, nbytes = probe.spec, probe.nbytes
         most = max(_FEWEST_LOOKS, _LOOKS // self._config.threads)  # they are made one after the other
-        for each in itertools.islice(positions, most - 1):
-            other = self._try(epoch, np.array([each]))
-            if other is not None:
-                seen, nbytes = widened(seen, other.spec), max(nbytes, other.nbytes)
         elsewhere = self._elsewhere(epoch, _FEWEST_LOOKS - 1 - len(positions))
-        for each in elsewhere.values():
-            other = self._try(epoch, np.array([each]))
-            if other is not None:
-                seen = widened(seen, other.spec)
+        seen, nbytes = probe.spec, probe.nbytes
+        here = list(positions[: most - 1])
+        for number, position in enumerate([*here, *elsewhere]):
+            try:
+                other = self._probe_at(epoch, np.array([position]), 1)
+            except WorkFailed:  # its turn will tell
+                continue
+            seen = widened(seen, other.spec)
+            nbytes = max(nbytes, other.nbytes) if number < len(here) else nbytes
         if seen == probe.spec:  # nothing tells axes apart, as of sentences all cut to one length: any may vary
             open_axes = (ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in seen.components)
             seen = ElementSpec(seen.structure, tuple(open_axes))
-        return probe._replace(seen=seen, nbytes=nbytes, other_batches=tuple(elsewhere))
+        return probe._replace(seen=seen, nbytes=nbytes)
 
-    def _elsewhere(self, epoch: int, missing: int) -> dict[int, np.int64]:
-        """A sample of the batches behind the first, as many as are missing; and of the first one of another bucket."""
+    def _elsewhere(self, epoch: int, missing: int) -> list[np.int64]:
+        """A sample of the batches after the first, as many as are missing; and of the first one of another bucket."""
         plan = self._plan
         if plan.is_open:  # a stream, of which no other batch need be there; or generators, which stand elsewhere
-            return {}
+            return []
         batches = list(range(1, min(1 + max(0, missing), plan.batches_per_epoch)))
         batch = plan.batch_of_another_bucket(epoch)
         if batch is not None and batch not in batches:
             batches.append(batch)
-        return {batch: plan.positions(epoch, batch, 0, 1)[0] for batch in batches}
-
-    def _try(self, epoch: int, positions: npt.NDArray[np.int64]) -> Probe | None:
-        """Return what this sample (or batch) is like; None: it fails, and so it will in its turn."""
-        try:
-            return self._probe_at(epoch, positions, len(positions))
-        except WorkFailed:
-            return None
-
-    def _nothing_there(self, epoch: int) -> WorkFailed:
-        enough = "" if self._config.batch_size is None or not self._config.drop_remainder else " enough for a batch"
-        error = SourceError(f"source is empty: no generator yielded anything{enough}")
-        return WorkFailed(describe_failure(error, epoch=epoch, worker=self._progress.worker), error)
+        return [plan.positions(epoch, batch, 0, 1)[0] for batch in batches]
 
     def _batches(self, epoch: int, feed: int, most: int) -> Iterator[npt.NDArray[np.int64]]:
         """The positions of the first batches."""
@@ -214,10 +138,7 @@ class Prober:
             except GeneratorRaised as raised:
                 raise self._progress.failed(raised.error, epoch, [raised.position], raised.position) from None
             except self._progress.catches as error:  # of a stream's items; or a generator ends its process
-                if is_of_a_handler(error):
-                    raise
-                failure = describe_failure(error, epoch=epoch, worker=self._progress.worker)
-                raise WorkFailed(failure, error) from None
+                raise self._progress.failed(error, epoch) from None
             if positions is None:
                 return
             yield positions
@@ -245,12 +166,8 @@ class Prober:
 
     def _call(self, epoch: int, positions: npt.NDArray[np.int64], indices: list[int]) -> Any:
         """Make one call, noted on the board."""
-        progress = self._progress
-        progress.numbers[progress.started_field] = clock.monotonic_ns()
-        progress.numbers[progress.index_field] = indices[0] + 1
-        result = self._calls.watched(lambda calls: calls.unit(epoch, positions.tolist(), indices))
-        progress.numbers[progress.index_field] = 0
-        return result
+        with self._progress.probing(indices[0]):
+            return self._calls.watched(lambda calls: calls.unit(epoch, positions.tolist(), indices))
 
     def _refuse_parts_for_samples(
         self, epoch: int, positions: npt.NDArray[np.int64], indices: list[int], structure: Structure

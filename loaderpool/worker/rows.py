@@ -1,10 +1,9 @@
-"""Writes what the user's function returned into rows of a fixed slot, refusing whatever is not as the spec says."""
+"""Turns what the user's function returned into arrays as the spec says, and writes them into rows of a slot."""
 
 from __future__ import annotations
 
-import itertools
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig
 from loaderpool.element.leaf import can_write, convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, mismatch, padding_of, widening_code
-from loaderpool.element.structure import Structure
 from loaderpool.errors import SpecMismatchError
 from loaderpool.plan.generator_positions import item_name
 
@@ -23,13 +21,8 @@ _WEAK_KINDS: dict[type, str] = {bool: "b", int: "iuf", float: "f"}
 _IMMUTABLE = (bool, int, float, complex, np.generic)
 # Python scalars that are a dtype's own values.
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
-# Blocks are checked by calls that loop in C: a loop of Python over the rows costs as much as writing them.
-_SHAPE, _BASE = operator.attrgetter("shape"), operator.attrgetter("base")
+_SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
 _ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
-
-
-class ReusedBuffer(Exception):
-    """Results held together may be one buffer, or one dict, that the function fills again and again."""
 
 
 class Converter:
@@ -38,9 +31,8 @@ class Converter:
     Args:
         spec: of a batch.
         is_given: the user gave the spec, so a `same_kind` cast is wanted; an inferred one allows no cast of arrays.
-        has_batch_axis: leaves are whole batches (axis 0 of the spec is theirs); of an inferred spec their axes may have
-            any length.
-        config: the loader's settings; of these `pad` and `ragged` matter, for what an error advises.
+        has_batch_axis: leaves are whole batches, whose axes may have any length under an inferred spec.
+        config: for what an error advises.
         padding: what fills up each component, as `BatchForm` has it.
     """
 
@@ -54,9 +46,10 @@ class Converter:
         padding: Sequence[Any] = (),
     ) -> None:
         self._is_given, self._spec = is_given, spec
-        self.flatten = spec.structure.flatten
-        self.structure = spec.structure
+        self._flatten = spec.structure.flatten
         self.paths = spec.structure.paths
+        # What is done with each result of a block as soon as it is there: a dict may be filled again for the next.
+        self.take = None if self.paths == ("",) else self._flatten
         drop = 0 if has_batch_axis else 1
         self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
         self._origins = tuple(_origins(spec, is_given, has_batch_axis, config, padding))
@@ -70,29 +63,32 @@ class Converter:
             SpecMismatchError: naming path, index, expected and actual.
         """
         try:
-            leaves = self.flatten(result)
+            leaves = self._flatten(result)
         except SpecMismatchError as error:
-            raise self.built_differently(error, index) from None
+            given = ", given by element_spec=" * self._is_given
+            raise SpecMismatchError(f"{error}{given} ({item_name(index)})") from None
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
-
-    def built_differently(self, error: SpecMismatchError, index: int) -> SpecMismatchError:
-        """Return the error for an item whose structure is another one, as `flatten` raised it."""
-        return SpecMismatchError(f"{error}{', given by element_spec=' * self._is_given} ({item_name(index)})")
 
     def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
         """Return one component of what one call returned."""
         expected, path = self.expected[component], self.paths[component]
+        is_text = expected.text is not None
+        if (
+            type(value) is np.ndarray
+            and value.dtype == expected.dtype
+            and value.shape == expected.shape
+            and not is_text
+        ):
+            return value
         try:
             array = convert_leaf(value, path)
         except SpecMismatchError as error:
             raise SpecMismatchError(f"{error} ({item_name(index)})") from None
         if not _fits(array.shape, expected.shape, self._origins[component] == "length"):
             raise self._mismatch(component, index, array)
-        if expected.text is not None:
-            if array.dtype != object:
-                raise self._mismatch(component, index, array)
-            return array
-        if array.dtype == expected.dtype:
+        if is_text and array.dtype != object:
+            raise self._mismatch(component, index, array)
+        if is_text or array.dtype == expected.dtype:
             return array
         if array.dtype == object or not self._may_cast(value, array.dtype, expected.dtype):
             raise self._mismatch(component, index, array)
@@ -110,10 +106,10 @@ class Converter:
 
     def _mismatch(self, component: int, index: int, array: npt.NDArray[Any]) -> SpecMismatchError:
         expected, cure = self.expected[component], ""
-        if self._origins[component] in ("seen", "ragged") and array.ndim == len(expected.shape):
+        path, origin = self.paths[component], self._origins[component]
+        if origin in ("seen", "ragged") and array.ndim == len(expected.shape):
             rows = self._spec.components[component].shape[0]
             cure = widening_code(self._spec, component, (rows, *array.shape))
-        path, origin = self.paths[component], self._origins[component]
         return mismatch(path, index, expected, array.shape, array.dtype, origin, cure)
 
     def _may_cast(self, value: Any, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
@@ -121,133 +117,81 @@ class Converter:
             return can_write(source, target)
         return target.kind in _WEAK_KINDS.get(type(value), "") and type(value) is not bool
 
+    # ---- rows of a fixed slot ----
 
-class RowWriter:
-    """Writes rows into the arrays of a fixed slot."""
-
-    def __init__(self, converter: Converter) -> None:
-        self._converter = converter
-        self._is_single = converter.paths == ("",)
-        self._dtypes = [expected.dtype for expected in converter.expected]
-        self._shapes: list[tuple[int, ...]] = [
-            tuple(int(n) for n in expected.shape if n is not None) for expected in converter.expected
-        ]
-        self._dicts = list(_dicts_in(converter.structure))
-
-    def write(
-        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
-    ) -> None:
-        """Write `results` (one per row) into rows `row`, `row + 1`, ... of `arrays`.
-
-        Args:
-            arrays: the components' arrays over the slot.
-            row: the first row.
-            results: what the function returned for each.
-            indices: source index of each, for errors.
+    def write_row(self, arrays: Sequence[npt.NDArray[Any]], row: int, result: Any, index: int) -> None:
+        """Write what one call returned into a row of each array.
 
         Raises:
-            SpecMismatchError: a result is not as the spec says.
-            ReusedBuffer: several results share memory, or may; make and write them one by one.
+            SpecMismatchError: it is not as the spec says.
         """
-        try:
-            if not self._is_single:
-                self._write_columns(arrays, row, results, indices)
-            elif self._write_column(0, arrays[0], row, results, indices) and _come_again([results]):
-                raise ReusedBuffer
-        except SpecMismatchError:
-            # A dict that was filled again shows its last filling in all rows: the row that is named may be a good one.
-            if len(results) > 1 and _share_dicts(results):
-                raise ReusedBuffer from None
-            raise
-
-    def _write_columns(
-        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
-    ) -> None:
-        flatten = self._converter.flatten
-        try:
-            flat = [flatten(result) for result in results]
-        except SpecMismatchError as error:
-            bad = next(index for result, index in zip(results, indices, strict=True) if not self._flattens(result))
-            raise self._converter.built_differently(error, bad) from None
-        if len(flat) == 1:
-            for component, leaf in enumerate(flat[0]):
-                self._write_column(component, arrays[component], row, (leaf,), indices)
+        if self.take is None:
+            arrays[0][row] = self.leaf(result, 0, index)
             return
-        columns = list(zip(*flat, strict=True))
-        are_arrays = [
-            self._write_column(component, arrays[component], row, column, indices)
-            for component, column in enumerate(columns)
-        ]
-        changeable: list[Sequence[Any]] = list(itertools.compress(columns, are_arrays))
-        for steps, start, stop in self._dicts:
-            if not any(are_arrays[start:stop]):  # else its arrays tell whether it comes again
-                changeable.append(_reach(results, steps))
-        if changeable and _come_again(changeable):
-            raise ReusedBuffer
+        for array, leaf in zip(arrays, self.row(result, index), strict=True):
+            array[row] = leaf
 
-    def _flattens(self, result: Any) -> bool:
-        try:
-            self._converter.flatten(result)
-        except SpecMismatchError:
-            return False
-        return True
-
-    def _write_column(
-        self, component: int, array: npt.NDArray[Any], row: int, values: Sequence[Any], indices: Sequence[int]
+    def write_block(
+        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
     ) -> bool:
-        """Write one component of all rows; True where they are several arrays, each still to be shown to be one."""
-        dtype, shape = self._dtypes[component], self._shapes[component]
-        if len(values) == 1:
-            value = values[0]
-            if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
-                array[row] = value
-            else:
-                array[row] = self._converter.leaf(value, component, indices[0])
-            return False
-        if set(map(type, values)) == _ONLY_ARRAYS and self._join(array, row, values, shape):
-            return True
-        self._write_converted(component, array, row, values, indices)
-        return False
+        """Write several results, as `take` left them, into the rows from `row` on; False: make them one by one.
 
-    @staticmethod
-    def _join(array: npt.NDArray[Any], row: int, values: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> bool:
-        """Write arrays of this shape by one call in C; False: they are not, or of another dtype."""
+        That is so if a result is not as the spec says, which its own call will tell, or if it may have changed since:
+        a function that fills one buffer again and again has overwritten the first results by now.
+        """
+        columns = [results] if self.take is None else zip(*results, strict=True)
+        waiting: set[int] = set()
+        count = 0
         try:
-            # Of a single axis its length will do, which is told faster: what has more axes is not concatenated.
-            alike = set(map(len, values)) == set(shape) if len(shape) == 1 else set(map(_SHAPE, values)) == {shape}
-            if not alike:
-                return False
-            # Results that look at no memory but their own can wait for their block.
-            if set(map(type, map(_BASE, values))) != _ONLY_NONE:
-                raise ReusedBuffer
-            if not shape:
-                return False
-            count = len(values)
-            joined = array[row : row + count].reshape(count * shape[0], *shape[1:])
-            np.concatenate(values, out=joined, casting="equiv")
-        except (TypeError, ValueError):  # another dtype: not "equiv"; other dimensions, or none
+            for component, (array, column) in enumerate(zip(arrays, columns, strict=True)):
+                kinds = set(map(type, column))
+                if kinds == _ONLY_ARRAYS:
+                    if not _join(array, row, column):
+                        return False
+                    waiting.update(map(id, column))
+                    count += len(column)
+                elif not self._write_scalars(component, array, row, column, kinds, indices):
+                    return False
+        except (TypeError, ValueError, OverflowError):  # of another dtype, or number of axes; or too large
             return False
+        return len(waiting) == count
+
+    def _write_scalars(
+        self,
+        component: int,
+        array: npt.NDArray[Any],
+        row: int,
+        column: Sequence[Any],
+        kinds: set[type],
+        indices: Sequence[int],
+    ) -> bool:
+        kind = next(iter(kinds))
+        if len(kinds) == array.ndim == 1 and (
+            _SCALAR_DTYPES.get(kind) == array.dtype or (issubclass(kind, np.generic) and np.dtype(kind) == array.dtype)
+        ):  # the usual labels
+            array[row : row + len(column)] = column
+            return True
+        if not all(issubclass(kind, _IMMUTABLE) for kind in kinds):
+            return False
+        for at, value in enumerate(column):
+            array[row + at] = self.leaf(value, component, indices[at])
         return True
 
-    def _write_converted(
-        self, component: int, array: npt.NDArray[Any], row: int, values: Sequence[Any], indices: Sequence[int]
-    ) -> None:
-        dtype = self._dtypes[component]
-        types = set(map(type, values))
-        if array.ndim == 1 and len(types) == 1:  # the usual labels
-            kind = next(iter(types))
-            if _SCALAR_DTYPES.get(kind) == dtype or (issubclass(kind, np.generic) and np.dtype(kind) == dtype):
-                try:
-                    array[row : row + len(values)] = values
-                    return
-                except OverflowError:  # a Python int too large: named below
-                    pass
-        if not all(isinstance(value, _IMMUTABLE) for value in values):
-            raise ReusedBuffer
-        leaf = self._converter.leaf
-        for value, index in zip(values, indices, strict=True):
-            array[row] = leaf(value, component, index)
-            row += 1
+
+def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]]) -> bool:
+    """Write arrays that have memory of their own by calls that loop in C; False: they are no such arrays.
+
+    Raises:
+        TypeError, ValueError: they have another dtype, or number of axes.
+    """
+    shape = array.shape[1:]
+    # Of a single axis its length will do, which is told faster: what has more axes is not concatenated.
+    alike = set(map(len, column)) == set(shape) if len(shape) == 1 else set(map(_SHAPE, column)) == {shape}
+    if not shape or not alike or set(map(type, map(_BASE, column))) != _ONLY_NONE:
+        return False
+    joined = array[row : row + len(column)].reshape(len(column) * shape[0], *shape[1:])
+    np.concatenate(column, out=joined, casting="equiv")
+    return True
 
 
 def _origins(
@@ -271,49 +215,54 @@ def _origins(
             yield "first"
 
 
-def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...], may_be_shorter: bool = False) -> bool:
-    if actual == expected:
-        return True
+def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...], may_be_shorter: bool) -> bool:
     return len(actual) == len(expected) and all(
         static is None or static == size or (may_be_shorter and size < static)
         for static, size in zip(expected, actual, strict=True)
     )
 
 
-def _come_again(columns: Sequence[Sequence[Any]]) -> bool:
-    """Whether an object stands in more than one row. A row may hold one object several times: `return x, x`."""
-    values = columns[0] if len(columns) == 1 else itertools.chain.from_iterable(columns)
-    distinct = len(set(map(id, values)))
-    if distinct == len(columns) * len(columns[0]):
-        return False
-    return distinct < sum(map(len, map(set, zip(*(map(id, column) for column in columns), strict=True))))
+# ---- results that wait together ----
 
 
-def _dicts_in(structure: Structure, steps: tuple[Any, ...] = (), start: int = 0) -> Iterator[tuple[Any, int, int]]:
-    """Return for each dict of the structure the keys that lead to it, its first leaf, and the one after its last."""
-    if structure.kind == "dict":
-        yield steps, start, start + structure.num_leaves
-    for number, child in enumerate(structure.children):
-        step = structure.keys[number] if structure.kind == "dict" else number
-        yield from _dicts_in(child, (*steps, step), start)
-        start += child.num_leaves
+def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
+    """Whether a writable array, a list or a dict is in more than one of the results, itself or under a view.
+
+    Args:
+        results: what several calls gave.
+        but: arrays whose memory may be shared.
+    """
+    seen: set[int] = set()
+    allowed = {root for array in but for root in _roots(array)}
+    for result in results:
+        roots = set(_roots(result)) - allowed
+        if not seen.isdisjoint(roots):
+            return True
+        seen |= roots
+    return False
 
 
-def _reach(values: Sequence[Any], steps: Sequence[Any]) -> Sequence[Any]:
-    for step in steps:
-        values = list(map(operator.itemgetter(step), values))
-    return values
-
-
-def _share_dicts(results: Sequence[Any]) -> bool:
-    """Whether dicts stand twice in results that may be built in any way; slow, for the way to an error."""
-    rows = [set(_dict_ids(result)) for result in results]
-    return len(set().union(*rows)) < sum(map(len, rows))
-
-
-def _dict_ids(value: Any) -> Iterator[int]:
-    if isinstance(value, dict):
-        yield id(value)
-    if isinstance(value, (dict, tuple)):
+def _roots(value: Any) -> Iterator[int]:
+    if isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        if value.flags.writeable:
+            yield id(value if value.base is None else value.base)
+    elif isinstance(value, (dict, list, tuple)):
+        if not isinstance(value, tuple):
+            yield id(value)
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _dict_ids(part)
+            if isinstance(part, (np.ndarray, dict, list, tuple)):
+                yield from _roots(part)
+
+
+def copy_of(item: Any) -> Any:
+    """Return the item, with arrays, lists and dicts of its own."""
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    kind = type(item)
+    if kind is dict:
+        return {key: copy_of(value) for key, value in item.items()}
+    if kind is list or kind is tuple:
+        return kind(map(copy_of, item))
+    return item._make(map(copy_of, item)) if isinstance(item, tuple) and hasattr(item, "_make") else item

@@ -1,134 +1,81 @@
 """Threads of one worker that make several samples at once, for functions that wait rather than compute.
 
-    main thread   begin(job) ──calls──▶ [queue] ──▶ thread 1 … T     each with random streams of its own
-         ▲                                              │
-         └── takes the results in the order of rows ◀───┘
+Only the calls of the user's functions are made on threads. What is made of their results (conversion, the error policy,
+rows in a slot), and what is said to others, is the main thread's, and the same as without threads.
 
-Only the calls of the user's functions are made on the threads. What is made of their results (conversion, the error
-policy, rows in a slot), and what is said to others, is the main thread's, and the same as without threads.
-
-Calls begin in the order in which they were put, tickets one after the other, so the call that the main thread waits for
-is the one that has run longest: it is what the board names (docs/internals/architecture.md, "Threads").
+Calls begin in the order of rows, ticket after ticket. So the call that the main thread waits for has run longest, and
+threads make calls of the next tickets while the last rows of one are waited for. Of a worker that died it is unknown
+which of its tickets was to blame, so each is made again with nothing beside it.
 """
 
 from __future__ import annotations
 
 import contextvars
-import queue
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy.typing as npt
 
-from loaderpool.memory.board import Board
+from loaderpool.errors import LoaderpoolWarning
 from loaderpool.system import clock
 from loaderpool.worker.after_fork import end_stray
-from loaderpool.worker.calls import Calls
-from loaderpool.worker.jobs import Abandoned, Job
+from loaderpool.worker.batches import bounds_in
+from loaderpool.worker.calls import Calls, refuse_draws
+from loaderpool.worker.jobs import Abandoned, Exclusions, Filled, Job, Opened
 from loaderpool.worker.progress import Progress
+from loaderpool.worker.rows import share_memory
 
 # How often the main thread, waiting for a call, looks whether there are more tickets whose calls could begin. Longer:
 # threads idle where tickets come late; shorter: the looks themselves cost.
 _LOOK_S = 0.01
-
-# One call of the function: the row that it is for (of a call that makes a batch: its first), positions and indices.
-Planned = tuple[int, Sequence[int], Sequence[int]]
+# Results of later tickets that a ticket's own are compared with. More would cost their number for each ticket.
+_OTHERS = 2
+_Rows = Sequence[npt.NDArray[Any]]
+_Key = tuple[int, int, int, int, int]  # tells a ticket from others that a worker has at the same time
 
 
 class _Call:
-    """One call, on its way from the main thread to another and back."""
+    """One call of the function."""
 
-    __slots__ = (
-        "done",
-        "ended_ns",
-        "error",
-        "indices",
-        "is_done",
-        "positions",
-        "result",
-        "row",
-        "started_ns",
-        "thread",
-        "ticket_calls",
-    )
-
-    def __init__(self, ticket_calls: TicketCalls, row: int, positions: Sequence[int], indices: Sequence[int]) -> None:
-        self.ticket_calls, self.row, self.positions, self.indices = ticket_calls, row, positions, indices
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.future: Future[None] | None = None  # None: the result was there
+        # Held until the call was made. Not the future is waited for: this shows no frames of Python's in stacks.
+        self.running = threading.Lock()
         self.result: Any = None
         self.error: BaseException | None = None
-        self.started_ns = self.ended_ns = self.thread = 0
-        self.is_done = False  # the main thread knows it
-        self.done = threading.Lock()  # open once the call was made, or will not be
-        self.done.acquire()
+        self.thread = self.started_ns = self.ended_ns = 0
 
-    def make(self, calls: Calls) -> None:
-        """Make the call; the main thread goes on, whatever comes of it. Runs in: one of the worker's threads."""
-        ticket_calls = self.ticket_calls
-        if ticket_calls.is_unwanted:
-            self.error = Abandoned()
-        else:
-            self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
-            try:
-                self.result = ticket_calls.make(calls, self)
-            except BaseException as error:
-                end_stray(error)
-                self.error = error
-            self.ended_ns = clock.monotonic_ns()
-        self.done.release()
+    def make(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """Runs in: one of the worker's threads."""
+        self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
+        try:
+            self.result = work(*arguments)
+        except BaseException as error:
+            end_stray(error)
+            self.error = error
+        self.ended_ns = clock.monotonic_ns()
+        self.running.release()
 
 
 class TicketCalls:
-    """The calls of one ticket, for the code that makes rows of their results, in the place of `Calls`.
+    """The calls of one ticket, in the place of `Calls` for the code that makes rows of their results.
 
-    Args:
-        worker_threads: whose threads make them.
-        job: what the ticket is about.
-        planned: the calls, in the order in which they begin.
-        read: gives the item of a source index; None: the source does.
-        arrays: the components' arrays over the slot, for a function that takes `out`.
-        kept: of a call that was made already, by its row: the result.
+    Attributes:
+        look_ahead: called while a call is waited for; it may begin more tickets, and tells whether more may come.
     """
 
     needs_positions = False
 
-    def __init__(
-        self,
-        worker_threads: WorkerThreads,
-        job: Job,
-        planned: Iterator[Planned],
-        read: Callable[[int], Any] | None,
-        arrays: Sequence[npt.NDArray[Any]] | None,
-        kept: Mapping[int, Any],
-    ) -> None:
-        self._worker_threads, self._epoch, self._read, self._arrays = worker_threads, job.epoch, read, arrays
-        self._numbers, self._mark, self._run = worker_threads.progress.numbers, Board.mark(job.run), job.run
-        self._is_over = False
+    def __init__(self, opened: Opened, progress: Progress) -> None:
+        self.opened = opened
+        self.by_row: dict[int, _Call] = {}  # of a call that makes a batch: by its first row
         self.look_ahead: Callable[[], bool] | None = None
-        self.calls: dict[int, _Call] = {}
-        for row, positions, indices in planned:
-            call = self.calls[row] = _Call(self, row, positions, indices)
-            if row in kept:
-                call.result, call.is_done = kept[row], True
-
-    # ---- in the worker's threads ----
-
-    @property
-    def is_unwanted(self) -> bool:
-        """Whether no further call shall begin."""
-        return self._is_over or bool(self._numbers[self._mark] == self._run)
-
-    def make(self, calls: Calls, call: _Call) -> Any:
-        """Return what the call gives; raises whatever it raises."""
-        if self._read is not None:
-            calls.read_by(self._read)
-        if self._worker_threads.makes_units:
-            return calls.unit(self._epoch, call.positions, call.indices)
-        results: list[Any] = []
-        calls.samples(self._epoch, call.positions, call.indices, results, self._arrays, call.row)
-        return results[0]
-
-    # ---- in the main thread ----
+        self._progress = progress
 
     def samples(
         self,
@@ -136,120 +83,177 @@ class TicketCalls:
         positions: Sequence[int],
         indices: Sequence[int],
         results: list[Any],
-        arrays: Sequence[npt.NDArray[Any]] | None = None,
+        arrays: _Rows | None = None,
         row: int = 0,
+        take: Callable[[Any], Any] | None = None,
     ) -> None:
         """Return samples, as `Calls.samples` does. Blocks: until the rows from `row` on were made."""
         for at in range(len(indices)):
-            results.append(self._take(row + at))
+            value = self.unit(epoch, positions, indices, row + at)
+            results.append(value if take is None else take(value))
 
     def unit(self, epoch: int, positions: Sequence[int], indices: Sequence[int], row: int = 0) -> Any:
-        """Return the unit of a call, as `Calls.unit` does. Blocks: until it was made."""
-        return self._take(row)
-
-    def _take(self, row: int) -> Any:
-        call = self.calls[row]
-        if not call.is_done:
+        """Return the result of a row's call, as `Calls.unit` does. Blocks: until it was made."""
+        call = self.by_row[row]
+        if call.future is not None:
             self._wait(call)
-            if call.ended_ns:
-                self._worker_threads.progress.note_call(call.started_ns, call.ended_ns, call.indices[0])
+            self._progress.note_call(call.started_ns, call.ended_ns, call.index)
         if call.error is not None:
             raise call.error
         return call.result
 
     def _wait(self, call: _Call) -> None:
-        done, look_ahead = call.done, self.look_ahead
-        if not done.acquire(blocking=False):
+        running = call.running
+        if running.locked():
             # It may have begun long ago, while rows before it were waited for.
-            self._worker_threads.progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns())
-            while look_ahead is not None and look_ahead():
-                if done.acquire(timeout=_LOOK_S):
+            self._progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns(), call.index)
+            while self.look_ahead is not None and self.look_ahead():
+                if running.acquire(timeout=_LOOK_S):
                     break
             else:
-                done.acquire()
-        call.is_done = True
+                running.acquire()
+            running.release()
 
     def end(self) -> None:
         """Begin no further call, and wait for those that run: they may be writing into the slot.
 
         Blocks: until the last of them is over. The board names each, so that one that hangs is found.
         """
-        self._is_over = True
         self.look_ahead = None
-        progress = self._worker_threads.progress
-        for call in self.calls.values():
-            if not call.is_done:
-                if call.started_ns:
-                    progress.note_thread(call.thread, call.started_ns)
-                    progress.numbers[progress.index_field] = call.indices[0] + 1
-                self._wait(call)
+        begun = [call for call in self.by_row.values() if call.future is not None and not call.future.cancel()]
+        for call in begun:
+            self._wait(call)
 
 
-class WorkerThreads:
-    """The threads of one loader's work in one worker; they are started with the first calls.
+class ThreadCalls:
+    """A loader's threads in one worker, and the tickets that they have begun.
 
-    Runs in: a worker, after its fork. The threads are daemons: nothing waits for them when the worker ends.
-
-    Args:
-        calls: the function; each thread has its own copy of this.
-        threads: how many.
-        makes_units: a call makes a whole batch or element, no sample.
-        progress: the worker's cell.
+    Runs in: a worker, after its fork, which ends without waiting for them. Each thread has its own copy of `calls`.
     """
 
-    def __init__(self, calls: Calls, threads: int, makes_units: bool, progress: Progress) -> None:
-        self._calls, self._threads, self.makes_units, self.progress = calls, threads, makes_units, progress
-        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._running: list[threading.Thread] = []
+    def __init__(
+        self, calls: Calls, threads: int, makes_units: bool, progress: Progress, exclusions: Exclusions
+    ) -> None:
+        self._calls, self._threads, self._makes_units = calls, threads, makes_units
+        self._progress, self._exclusions, self._watch = progress, exclusions, calls.watch
+        self._executor = ThreadPoolExecutor(threads, "loaderpool")
+        self._of_thread = threading.local()
+        self._tickets: dict[_Key, TicketCalls] = {}
+        self.is_one_by_one = False
 
-    def begin(
-        self,
-        job: Job,
-        planned: Iterator[Planned],
-        read: Callable[[int], Any] | None = None,
-        arrays: Sequence[npt.NDArray[Any]] | None = None,
-        kept: Mapping[int, Any] | None = None,
-    ) -> TicketCalls:
-        """Have a ticket's calls made, after those of earlier ones."""
-        if not self._running:
-            self._start()
-        ticket_calls = TicketCalls(self, job, planned, read, arrays, kept or {})
-        for call in ticket_calls.calls.values():
-            if not call.is_done:
-                self._queue.put(call)
-        return ticket_calls
+    def opened(self, job: Job) -> Opened | None:
+        """Return the ticket's rows, if it was begun."""
+        ticket = self._tickets.get(_key(job))
+        return None if ticket is None else ticket.opened
 
-    def _start(self) -> None:
-        for number in range(self._threads):
-            # As the `setup` hook has left it: `numpy.errstate` and the like are not the process's but the context's.
-            context = contextvars.copy_context()
-            thread = threading.Thread(
-                target=context.run,
-                args=(self._serve, self._calls.copy()),
-                name=f"loaderpool-{number}",
-                daemon=True,
-            )
+    def begin(self, opened: Opened, arrays: _Rows | None) -> TicketCalls:
+        """Have a ticket's calls made, after those of the tickets begun before; `arrays` are for those with `out`."""
+        if not self._tickets and self._watch is not None:
+            self._watch.arm()
+        job, indices, positions = opened.job, opened.indices, opened.positions.tolist()
+        ticket = self._tickets[_key(job)] = TicketCalls(opened, self._progress)
+        bounds = bounds_in(job, len(indices)) if self._makes_units else zip(range(len(indices)), itertools.count(1))
+        for start, stop in bounds:
+            places, part, row = positions[start:stop], indices[start:stop], job.row_start + start
+            if self._exclusions.find(job.epoch, part) is not None:
+                continue
+            call = ticket.by_row[row] = _Call(part[0])
+            if kept := self._calls.take_kept(job.epoch, part[0]):
+                call.result = kept[0]
+                continue
+            call.running.acquire()
+            # As the `setup` hook has left it: `numpy.errstate` and the like are the context's, not the process's.
+            run = contextvars.copy_context().run
             try:
-                thread.start()
-            except RuntimeError:  # the machine, or a limit, has no more: fewer make the same
-                if not self._running:
-                    raise
-                return
-            self._running.append(thread)
+                call.future = self._executor.submit(run, call.make, self._make, opened, places, part, arrays, row)
+            except RuntimeError:  # the machine, or a limit, has no more threads
+                self._drop_tickets()
+                raise
+        return ticket
 
-    def _serve(self, calls: Calls) -> None:
-        """Make calls until the threads end. Runs in: one of the worker's threads."""
-        while True:
-            call = self._queue.get()
-            if call is None:
-                return
-            call.make(calls)
-            del call  # its result is the main thread's alone
+    def _make(
+        self, opened: Opened, positions: Sequence[int], indices: Sequence[int], arrays: _Rows | None, row: int
+    ) -> Any:
+        """Return what a call gives. Runs in: one of the worker's threads."""
+        if self._progress.is_abandoned(opened.job.run):
+            raise Abandoned
+        calls: Calls | None = getattr(self._of_thread, "calls", None)
+        if calls is None:
+            calls = self._of_thread.calls = self._calls.copy()
+        if opened.read is not None:
+            calls.read_by(opened.read)
+        if self._makes_units:
+            return calls.unit(opened.job.epoch, positions, indices)
+        results: list[Any] = []
+        calls.samples(opened.job.epoch, positions, indices, results, arrays, row)
+        return results[0]
+
+    def run(
+        self,
+        opened: Opened,
+        fill: Callable[[Calls | TicketCalls], Filled],
+        arrays: _Rows | None,
+        look_ahead: Callable[[], bool] | None,
+    ) -> Filled:
+        """Fill a ticket's slot with what threads make. When this returns or raises, none of them is at it any more.
+
+        A function that returns one array again and again has all its threads fill it: where results share memory, the
+        ticket and all that follow are made by one thread.
+
+        Raises:
+            ArgumentError: the function draws from the global generators.
+            BaseException: whatever `fill` raises.
+        """
+        key, is_alone = _key(opened.job), opened.job.attempt > 0
+        if self.is_one_by_one:
+            return self._run_alone(opened, fill)
+        for _ in range(2):  # the first may have imported what draws on import
+            ticket = self._tickets.get(key) or self.begin(opened, arrays)
+            ticket.look_ahead = None if is_alone else look_ahead
+            try:
+                filled = fill(ticket)
+                self.is_one_by_one = share_memory(self._results(ticket), arrays or ())
+            finally:
+                ticket.end()
+                del self._tickets[key]
+            if self.is_one_by_one:
+                self._drop_tickets()
+                warnings.warn(
+                    f"The function returns one array, list or dict for several samples, so threads={self._threads} "
+                    "are not used. Return a new one from each call, or a read-only array.",
+                    LoaderpoolWarning,
+                    stacklevel=2,
+                )
+                return self._run_alone(opened, fill)
+            if self._watch is None or not self._watch.drew():
+                return filled
+            self._drop_tickets()  # whose draw it was is unknown
+            is_alone = True
+        raise refuse_draws(self._threads)
+
+    def _results(self, ticket: TicketCalls) -> Iterator[Any]:
+        """What the ticket's calls gave, and some other calls, as there may be only one."""
+        others = (call for other in self._tickets.values() if other is not ticket for call in other.by_row.values())
+        made = (call.result for call in others if call.result is not None)
+        return itertools.chain((call.result for call in ticket.by_row.values()), itertools.islice(made, _OTHERS))
+
+    def _run_alone(self, opened: Opened, fill: Callable[[Calls | TicketCalls], Filled]) -> Filled:
+        calls = self._calls
+        if opened.read is not None:  # others may have been opened since
+            calls = calls.copy()
+            calls.read_by(opened.read)
+        return calls.watched(fill)
+
+    def _drop_tickets(self) -> None:
+        """Drop all that was begun; the turns of the other tickets will begin them again."""
+        for ticket in self._tickets.values():
+            ticket.end()
+        self._tickets.clear()
 
     def close(self) -> None:
-        """End the threads. Blocks: until their calls are over. A worker ends without this."""
-        for _ in self._running:
-            self._queue.put(None)
-        for thread in self._running:
-            thread.join()
-        self._running = []
+        """End the threads; a worker ends without this."""
+        self._executor.shutdown()
+
+
+def _key(job: Job) -> _Key:
+    return job.run, job.epoch, job.batch, job.row_start, job.attempt

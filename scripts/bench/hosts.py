@@ -58,8 +58,8 @@ def _longest_wait(loader: Any, work: Work, cluster: Any) -> float:
         then = now
         if number == 40:
             commands = {pid: psutil.Process(pid).cmdline() for pid in tree(cluster.pid)}
-            (host,) = (pid for pid, words in commands.items() if words and words[0].startswith("ray::HostActor"))
-            os.kill(host, signal.SIGKILL)
+            (actor,) = (pid for pid, words in commands.items() if words and words[0].startswith("ray::NodeActor"))
+            os.kill(actor, signal.SIGKILL)
         elif number == 140:
             break
     return max(waits[41:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -39,14 +40,6 @@ def test_rooms_stand_in_the_order_of_the_architecture_test() -> None:
     assert [name.replace("/", ".") for name, _ in rooms()] == [name or "loaderpool" for name in ROOMS]
 
 
-def test_every_word_that_names_a_room_is_in_the_glossary() -> None:
-    glossary = (ROOT / "docs" / "internals" / "vocabulary.md").read_text(encoding="utf-8")
-    words = re.findall(r"^\| \*\*([\w ]+)\*\* \|", glossary, re.MULTILINE)
-    named = {part for name, _ in rooms() for part in name.split("/")} - {"loaderpool", "core"}
-    named |= {path.parent.name for path in _PACKAGE.glob("*/**/__init__.py")} - {"core"}
-    assert sorted(name for name in named if name not in words and name.removesuffix("s") not in words) == []
-
-
 @pytest.mark.parametrize("page", all_pages(), ids=name_of)
 def test_every_module_that_a_page_names_exists(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -54,25 +47,65 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
     assert sorted(name for name in named if not (ROOT / name).exists() and not (_PACKAGE / name).exists()) == []
 
 
+@pytest.mark.parametrize("name", ["architecture", "protocol", "fault-tolerance", "memory"])
+def test_every_method_that_a_page_for_builders_names_exists(name: str) -> None:
+    """`State.deal`: there is such a class, and it has such a method or field."""
+    text = (ROOT / "docs" / "internals" / f"{name}.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", text))
+    has = {
+        (node.name, each.name if isinstance(each, ast.FunctionDef) else ast.unparse(each.target))
+        for module in read_package(_PACKAGE)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        for each in node.body
+        if isinstance(each, ast.FunctionDef | ast.AnnAssign)
+    }
+    assert named - has == set()
+
+
 def _sources() -> list[Path]:
     return [*_PACKAGE.rglob("*.py"), *(path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))]
 
 
+def _table(heading: str) -> list[list[str]]:
+    """The rows of a section of the page of rules, as cells."""
+    section = _RULES.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return rows[1:]
+
+
 def test_every_rule_that_code_cites_is_on_its_page_and_has_a_test() -> None:
-    headings = re.findall(r"^## Rule (\d+): ", _RULES.read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings == [str(number) for number in range(1, len(headings) + 1)]
+    numbers = [number for number, *_ in _table("Rules")]
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
     cited = {number for path in _sources() for number in re.findall(r"\brules? (\d+)\b", path.read_text("utf-8"))}
     assert cited
-    assert cited - set(headings) == set()
+    assert cited - set(numbers) == set()
     tests = (ROOT / "tests" / "faults" / "test_rules.py").read_text(encoding="utf-8")
     assert {int(number) for number in re.findall(r"^def test_rule_(\d+)_", tests, re.MULTILINE)} == {
-        int(number) for number in headings
+        int(number) for number in numbers
     }
 
 
 def test_every_rule_says_why_and_who_keeps_it_and_code_cites_no_other_design() -> None:
-    for rule in _RULES.read_text(encoding="utf-8").split("\n## Rule ")[1:]:
-        assert "- **Why.** " in rule, rule
-        assert "- **Kept by** `" in rule, rule
+    for _, *cells in _table("Rules"):
+        holds, why, kept_by = cells
+        assert holds and why and re.fullmatch(r"`[\w/]+\.py`(, `[\w/]+\.py`)*", kept_by), holds
     elsewhere = re.compile(r"\b(of|in)\s+(#\s*)?the\s+(#\s*)?design\b")
     assert [path.name for path in _sources() if elsewhere.search(path.read_text("utf-8"))] == []
+
+
+def test_every_invariant_has_an_id_of_its_own_and_a_test() -> None:
+    rows = _table("Invariants")
+    assert len(rows) > 15
+    for ids, _, tests in rows:
+        assert re.fullmatch(r"\*\*[A-Z]+-\d+\*\*", ids)
+        for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", tests) or pytest.fail(f"{ids} has no test"):
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE), f"{ids}: {file} has no {name}"
+
+
+def test_what_is_gone_is_not_given_to_something_else() -> None:
+    gone = [each for ids, *_ in _table("Gone") for each in ids.split(", ")]
+    ids = [row[0].strip("*") for row in _table("Invariants")] + gone
+    assert len(ids) == len(set(ids))
+    assert all(was and why for _, was, why in _table("Gone"))

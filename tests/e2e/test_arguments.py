@@ -23,7 +23,6 @@ from loaderpool.errors import (
     MemoryLimitError,
     SampleError,
     SetupError,
-    SourceError,
     SpecMismatchError,
     UnpicklableError,
 )
@@ -271,55 +270,6 @@ def test_memory_limit_too_small_names_the_least_that_works(pool: lp.Pool) -> Non
 # ---- source ----
 
 
-class WithoutLength:
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class RaisingLength(WithoutLength):
-    def __len__(self) -> int:
-        raise OSError("the database is away")
-
-
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("images/*.png", "is one str"),
-        (b"abc", "is one bytes"),
-        (Path("images"), "is one PosixPath"),
-        ({"a": 1, "b": 2}, "source['a']"),
-        ({"a": [1, 2], "b": 3}, "source['b']"),
-        (7, "range(7)"),
-        (None, "is None"),
-        ({1, 2}, "is a set"),
-        (WithoutLength(), "without a length"),
-        (WithoutLength, "pass WithoutLength(...)"),
-        (RaisingLength(), "the database is away"),
-        (np.float32(3), "float32"),
-        (np.array(3), "length"),
-        (identity, "is a function"),
-    ],
-    ids=lambda value: str(value)[:30].partition(" at 0x")[0],
-)
-def test_a_source_that_cannot_be_read_by_index_is_refused_with_advice(source: Any, says: str) -> None:
-    with pytest.raises(SourceError) as raised:
-        lp.Loader(source, identity, workers=0)
-    assert isinstance(raised.value, TypeError)
-    assert says in str(raised.value)
-    assert "source" in str(raised.value)
-
-
-@pytest.mark.parametrize("source", [[], (), range(0), np.empty((0, 3)), {}, {"a": [], "b": []}], ids=repr)
-def test_an_empty_source_is_refused(source: Any) -> None:
-    with pytest.raises(ArgumentError, match="source is empty"):
-        lp.Loader(source, identity, workers=0)
-
-
-def test_columns_of_different_lengths_are_named() -> None:
-    with pytest.raises(ArgumentError, match=r"\['a'\] has 3, \['b'\] has 4"):
-        lp.Loader({"a": np.zeros(3), "b": np.zeros(4)}, workers=0)
-
-
 # ---- the function's signature ----
 
 
@@ -365,47 +315,6 @@ def test_whatever_can_be_called_with_one_item_is_taken(function: Callable[..., A
 
 def nothing(item: int) -> None:
     return None
-
-
-def objects(item: int) -> Any:
-    return np.array([object(), 1], dtype=object)
-
-
-def unstackable(item: int) -> Any:
-    return [[1, 2], [3]]
-
-
-def nested_none(item: int) -> Any:
-    return {"image": np.zeros(2), "label": (1, None)}
-
-
-def dates(item: int) -> Any:
-    return {"when": np.datetime64("2020-01-01")}
-
-
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        (nothing, ["None"]),
-        (objects, ["objects"]),
-        (unstackable, ["do not stack", "pad"]),
-        (nested_none, ["['label'][1]", "None"]),
-        (dates, ["['when']", "datetime64", "astype"]),
-        (lambda item: {1, 2}, ["set", "sorted"]),
-        (lambda item: (i for i in range(2)), ["generator", "yield"]),
-        (lambda item: 2**70, ["int of 71 bits"]),
-        (lambda item: {}, ["empty"]),
-    ],
-)
-def test_a_result_that_no_batch_can_hold_is_refused(function: Any, says: list[str], made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(8), function, batch_size=4, **made_in) as loader:
-        with pytest.raises(SpecMismatchError) as raised:
-            next(iter(loader))
-        assert isinstance(raised.value, ValueError)
-        for piece in says:
-            assert piece in str(raised.value)
-        with pytest.raises(SpecMismatchError):
-            _ = loader.element_spec
 
 
 def odd_one(odd: Any) -> Callable[[int], Any]:
@@ -462,43 +371,6 @@ def test_a_spec_of_another_structure_shows_both(made_in: dict[str, Any]) -> None
 
 
 # ---- what cannot travel ----
-
-
-def test_a_lock_in_a_closure_is_named(pool: lp.Pool) -> None:
-    guard_of_cache = threading.Lock()
-
-    def fn(item: int) -> int:
-        with guard_of_cache:
-            return item
-
-    with pytest.raises(UnpicklableError, match=r"'guard_of_cache'.*fn.*lock.*setup=") as raised:
-        lp.Loader(range(8), fn, workers=pool)
-    assert isinstance(raised.value, TypeError)
-
-
-def test_an_open_file_in_an_attribute_is_named(pool: lp.Pool, tmp_path: Path) -> None:
-    class Reader:
-        def __init__(self) -> None:
-            self.index_file = open(tmp_path / "index", "wb")  # noqa: SIM115 - that it is open is the point
-
-        def __call__(self, item: int) -> int:
-            return item
-
-    reader = Reader()
-    with reader.index_file, pytest.raises(UnpicklableError, match=r"index_file.*Reader.*BufferedWriter"):
-        lp.Loader(range(8), reader, workers=pool)
-
-
-def test_a_generator_in_a_global_is_named(pool: lp.Pool) -> None:
-    script: dict[str, Any] = {"__name__": "__main__"}
-    exec("numbers = (i for i in range(3))\ndef fn(item):\n    return next(numbers)", script)
-    with pytest.raises(UnpicklableError, match=r"global 'numbers' used by fn.*generator"):
-        lp.Loader(range(8), script["fn"], workers=pool)
-
-
-def test_an_item_that_cannot_be_pickled_is_named(pool: lp.Pool) -> None:
-    with pytest.raises(UnpicklableError, match=r"source.*item 2.*lock"):
-        lp.Loader([1, 2, threading.Lock()], lambda item: 1, workers=pool)
 
 
 def test_a_loader_in_the_function_is_named(pool: lp.Pool) -> None:

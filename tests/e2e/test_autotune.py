@@ -10,14 +10,14 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.config import Auto
-from loaderpool.trainer.autotune import windows
+from loaderpool.trainer.autotune import autotuner
 from loaderpool.trainer.epochs import counters
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "_MARK_NS", 200_000_000)
-    monkeypatch.setattr(windows, "_LEAST_S", 0.6)
+    monkeypatch.setattr(autotuner, "_WHOLE_S", 0.6)
 
 
 def slow(item: int, rng: np.random.Generator) -> np.ndarray:

@@ -134,60 +134,6 @@ def test_going_on_again_and_again_takes_no_memory(on: Place) -> None:
         assert 0 < taken[-1] <= taken[5] + 3 * 4096
 
 
-def test_without_an_order_nothing_is_repeated_or_dropped(sounds: list[str], two_epochs: list[Any], on: Place) -> None:
-    def plain(batch: Any) -> tuple[bytes, bytes]:
-        return batch["frames"].tobytes(), batch["sound"].tobytes()
-
-    expected = sorted(map(plain, two_epochs[: len(two_epochs) // 2]))
-    for taken in (1, len(expected) // 2, len(expected) - 1):
-        with lp.Loader(sounds, load_sound, deterministic=False, **on(3), **BY_LENGTH) as stopped:
-            batches = iter(stopped)
-            got = [plain(next(batches)) for _ in range(taken)]
-            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
-            del batches
-        for after in (2, 0):
-            with lp.Loader(sounds, load_sound, deterministic=False, **on(after), **BY_LENGTH) as again:
-                again.load_state_dict(state)
-                assert sorted(got + [plain(batch) for batch in again]) == expected
-
-
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 3), (2, 5)])
-@pytest.mark.parametrize("drop_remainder", [False, True])
-def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool, sounds: list[str], on: Place) -> None:
-    """All shards have the same bucket at each step, also after their number has changed in mid-epoch."""
-    lengths = [frames_of(path) for path in sounds]
-    how = {**BY_LENGTH, "buckets": dataclasses.replace(BUCKETS, by=lengths), "drop_remainder": drop_remainder}
-
-    def shard(index: int, shards: int) -> lp.Loader:
-        where = on(index % 3)
-        return lp.Loader(range(SOUNDS), lambda i: i, shard=lp.Shard(shards, index), **where, **how)
-
-    sizes = BUCKETS.batch_sizes
-    seen: list[int] = []
-    states, steps = [], []
-    for index in range(before):
-        with shard(index, before) as loader:
-            batches = iter(loader)
-            mine = [next(batches).tolist() for _ in range(3)]
-            states.append(over_json(batches.state_dict()))  # type: ignore[attr-defined]
-            del batches
-        seen += chain.from_iterable(mine)
-        steps.append([bucket_of(lengths[batch[0]]) for batch in mine])
-    assert len({json.dumps(state) for state in states}) == 1, "each shard can go on from any shard's state"
-    rests = []
-    for index in range(after):
-        with shard(index, after) as loader:
-            loader.load_state_dict(states[0])
-            rest = [batch.tolist() for batch in loader]
-            assert len(read(loader)) == len(loader)
-        seen += chain.from_iterable(rest)
-        rests.append([bucket_of(lengths[batch[0]]) for batch in rest])
-    assert len({tuple(step) for step in steps}) == len({tuple(rest) for rest in rests}) == 1
-    left_out, repeated = SOUNDS - len(set(seen)), len(seen) - len(set(seen))
-    assert left_out < after * sum(sizes) * drop_remainder + 1
-    assert repeated < after * len(sizes)
-
-
 def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str], on: Place) -> None:
     lengths = [frames_of(path) for path in sounds]
     buckets = dataclasses.replace(BUCKETS, by=lengths)
@@ -298,42 +244,6 @@ def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
         left_out = len(told) - len(others)
         assert len(others) == len(mine) == SOUNDS - len(told)
         assert sum(f"among the last {left_out} rows" in text for text in told) == left_out
-
-
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_what_fails_is_left_out_or_replaced(action: str, on: Place) -> None:
-    def fn(item: int) -> Any:
-        if item % 5 == 0:
-            raise ValueError(item)
-        return np.full(item % 7, item)
-
-    def make(**how: Any) -> lp.Loader:
-        return lp.Loader(
-            range(60), fn, buckets=lp.Buckets(lambda i: i % 7, [2, 5], [6, 4, 3]), pad=True,
-            on_error=action, shuffle=True, **how,
-        )  # fmt: skip
-
-    with make(workers=0) as loader:
-        expected = read(loader)
-        assert len(loader.statistics().skipped_indices + loader.statistics().replaced_indices) == 12
-    with make(**on(2)) as loader:
-        assert_same(read(loader), expected)
-
-
-def test_a_batch_larger_than_its_slot_arrives_whole(on: Place) -> None:
-    """The first sample seen is tiny, and later buckets have large ones in as many rows."""
-
-    def fn(item: int) -> Any:
-        return np.full(10 if item < 20 else 50_000 + item, item, np.float32)
-
-    with lp.Loader(
-        range(60), fn, buckets=lp.Buckets(lambda i: 10 if i < 20 else 50_000 + i, [100]), batch_size=10, pad=True,
-        **on(2),
-    ) as loader:  # fmt: skip
-        rows = [row for batch in loader for row in batch]
-        assert sorted(int(row[0]) for row in rows) == list(range(60))
-        assert all(np.count_nonzero(row == row[0]) == len(fn(int(row[0]))) for row in rows if row[0])
-        assert loader.statistics().memory.batches_oversize > 0
 
 
 def test_samples_of_one_shape_need_no_padding(on: Place) -> None:

@@ -123,7 +123,7 @@ def main_here(
 
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("loaderpool.trainer.session.remote_errors.command_target", "")  # which a command sets
+    monkeypatch.setattr("loaderpool.core.failures.command_target", "")  # which a command sets
     modules = set(sys.modules)
 
     def run(*arguments: str) -> tuple[int, str]:

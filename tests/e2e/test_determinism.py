@@ -190,19 +190,6 @@ def test_resizing_in_mid_epoch_changes_no_bit(expected: dict[str, list[Any]], na
         assert loader.workers == 3
 
 
-def test_resizing_a_shared_pool_in_mid_epoch_changes_no_bit_of_either_loader(expected: dict[str, list[Any]]) -> None:
-    with lp.Pool(1) as pool:
-        one, other = make("rng", workers=pool), make("text", workers=pool)
-        pairs = []
-        for at, (left, right) in enumerate(zip(one, other, strict=True)):
-            pairs.append((copied(left), copied(right)))
-            if at in (1, 8):
-                pool.resize({1: 3, 8: 2}[at])
-        half = len(pairs)
-        assert_same([left for left, _ in pairs], expected["rng"][:half])
-        assert_same([right for _, right in pairs], expected["text"][:half])
-
-
 @pytest.mark.parametrize("name", ["rng", "ragged", "random", "replaced"])
 @pytest.mark.parametrize("memory_limit", ["least", "64KiB", "1MiB"])
 def test_the_memory_limit_changes_no_bit(
@@ -244,33 +231,6 @@ def test_an_error_is_the_same_whoever_made_the_batch(on: Place) -> None:
 
 
 # ---- shards and sizes ----
-
-
-@pytest.mark.parametrize("drop_remainder", [False, True])
-def test_shards_are_disjoint_and_complete(on: Place, drop_remainder: bool) -> None:
-    shards = []
-    for shard in range(3):
-        plan: dict[str, Any] = {"batch_size": 5, "shuffle": True, "drop_remainder": drop_remainder}
-        loader = lp.Loader(range(103), shard=lp.Shard(3, shard), **plan, **on(1))
-        shards.append(read(loader))
-        assert len(shards[-1]) == len(loader)
-    seen = [index for shard in shards for index in indices_in(shard)]
-    assert len(set(seen)) == len(seen)
-    assert len({len(shard) for shard in shards}) == 1
-    if drop_remainder:
-        assert len(seen) == 90 and {len(batch) for shard in shards for batch in shard} == {5}
-    else:
-        assert sorted(seen) == list(range(103))
-
-
-def test_a_million_million_indices_are_shuffled_at_once(on: Place) -> None:
-    for workers in (0, 2):
-        batches = iter(lp.Loader(range(10**12), batch_size=4, shuffle=True, **on(workers)))
-        indices = indices_in(next(batches) for _ in range(5))
-        assert len(set(indices)) == 20 and max(indices) > 10**11
-        if not workers:
-            first = indices
-        assert indices == first
 
 
 # ---- epochs ----

@@ -584,22 +584,6 @@ def test_a_dataset_names_the_batch_that_its_spec_does_not_allow_and_the_cure(
         assert len(list(loader.as_dataset(epochs=1))) == BATCHES
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_keras_fits_on_batches_of_varied_length(tf: Any, tmp_path: Path, workers: int) -> None:
-    keras = pytest.importorskip("keras")
-    model = keras.Sequential([keras.layers.GRU(2), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-
-    class Whole(Varied):
-        def __getitem__(self, index: int) -> Any:
-            x, y = super().__getitem__(index)
-            return x, y[: len(x)]
-
-    with lp.Loader.from_sequence(Whole(tmp_path / "log"), workers=workers) as loader:
-        history = model.fit(loader.as_dataset(epochs=2), epochs=2, steps_per_epoch=BATCHES, verbose=0)
-    assert len(history.history["loss"]) == 2
-
-
 class Failing(Varied):
     """Its second batch cannot be made."""
 

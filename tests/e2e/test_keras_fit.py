@@ -31,7 +31,7 @@ CORNERS = {
     "inputs_have_names", "classes_have_weights", "errors_come_as_they_are_behind_the_batches_before_them",
     "a_backup_ends_with_the_same_weights", "what_data_cost_stands_in_the_logs",
     "an_iterator_may_be_asked_for_its_iterator", "tensors_look_at_the_slots",
-    "text_and_ragged_rows_are_given_or_refused_by_name", "items_of_the_backend_and_of_numpy_come_as_its_tensors",
+    "text_and_ragged_rows_are_given_or_refused_by_name",
     "structures_are_kept", "sparse_results_are_refused_by_name_in_the_first_batch",
     "a_model_that_predict_builds_predicts_of_the_same_pass",
 }  # fmt: skip

@@ -155,46 +155,6 @@ def test_rows_of_another_framework_come_as_arrays(package: str, make: str, text:
     assert "os.fork" not in child.stderr
 
 
-def test_sample_weights_and_class_weights_stay_beside_their_rows(rows: dict[str, Any], pool: lp.Pool) -> None:
-    import keras
-
-    class Model(keras.Model):  # type: ignore[misc]
-        def train_step(self, data: Any) -> Any:
-            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-            seen.extend(zip(np.asarray(y)[:, 0].tolist(), np.asarray(weight).tolist(), strict=True))
-            return super().train_step(data)
-
-    inputs = keras.Input((4,))
-    model = Model(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse", run_eagerly=True)
-    x, y = rows["arrays"]()
-    classes = y[:, :1] % 3
-    weighted = rows["Rows"](x, y[:, :1], weights=np.arange(64, dtype=np.float32) / 7)
-    by_class = rows["Rows"](x, classes)
-    found = []
-    for sequence, settings in ((weighted, {}), (by_class, {"class_weight": {0: 0.5, 1: 2.0, 2: 7.0}})):
-        with lp.Loader.from_sequence(sequence, workers=pool) as loader:
-            for data in (sequence, loader.as_dataset()):
-                seen: list[Any] = []
-                model.fit(data, shuffle=False, verbose=0, **settings)
-                found.append(seen)
-    assert found[0] == found[1] and found[1][7] == (7.0, 1.0)
-    assert found[2] == found[3] and set(found[3]) == {(0.0, 0.5), (1.0, 2.0), (2.0, 7.0)}
-
-
-def test_dicts_stay_dicts(rows: dict[str, Any], pool: lp.Pool) -> None:
-    class Named(rows["Rows"]):  # type: ignore[misc]
-        def __getitem__(self, index: int) -> Any:
-            x, y = super().__getitem__(index)
-            return {"x": x, "y": y}
-
-    with lp.Loader.from_sequence(Named(*rows["arrays"]()), workers=pool) as loader:
-        rows["check"](((batch["x"], batch["y"]) for batch in loader), False, False)
-        dataset = loader.as_dataset()
-        assert all(set(batch) == {"x", "y"} for batch in dataset)
-        rows["check"](((batch["x"], batch["y"]) for batch in dataset), False, False)
-
-
 class Shapes:
     """Shapes of x and y for each batch."""
 
@@ -229,42 +189,6 @@ def test_shapes_may_differ_from_batch_to_batch(tf: Any, pool: lp.Pool, where: st
     spec = (lp.ArraySpec((None, None), "float32"), lp.ArraySpec((None, 2), "float32"))
     with lp.Loader.from_sequence(Shapes(*late), workers=workers, element_spec=spec) as loader:
         assert [tuple(x.shape) for x, _ in loader.as_dataset()] == list(late)
-
-
-def test_keras_itself_refuses_a_later_batch_of_another_shape(tf: Any) -> None:
-    """Where it takes such a batch one day, `as_dataset` should."""
-    import keras
-
-    class Late(keras.utils.PyDataset):  # type: ignore[misc]
-        num_batches = 3
-
-        def __getitem__(self, index: int) -> Any:
-            return Shapes((16, 4), (16, 4), (2, 6))[index]
-
-    model = keras.Sequential([keras.layers.Lambda(lambda x: x[:, :2]), keras.layers.Dense(2)])
-    model.compile("sgd", "mse")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"shape \(2, 6\) where an element of shape \(None, 4\)"):
-        model.fit(Late(), verbose=0, shuffle=False)
-
-
-@pytest.mark.parametrize("settings", [{"workers": 2, "use_multiprocessing": True}, {"workers": 2}, {"workers": 0}])
-def test_an_exception_comes_behind_the_batches_before_it(rows: dict[str, Any], settings: dict[str, Any]) -> None:
-    import tensorflow as tf
-
-    class Failing(rows["Rows"]):  # type: ignore[misc]
-        def __getitem__(self, index: int) -> Any:
-            if index < 2:
-                return super().__getitem__(index)
-            raise ValueError("batch two is broken")
-
-    with lp.Loader.from_sequence(Failing(*rows["arrays"](), **settings)) as loader:
-        for data, error in ((loader, ValueError), (loader.as_dataset(), tf.errors.InvalidArgumentError)):
-            batches = iter(data)
-            assert [int(next(batches)[1][0, 0]) for _ in range(2)] == [0, 16]
-            with pytest.raises(error, match="batch two is broken"):
-                next(batches)
-            assert isinstance(loader.last_error, ValueError) and "batch two is broken" in str(loader.last_error)
-            del batches
 
 
 def test_a_number_of_batches_is_a_property_a_length_none_or_not_there(rows: dict[str, Any], pool: lp.Pool) -> None:

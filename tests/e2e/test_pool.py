@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import signal
 import time
 from typing import Any
 
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import copied, indices_in, read, told_when
-from tests.support.child import run_child
+from tests.support.batches import copied, indices_in, read
 from tests.support.processes import descendants, wait_gone
 
 # Each test has a pool of its own, so the guard looks after each (tests/conftest.py).
@@ -50,18 +47,6 @@ def test_loaders_on_one_pool_share_its_workers() -> None:
         assert train.workers == valid.workers == pool.workers == 2
         assert len(set.union(*pids)) <= 2
         assert os.getpid() not in pids[0]
-
-
-def test_a_loader_made_while_another_is_read_disturbs_it_not() -> None:
-    with lp.Pool(2) as pool:
-        first = lp.Loader(range(300), batch_size=3, workers=pool)
-        batches = iter(first)
-        numbers = indices_in(next(batches) for _ in range(10))
-        for start in (1000, 2000, 3000):
-            later = lp.Loader(range(start, start + 20), batch_size=4, workers=pool)
-            assert indices_in(later) == list(range(start, start + 20))
-            numbers += indices_in(next(batches) for _ in range(10))
-        assert numbers + indices_in(batches) == list(range(300))
 
 
 def test_loaders_interleaved_batch_by_batch_on_one_pool() -> None:
@@ -142,23 +127,6 @@ def test_resizing_before_the_first_batch() -> None:
 # ---- deaths ----
 
 
-def test_all_workers_killed_again_and_again_lose_nothing() -> None:
-    def slow(index: int) -> int:
-        time.sleep(0.003)
-        return index
-
-    with lp.Loader(range(240), slow, batch_size=4, workers=2, limits=lp.Limits(restarts_per_item=20)) as loader:
-        numbers: list[int] = []
-        for at, batch in enumerate(loader):
-            numbers += batch.tolist()
-            if at % 15 == 3:
-                for pid in pids_of(loader):
-                    with contextlib.suppress(ProcessLookupError):  # the end of one killed before is not known yet
-                        os.kill(pid, signal.SIGKILL)
-        assert numbers == list(range(240))
-        told_when(loader, lambda told: told.restarts >= 4)
-
-
 # ---- ending ----
 
 
@@ -181,17 +149,6 @@ def test_closing_a_pool_ends_its_processes_and_its_loaders() -> None:
     assert kept.tolist() == [0, 1]
 
 
-def test_a_dropped_pool_ends_its_processes() -> None:
-    before = set(descendants(os.getpid()))
-    loader = lp.Loader(range(1000), batch_size=2, workers=2)
-    batches = iter(loader)
-    next(batches)
-    started = set(descendants(os.getpid())) - before
-    del loader, batches
-    gc.collect()
-    assert wait_gone(started, 10) == []
-
-
 def test_a_loader_keeps_the_pool_that_it_was_given() -> None:
     loader = lp.Loader(range(30), batch_size=4, workers=lp.Pool(2))
     gc.collect()
@@ -208,31 +165,6 @@ def test_a_pool_that_nobody_used_starts_nothing() -> None:
     before = descendants(os.getpid())
     with lp.Pool(2):
         assert descendants(os.getpid()) == before
-
-
-@pytest.mark.parametrize("how", ["loader.close()", "del loader", "pass", "batches = None", "raise SystemExit(0)"])
-def test_a_program_ends_at_once_and_leaves_nothing_however_it_ends(how: str) -> None:
-    code = f"""
-        import numpy as np
-        import loaderpool as lp
-        pool = lp.Pool(2)
-        loader = lp.Loader(range(10_000), lambda index: np.full(100, index), batch_size=4, workers=pool)
-        other = lp.Loader(range(10), workers=1)
-        batches = iter(loader)
-        kept = [next(batches) for _ in range(20)]
-        next(iter(other))
-        {how}
-    """
-    run_child(code).check()
-
-
-def test_many_loaders_one_after_the_other_on_one_pool() -> None:
-    with lp.Pool(2) as pool:
-        for number in range(25):
-            loader = lp.Loader(range(number, number + 12), batch_size=5, workers=pool)
-            assert indices_in(loader) == list(range(number, number + 12))
-            if number % 2:
-                loader.close()
 
 
 def test_what_one_pass_failed_with_is_kept_and_the_next_pass_is_whole() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.local_hosts import local_hosts
 
 
 def sample(item: int) -> Any:
@@ -91,17 +90,6 @@ def test_without_workers_there_are_steps_and_rates(tmp_path: Path) -> None:
     found = inside(tmp_path / "report.html")
     assert found["timeline"] and not found["statistics"]["workers"]
     assert found["timeline"][0]["waiting_s"] > 0.03
-
-
-def test_hosts_are_told_as_far_as_they_tell(tmp_path: Path) -> None:
-    with lp.Pool(2, _program=local_hosts(2, 1)) as pool:
-        loader = lp.Loader(range(10**6), sample, batch_size=8, workers=pool)
-        with loader:
-            take(loader, 3)
-            loader.report(tmp_path / "report.html")
-    found = inside(tmp_path / "report.html")
-    assert len(found["statistics"]["nodes"]) == 2
-    assert found["statistics"]["calls"] is None
 
 
 def test_it_may_be_written_while_another_thread_takes_batches(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.trainer.engine.delivery import Delivery
-from loaderpool.trainer.epochs.batch_reader import Opened, as_arrays
+from loaderpool.core.delivery import Delivery
+from loaderpool.trainer.epochs.epoch_pass import Opened, as_arrays
 from tests.support.batches import Place, kill_supervisor, told_when
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -91,86 +91,6 @@ def test_the_rest_is_the_same_to_the_bit(name: str, before: int, after: int, on:
             assert rest == (epochs[0][taken:] or epochs[1])
             if taken < length:
                 assert [plain(batch) for batch in again] == epochs[1]
-
-
-@pytest.mark.parametrize("name", ["samples", "tiny", "elements"])
-def test_without_an_order_nothing_is_repeated_or_dropped(name: str, on: Place) -> None:
-    make = SHAPES[name]
-    with make(workers=0) as reference:
-        first, second = ([plain(batch) for batch in reference] for _ in range(2))
-    for taken in (0, 1, len(first) // 2, len(first) - 1):
-        with make(**on(3), deterministic=False) as stopped:
-            batches = iter(stopped)
-            got = take(batches, taken)
-            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
-            del batches
-        for after in (2, 0):
-            with make(**on(after), deterministic=False) as again:
-                again.load_state_dict(state)
-                batches = iter(again)
-                middle = take(batches, 3)
-                once_more = over_json(batches.state_dict())  # type: ignore[attr-defined]
-                del batches
-            with make(**on(2), deterministic=False) as last:
-                last.load_state_dict(once_more)
-                rest = [plain(batch) for batch in last]
-                if len(got) + len(middle) < len(first):
-                    assert sorted(got + middle + rest) == sorted(first)
-                    assert sorted(plain(batch) for batch in last) == sorted(second)
-
-
-def test_stopped_time_and_again(on: Place) -> None:
-    make = SHAPES["samples"]
-    with make(workers=0) as reference:
-        expected = [plain(batch) for _ in range(2) for batch in reference]
-    got: list[Any] = []
-    state = None
-    while len(got) < len(expected):
-        with make(**on(1 + len(got) % 3)) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            batches = iter(loader)
-            got += take(batches, 1 + len(got) % 5)
-            state = over_json(loader.state_dict() if len(got) % 2 else batches.state_dict())  # type: ignore[attr-defined]
-            del batches
-    assert got[: len(expected)] == expected
-
-
-@pytest.mark.parametrize(("before", "after"), [(8, 4), (4, 16), (3, 1), (1, 5)])
-@pytest.mark.parametrize("drop_remainder", [False, True])
-def test_shares_follow_the_cluster(before: int, after: int, drop_remainder: bool, on: Place) -> None:
-    """Together the shards have each sample once, though their number changes in the middle of an epoch."""
-
-    def shard(index: int, shards: int) -> lp.Loader:
-        return lp.Loader(
-            range(1000), lambda i: i, batch_size=3, shuffle=True, seed=9, shard=lp.Shard(shards, index),
-            drop_remainder=drop_remainder, **on(index % 3),
-        )  # fmt: skip
-
-    seen: list[int] = []
-    states = []
-    for index in range(before):
-        with shard(index, before) as loader:
-            batches = iter(loader)
-            seen += [item for _, batch in zip(range(5), batches, strict=False) for item in batch.tolist()]
-            states.append(over_json(batches.state_dict()))  # type: ignore[attr-defined]
-            del batches
-    assert len({json.dumps(state) for state in states}) == 1, "each shard can go on from any shard's state"
-    lengths = set()
-    for index in range(after):
-        with shard(index, after) as loader:
-            loader.load_state_dict(states[0])
-            rest = list(loader)
-            lengths.add(len(rest))
-            seen += [item for batch in rest for item in batch.tolist()]
-            assert len(list(loader)) == len(loader)
-    assert len(lengths) == 1
-    missing = set(range(1000)) - set(seen)
-    repeated = len(seen) - len(set(seen))
-    if drop_remainder:
-        assert not repeated and len(missing) < 3 * after
-    else:
-        assert not missing and repeated < after
 
 
 def test_a_supervisor_that_dies_in_the_rest_changes_no_bit() -> None:

@@ -11,45 +11,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.child import run_child
 
 SIZE = 40
 SPEC = {"x": lp.ArraySpec((None, 3), np.float32), "item": lp.ArraySpec((None,), np.int64)}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"workers": 3},
-        {"workers": 2, "threads": 3},
-        {"workers": 1, "threads": 3},
-    ],
-    ids=str,
-)
-def test_others_are_made_while_the_first_one_is_slow(settings: dict[str, Any], tmp_path: Path) -> None:
-    """The first sample is over only once others are; with threads those beside it, too."""
-    code = f"""
-        import os, pathlib, time
-        import numpy as np
-        import loaderpool as lp
-
-        others = pathlib.Path({str(tmp_path)!r})
-
-        def read(item):
-            if item:
-                (others / str(item)).touch()
-            else:
-                until = time.monotonic() + 20
-                while len(os.listdir(others)) < 5:
-                    assert time.monotonic() < until, "all wait for the first one"
-                    time.sleep(0.01)
-            return item
-
-        spec = lp.ArraySpec((None,), np.int64)
-        with lp.Loader(range(40), read, batch_size=4, element_spec=spec, **{settings!r}) as loader:
-            assert np.concatenate([batch.copy() for batch in loader]).tolist() == list(range(40))
-    """
-    run_child(code, timeout_s=60).check()
 
 
 def with_rng(item: int, rng: np.random.Generator) -> dict[str, Any]:

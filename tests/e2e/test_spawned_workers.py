@@ -19,6 +19,7 @@ import pytest
 from multiprocess import resource_tracker
 
 import loaderpool as lp
+from loaderpool.core.state import State
 from tests.support.batches import assert_same, kill_worker, read, read_while, told_when
 from tests.support.child import run_child
 from tests.support.notes import bytes_copied, bytes_shared, notes
@@ -508,22 +509,14 @@ def test_workers_live_until_the_pool_is_closed() -> None:
 def test_an_error_of_the_threads_own_is_followed_by_another_thread(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if os.environ.get("LOADERPOOL_CORE") == "new":
-        from loaderpool.core.state import State as SupervisorState
+    real, answers = State.done, itertools.count()
 
-        name = "done"
-    else:
-        from loaderpool.supervisor.state import SupervisorState  # type: ignore[assignment]
-
-        name = "on_report"
-    real, reports = getattr(SupervisorState, name), itertools.count()
-
-    def on_report(*arguments: Any) -> Any:
-        if next(reports) == 5:
+    def done(*arguments: Any) -> Any:
+        if next(answers) == 5:
             raise RuntimeError("a defect")
         return real(*arguments)
 
-    monkeypatch.setattr(SupervisorState, name, on_report)
+    monkeypatch.setattr(State, "done", done)
     with spawned() as pool, loader_of(pool, items=120) as loader:
         got = read(loader)
         assert loader.statistics().supervisor_restarts == 1

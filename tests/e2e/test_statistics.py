@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.local_hosts import local_hosts
 
 
 def sample(item: int) -> Any:
@@ -99,13 +98,6 @@ def test_before_the_first_batch_nothing_is_known() -> None:
 def test_in_this_process_calls_are_not_timed() -> None:
     told = train(lp.Loader(range(10**6), sample, batch_size=8, workers=0), 10, 0.0)
     assert (told.calls, told.cpu_s_per_sample) == (None, None)
-
-
-def test_hosts_do_not_tell_what_calls_take() -> None:
-    with lp.Pool(2, _program=local_hosts(2, 1)) as pool:
-        told = train(lp.Loader(range(10**6), sample, batch_size=8, workers=pool), 30, 0.0)
-    assert (told.calls, told.cpu_s_per_sample) == (None, None)
-    assert told.steps.count == 30
 
 
 def test_behind_a_close_they_are_as_they_were() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import io
 import itertools
@@ -13,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,35 +119,6 @@ def test_a_slow_batch_is_cut_into_rows(on: Place) -> None:
         assert_same(read(loader), expected)
 
 
-def test_nothing_is_lost_or_doubled_in_a_window() -> None:
-    with lp.Loader(Numbers(), make, batch_size=BATCH, shuffle=20, workers=0) as loader:
-        first, second = numbers_in(read(loader)), numbers_in(read(loader))
-    assert sorted(first) == sorted(second) == list(range(ITEMS))
-    assert first != second != list(range(ITEMS))
-    assert max(at - number for at, number in enumerate(first)) > 20  # one may stay for long, but none comes early:
-    assert max(number - at for at, number in enumerate(first)) <= 20
-
-
-@pytest.mark.parametrize("drop_remainder", [True, False])
-@pytest.mark.parametrize("items", [0, 1, 5, 24, 25, 47, 48])
-def test_shards_partition_the_stream(items: int, drop_remainder: bool) -> None:
-    shards = []
-    for shard in range(3):
-        source = Numbers(items)
-        with lp.Loader(
-            source, make, batch_size=4, shard=lp.Shard(3, shard), drop_remainder=drop_remainder, workers=0
-        ) as loader:
-            try:
-                shards.append([batch[0].tolist() for batch in loader])
-            except lp.SourceError:
-                shards.append([])
-    assert len({len(batches) for batches in shards}) == 1, "in data-parallel training a shard would wait for ever"
-    seen = collections.Counter(number for batches in shards for batch in batches for number in batch)
-    whole = range(items // 12 * 12 if drop_remainder else items)
-    assert set(seen) == set(whole)
-    assert sum(seen.values()) - len(seen) < 3
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_in_a_row_that_is_dealt_again(on: Place, workers: int) -> None:
     def fail_at_the_end(item: Any) -> Any:
@@ -252,31 +222,6 @@ def test_an_iterator_that_fails_before_its_first_batch_says_so_again(on: Place, 
 def test_an_empty_stream_is_named(on: Place, workers: int) -> None:
     with lp.Loader(iter([]), **on(workers)) as loader, pytest.raises(lp.SourceError, match="empty"):
         next(iter(loader))
-
-
-def test_an_item_that_cannot_travel_is_named(on: Place) -> None:
-    items: list[Any] = [{"index": number, "row": np.zeros(3)} for number in range(20)]
-    items[11]["lock"] = threading.Lock()
-    loader = lp.Loader(iter(items), make, batch_size=BATCH, **on(2))
-    with loader, pytest.raises(lp.UnpicklableError, match="position 11"):
-        read(loader)
-
-
-def test_items_of_classes_that_only_this_process_has(on: Place) -> None:
-    class Point(NamedTuple):
-        x: float
-        y: float
-
-        def length(self) -> float:
-            return float(np.hypot(*self))
-
-    def measure(point: Any) -> Any:
-        assert isinstance(point, Point)
-        return point.length()
-
-    points = [Point(n, 2 * n) for n in range(30)]
-    with lp.Loader(iter(points), measure, batch_size=BATCH, **on(2)) as loader:
-        assert np.concatenate(read(loader)).tolist() == [point.length() for point in points]
 
 
 def test_the_reader_is_not_far_ahead_of_the_consumer() -> None:
@@ -417,7 +362,9 @@ def test_more_was_taken_out_of_turn_than_is_read_ahead(taken: int, on: Place) ->
 
 def test_what_was_taken_out_of_turn_leaves_its_neighbours_in_a_chunk_alone(on: Place) -> None:
     """Tickets cover some of it beside what is wanted, and ask for the items of both."""
-    with lp.Loader(Numbers(60), of_varied_length, batch_size=3, pad=True, deterministic=False, **on(2)) as loader:
+    source = Numbers(60)
+    source.lock = threading.Lock()  # type: ignore[attr-defined]  # so a thread reads it: 240 processes take long
+    with lp.Loader(source, of_varied_length, batch_size=3, pad=True, deterministic=False, **on(2)) as loader:
         for taken in ([[1, 1], [3, 5]], [[2, 4]], [[1, 8]], [[1, 5], [8, 4]]) * 60:
             loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0, "taken": taken})
             gone = {batch for first, count in taken for batch in range(first, first + count)}
@@ -539,18 +486,6 @@ def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
     with lp.Loader(Numbers(), end_itself, batch_size=BATCH, workers=2, on_error="skip") as loader:
         assert numbers_in(read(loader)) == [n for n in range(ITEMS) if n != 41]
         assert loader.statistics().skipped_indices == (41,)
-
-
-def test_a_hanging_sample_of_a_stream_is_found() -> None:
-    def hang(item: Any) -> Any:
-        if item["index"] == 41:
-            time.sleep(1000)
-        return item["index"]
-
-    with lp.Loader(iter(Numbers()), hang, batch_size=BATCH, workers=2, limits=lp.Limits(timeout_s=0.4)) as loader:
-        with pytest.raises(lp.SampleTimeoutError) as raised:
-            read(loader)
-        assert raised.value.index == 41
 
 
 def test_several_loaders_with_streams_on_one_pool(on: Place) -> None:

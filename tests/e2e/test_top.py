@@ -299,7 +299,7 @@ def test_it_imports_little() -> None:
     assert "loaderpool.trainer.explain.page" in imported
     assert imported.isdisjoint(
         {
-            "loaderpool.trainer.engine",
+            "loaderpool.core.engine",
             "loaderpool.trainer.loader",
             "loaderpool.ray",
             "loaderpool.worker",

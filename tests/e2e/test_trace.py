@@ -20,7 +20,6 @@ from multiprocess import resource_tracker
 
 import loaderpool as lp
 from tests.support.chrome_traces import Loaded, load
-from tests.support.local_hosts import local_hosts
 from tests.support.processes import POLL_S
 from tests.support.running_trainings import DEADLINE_S, ROOT, RunningTraining, running_trainings
 
@@ -275,20 +274,6 @@ def test_workers_that_are_spawned_cannot_be_read_from_outside_which_is_said(star
     found = start("spawned").until(lambda found: len(found.named("step")) > 20)
     assert not found.named("sample")
     assert any("spawned" in note for note in found.head["loaderpool"]["notes"])
-
-
-def test_of_batches_that_hosts_make_there_are_hand_overs_which_is_said(tmp_path: Path) -> None:
-    with (
-        lp.Pool(2, _program=local_hosts(2, 1)) as pool,
-        lp.Loader(range(64), make, batch_size=4, workers=pool) as loader,
-    ):
-        for _ in loader:
-            pass
-        loader.trace(tmp_path / "trace.json")
-    found = load((tmp_path / "trace.json").read_text())
-    assert len(found.named("step")) == 16
-    assert list(found.processes) == [os.getpid()]
-    assert any("other nodes" in note for note in found.head["loaderpool"]["notes"])
 
 
 def test_loaders_of_one_pool_have_steps_of_their_own(start: Callable[[str], Training]) -> None:

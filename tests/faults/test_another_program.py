@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import loaderpool as lp
-from loaderpool.trainer.session.launch import Program
+from loaderpool.core.launch import Program
 
 
 def test_a_pool_runs_the_program_that_it_is_given(tmp_path: Path) -> None:

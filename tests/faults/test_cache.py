@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import assert_same, kill_supervisor, kill_worker, read
+from tests.support.batches import assert_same, kill_supervisor, read
 from tests.support.child import run_child
 from tests.support.processes import parents, wait_gone
 
@@ -160,30 +159,6 @@ def test_workers_that_die_in_fn_lose_no_more_than_that_call(where: Any, tmp_path
     # Calls that ended their worker; what it had made of a ticket was kept before.
     assert ITEMS <= len(noted(log)) <= ITEMS + 2 * deaths + 2
     assert ITEMS - 2 * deaths <= statistics.cache.misses <= len(noted(log))
-
-
-def test_random_kills_change_no_bit(where: Any, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    draws = random.Random(2)
-    with lp.Loader(
-        range(ITEMS),
-        decoder(log),
-        workers=2,
-        cache=where,
-        limits=lp.Limits(restarts=None, restarts_per_item=50),
-        **SETTINGS,
-    ) as loader:
-        batches = []
-        for _ in range(3):
-            for batch in loader:
-                batches.append(batch.copy())
-                if draws.random() < 0.3:
-                    kill_worker(loader)
-        assert_same(batches, reference())
-        statistics = loader.statistics()
-        assert statistics.restarts > 3
-        assert statistics.cache.damaged == 0
-    assert len(noted(log)) <= ITEMS + 3 * statistics.restarts + 3
 
 
 def test_a_new_supervisor_goes_on_with_what_is_kept(where: Any, tmp_path: Path) -> None:

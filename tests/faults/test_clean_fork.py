@@ -131,28 +131,6 @@ def test_without_workers_nothing_is_started() -> None:
 # ---- not forked
 
 
-def test_workers_that_are_not_forked_make_others_beside_a_slow_first_sample(make: Make, tmp_path: Path) -> None:
-    fn = """
-        import pathlib, time
-        def fn(item, rng):
-            noise = rng.random()
-            if item == 0:
-                until = time.monotonic() + 60
-                while len(list(pathlib.Path(DIRECTORY).iterdir())) < 6:
-                    assert time.monotonic() < until, "all wait for the first one"
-                    time.sleep(0.01)
-            (pathlib.Path(DIRECTORY) / f"{item}:{noise}").touch(exist_ok=False)
-            return item
-    """
-    calls = tmp_path / "calls"
-    calls.mkdir()
-    module = make(cf_early=both(THREAD, f"DIRECTORY = {str(calls)!r}", fn))
-    with lp.Loader(range(40), module.fn, batch_size=4, workers=3) as loader:
-        with pytest.warns(lp.LoaderpoolWarning):
-            assert indices_in(loader) == list(range(40))
-        assert loader.statistics().workers_start == "exec"
-
-
 def test_a_module_that_starts_a_thread_on_import_is_named_and_not_forked(make: Make) -> None:
     module = make(cf_thread=both(THREAD, NOISE))
     settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3}

@@ -68,20 +68,6 @@ def seen(batches: Iterator[Any]) -> tuple[list[int], bytes]:
 # ---- a worker ----
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_worker_that_dies_once_changes_no_bit(way: str, tmp_path: Path) -> None:
-    fn = dying(way, at=41, once=tmp_path / "died")
-    workers = 1 if way == "SIGKILL" else 3
-    with lp.Loader(range(ITEMS), dying(way, at=-1), batch_size=BATCH, shuffle=True, seed=5, workers=0) as loader:
-        expected = [seen(iter(loader)) for _ in range(2)]
-    with lp.Loader(range(ITEMS), fn, batch_size=BATCH, shuffle=True, seed=5, workers=workers) as loader:
-        assert [seen(iter(loader)) for _ in range(2)] == expected
-        assert (tmp_path / "died").exists()
-        statistics = loader.statistics()
-        assert statistics.restarts == 1
-        assert len(statistics.workers) == workers
-
-
 @pytest.mark.parametrize(("way", "at"), [("SIGKILL", 0), ("SIGKILL", 1), ("SIGKILL", 50), ("exit 0", ITEMS - 1)])
 def test_a_sample_that_always_kills_is_named_and_all_before_it_delivered(way: str, at: int) -> None:
     with lp.Loader(range(ITEMS), dying(way, at), batch_size=BATCH, workers=2) as loader:
@@ -119,9 +105,9 @@ def test_how_many_deaths_are_too_many_can_be_set(tmp_path: Path) -> None:
         return item
 
     loader = lp.Loader(range(8), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts_per_item=2))
-    with loader, pytest.raises(WorkerLostError, match="4 workers crashed on this task"):
+    with loader, pytest.raises(WorkerLostError, match="2 workers crashed on this task"):
         list(loader)
-    assert (tmp_path / "deaths").read_bytes() == b"xxxx"
+    assert (tmp_path / "deaths").read_bytes() == b"xx"
 
 
 def test_a_batch_fn_that_dies_names_the_epoch_and_the_signal() -> None:

@@ -126,34 +126,6 @@ def test_close_twice_and_use_afterwards() -> None:
     assert "closed" in repr(loader)
 
 
-@pytest.mark.parametrize("waiters", [1, 3])
-def test_close_wakes_whoever_waits_for_a_batch(waiters: int) -> None:
-    loader = lp.Loader(range(64), stuck, batch_size=4, workers=2)
-    raised: list[BaseException] = []
-    waiting = threading.Semaphore(0)
-
-    def consume() -> None:
-        try:
-            batches = iter(loader)
-            waiting.release()
-            for _ in batches:  # none, or one: both workers are stuck in somebody's second batch
-                pass
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=consume) for _ in range(waiters)]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        assert waiting.acquire(timeout=30)
-    time.sleep(0.2)  # they are in the wait now, most likely; either way the outcome is the same
-    loader.close()
-    for thread in threads:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in threads)
-    assert [type(error) for error in raised] == [ClosedError] * waiters
-
-
 @pytest.mark.parametrize("first_batch", ["comes", "never comes"])
 @pytest.mark.parametrize("use_pool", [False, True])
 def test_close_wakes_the_waiter_whether_or_not_the_pool_goes_on(use_pool: bool, first_batch: str) -> None:
@@ -262,31 +234,6 @@ print("end")
     assert result.stderr == ""
 
 
-def test_ctrl_c_leaves_the_loader_usable() -> None:
-    result = run_child(
-        SCRIPT
-        + """
-import os, signal
-
-def fn(item):
-    time.sleep(0.01)
-    return item
-
-loader = lp.Loader(range(400), fn, batch_size=4, workers=2)
-for _ in range(2):
-    threading.Timer(0.2, lambda: os.killpg(0, signal.SIGINT)).start()
-    try:
-        for batch in loader: pass
-        raise AssertionError("never interrupted")
-    except KeyboardInterrupt:
-        pass
-assert np.concatenate(list(loader)).tolist() == list(range(400))
-""",
-        timeout_s=60,
-    ).check()
-    assert result.stderr == ""
-
-
 def test_ctrl_c_unhandled_ends_with_one_traceback() -> None:
     result = run_child(
         SCRIPT
@@ -360,33 +307,6 @@ def test_a_fork_cannot_use_the_loader_and_does_not_disturb_it(use_pool: bool, tm
             taken += list(batches)
             assert np.concatenate(taken).tolist() == list(range(200))
             assert np.concatenate(list(loader)).tolist() == list(range(200))
-
-
-def test_a_fork_that_exits_by_itself_does_not_disturb_the_loader() -> None:
-    result = run_child(
-        """
-        import os, sys, warnings
-        import numpy as np
-        import loaderpool as lp
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pool = lp.Pool(2)
-        own = lp.Loader(range(400), batch_size=4, workers=2)
-        shared = lp.Loader(range(400), batch_size=4, workers=pool)
-        its = [iter(own), iter(shared)]
-        taken = [[next(it)] for it in its]
-        for _ in range(2):
-            pid = os.fork()
-            if pid == 0:
-                sys.exit(4)  # atexit hooks, finalizers and all
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
-        for it, batches in zip(its, taken):
-            assert np.concatenate(batches + list(it)).tolist() == list(range(400))
-        print("whole")
-        """,
-        timeout_s=60,
-    ).check()
-    assert result.stdout == "whole\n"
-    assert result.stderr == ""
 
 
 def test_a_fork_may_make_a_loader_of_its_own(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ import pytest
 import loaderpool as lp
 from loaderpool.cache.setting import CachePlan
 from loaderpool.cache.store import SharedCache
+from loaderpool.core import local_engine
 from loaderpool.system import ctrl_c, interrupts
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint, undo_orphans
-from loaderpool.trainer.engine import local_engine
 from tests.support.child import run_child
 from tests.support.handler_storm import (
     ITEMS,
@@ -419,7 +419,7 @@ def test_real_interrupts_at_random_moments_leave_every_next_pass_whole() -> None
     """Construction, begin, wait, take, end, resize, close and resume, with signals from a thread."""
     run_child(
         f"""
-        turns = {max(20, PLACES)}
+        turns = {max(20, PLACES // 3)}
         """
         """
         import os, random, signal, threading, time
@@ -446,7 +446,7 @@ def test_real_interrupts_at_random_moments_leave_every_next_pass_whole() -> None
                         loader = make()
                     work(loader)
                     timer.join()
-                    time.sleep(0.3)
+                    time.sleep(0.1)
                 except KeyboardInterrupt:
                     came += 1
                 timer.join()

@@ -55,9 +55,6 @@ user.half_written          sample   sample    same      same     same     same  
 worker.idle                same     same      same      same     same     same     -e           same      same
 worker.ticket_taken        same     same      same      same     same     same     -e           same      same
 worker.before_note         same     same      same      same     same     same     -e           same      same
-worker.before_completion   same     same      same      same     same     same     -e           -s        same
-worker.before_sending      same     same      same      same     same     same     -e           same      same
-worker.after_sending       same     same      same      same     same     same     -e           same      same
 worker.before_report       same     same      same      same     same     same     -e           same      same
 worker.after_report        same     same      same      same     same     same     -e           same      same
 worker.memory_file         -w       -w        -w        -w       -w       -w       -w           -w        sample
@@ -71,15 +68,13 @@ supervisor.burying         again    again     again     again    again    again 
 trainer.launched           raises   raises    gone      gone     gone     waits    -e           -b        raises
 trainer.slots              -m       -m        -m        -m       -m       -m       -m           -m        memory
 trainer.waiting            raises   raises    gone      gone     gone     waits    -e           gone      raises
-trainer.taken_in           raises   raises    gone      gone     gone     waits    -e           gone      raises
 trainer.delivering         raises   raises    gone      gone     gone     waits    -e           gone      raises
-trainer.reader_launched    raises   raises    gone      gone     gone     waits    -e           -b        raises
+trainer.reader_launched    read     read      gone      gone     gone     waits    -e           -b        read
 feed.before_entry          read     read      gone      gone     gone     waits    -e           -i        read
 feed.entered               read     read      gone      gone     gone     waits    -e           -i        read
 feed.at_end                read     read      gone      gone     gone     waits    -e           -i        read
 reader.loading             setup    setup     lost      lost     lost     lost     setup        -b        setup
 reader.first_pass          lost     lost      lost      lost     lost     lost     lost         -b        lost
-reader.pass_taken          bits     bits      bits      bits     bits     bits     bits         -i        bits
 reader.before_sending      read     read      lost      lost     lost     lost     read         -i        read
 reader.after_sending       read     read      lost      lost     lost     lost     read         -i        read
 reader.before_end          lost     lost      lost      lost     lost     lost     lost         -i        lost
@@ -90,9 +85,8 @@ IMPOSSIBLE = {
     "-e": "no error is pickled there: what is raised there is ours",
     "-i": "items of a stream have no slots, whose size they could outgrow",
     "-f": "slots are sized from the first sample, so that its batch cannot outgrow them",
-    "-m": "the row is about memory; the other columns are trainer.taken_in's and trainer.delivering's",
+    "-m": "the row is about memory; the other columns are trainer.delivering's",
     "-o": "the function writes into `out`, which is of the batch's own size",
-    "-s": "what tells of an oversize batch is sent over the socket: before_sending, after_sending",
     "-w": "the row is about memory for an oversize batch; the other columns are worker.before_note's",
     "-t": "it is pickled in the trainer, so this is the trainer's end: trainer.launched",
 }
@@ -100,13 +94,7 @@ COLUMNS, *ROWS = [line.split() for line in TABLE.strip().splitlines()]
 CELLS = {
     (row[0], how): outcome for row in ROWS for how, outcome in zip(COLUMNS[1:], row[1:], strict=True)
 }  # fmt: skip
-# Places that only the core has which is to be replaced.
-GOING = {"worker.before_completion", "worker.before_sending", "worker.after_sending", "trainer.taken_in"}
-POSSIBLE = {
-    cell: outcome
-    for cell, outcome in CELLS.items()
-    if outcome not in IMPOSSIBLE and not (os.environ.get("LOADERPOOL_CORE") == "new" and cell[0] in GOING)
-}
+POSSIBLE = {cell: outcome for cell, outcome in CELLS.items() if outcome not in IMPOSSIBLE}
 IN_CHILD = {"gone", "waits"}
 # A stopped process is replaced after so long (5 s elsewhere).
 STOPPED_S = 0.3
@@ -132,8 +120,6 @@ SCENES: dict[str, Scene] = {
     "user.first_sample": Scene("first", before_making=True),
     "user.source": Scene("source"),
     "user.half_written": Scene("half"),
-    "worker.before_sending": Scene("failing"),
-    "worker.after_sending": Scene("failing"),
     "worker.memory_file": Scene("large", place="machine.reserve"),
     "supervisor.loading": Scene(before_making=True),
     "supervisor.loading_again": Scene(place="supervisor.loading", also="supervisor.dealing", own_pool=True),
@@ -149,7 +135,6 @@ SCENES: dict[str, Scene] = {
     "feed.at_end": Scene("stream"),
     "reader.loading": Scene("stream", before_making=True),
     "reader.first_pass": Scene("stream", place="reader.pass_taken", before_making=True),
-    "reader.pass_taken": Scene("stream", in_second_pass=True),
     "reader.before_sending": Scene("stream", before_making=True),
     "reader.after_sending": Scene("stream", in_second_pass=True),
     "reader.before_end": Scene("stream", before_making=True),

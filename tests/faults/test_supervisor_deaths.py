@@ -90,23 +90,6 @@ def test_a_pass_that_was_left_in_the_midst_of_a_batch_is_no_end() -> None:
         told_when(loader, lambda told: told.supervisor_restarts == 1)
 
 
-def test_several_passes_and_loaders_go_on() -> None:
-    with lp.Pool(2) as pool:
-        one = lp.Loader(range(ITEMS), sample, batch_size=BATCH, workers=pool)
-        other = lp.Loader(range(ITEMS), tiny, batch_size=BATCH, workers=pool, shuffle=True)
-        expected = [bits(batch) for batch in other]
-        other.epoch = 0
-        seen: list[Any] = []
-        for number, (a, b, c) in enumerate(zip(one, one, other, strict=True)):
-            assert a["item"][:, 0, 0].tolist() == b["item"][:, 0, 0].tolist()
-            assert a["item"][0, 0, 0] == number * BATCH
-            seen.append(bits(c))
-            if number == 20:
-                kill_supervisor(one)
-        assert seen == expected
-        assert number == ITEMS // BATCH - 1
-
-
 def test_while_nobody_waits_and_between_passes() -> None:
     with lp.Loader(range(ITEMS), tiny, batch_size=BATCH, workers=2) as loader:
         expected = [bits(batch) for batch in loader]
@@ -115,17 +98,6 @@ def test_while_nobody_waits_and_between_passes() -> None:
             time.sleep(0.05)
             loader.epoch = 0
             assert [bits(batch) for batch in loader] == expected
-
-
-def test_a_loader_made_on_a_pool_whose_supervisor_died() -> None:
-    with lp.Pool(1) as pool:
-        first = lp.Loader(range(8), batch_size=BATCH, workers=pool)
-        assert len(list(first)) == 2
-        kill_supervisor(first)
-        second = lp.Loader(range(8, 16), batch_size=BATCH, workers=pool)
-        assert [row for batch in second for row in batch.tolist()] == list(range(8, 16))
-        first.epoch = 0
-        assert [row for batch in first for row in batch.tolist()] == list(range(8))
 
 
 def test_what_hooks_changed_is_known_to_the_next_one() -> None:

@@ -72,9 +72,7 @@ def run(body: str, start: str) -> None:
 
 MORE = {
     "another supervisor": (FORKED, "kill_supervisor(loader)"),
-    "another supervisor of such workers": (BY_EXEC, "kill_supervisor(loader)"),
     "a resize": (BY_EXEC, "loader.resize(3)"),
-    "a resize of spawned workers": (SPAWNED, "loader.resize(3)"),
     "a worker that died": (SPAWNED, "os.kill(loader.statistics().workers[0].pid, signal.SIGKILL)"),
 }
 

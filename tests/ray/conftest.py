@@ -31,10 +31,10 @@ def cluster() -> Iterator[RayCluster]:
 
 
 @pytest.fixture(autouse=True)
-def _hosts_of_earlier_tests_are_gone(request: pytest.FixtureRequest) -> None:
-    """A cluster ends the hosts of a closed pool a moment later; a test that looks for hosts finds its own alone."""
+def _actors_of_earlier_tests_are_gone(request: pytest.FixtureRequest) -> None:
+    """A cluster ends the actors of a closed pool a moment later; a test that looks for actors finds its own alone."""
     if "cluster" in request.fixturenames:
         pid, until_s = request.getfixturevalue("cluster").pid, time.monotonic() + 20
-        while left := [each for each in descendants(pid) if "ray::HostActor" in command_of(each)]:
+        while left := [each for each in descendants(pid) if "ray::NodeActor" in command_of(each)]:
             assert time.monotonic() < until_s, left
             time.sleep(POLL_S)

@@ -31,7 +31,7 @@ def _target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train_on_ray.py").write_text(TRAIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("loaderpool.trainer.session.remote_errors.command_target", "")  # which a command sets
+    monkeypatch.setattr("loaderpool.core.failures.command_target", "")  # which a command sets
 
 
 def test_tune_measures_numbers_of_nodes(

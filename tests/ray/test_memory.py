@@ -19,11 +19,11 @@ from tests.support.processes import command_of, count_fds, descendants, wait_gon
 from tests.support.ray_cluster import STORE_BYTES, RayCluster, Stores, impatient_pool
 
 BATCH_BYTES = 2 << 20
-_COMMAND = {"dispatcher": "loaderpool-dispatcher", "host": "ray::HostActor"}
+_COMMAND = {"dispatcher": "loaderpool-dispatcher", "node": "ray::NodeActor"}
 
 
 def processes(cluster: RayCluster, of: str) -> list[int]:
-    """Of the dispatcher, or of the hosts."""
+    """Of the dispatcher, or of the nodes' actors."""
     root = os.getpid() if of == "dispatcher" else cluster.pid
     return [pid for pid in descendants(root) if _COMMAND[of] in command_of(pid)]
 
@@ -40,9 +40,9 @@ def own_bytes(pid: int) -> int:
     return 0
 
 
-def arena_bytes(host: int) -> int:
-    """The pages of a host's arena."""
-    for file in Path(f"/proc/{host}/fd").iterdir():
+def arena_bytes(actor: int) -> int:
+    """The pages of a node's arena."""
+    for file in Path(f"/proc/{actor}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             if "loaderpool-arena" in os.readlink(file):
                 return file.stat().st_blocks * 512
@@ -90,24 +90,24 @@ def test_a_large_captured_array_lies_once_on_each_node_and_on_no_disk(cluster: R
         got = np.concatenate(list(loader))
         assert (got == np.arange(600)[:, None] * 1000 + np.arange(4)).all()
         assert cluster.stores().on_disk == before.on_disk
-        for host in processes(cluster, "host"):
-            assert table.nbytes <= arena_bytes(host) < 1.3 * table.nbytes
-            assert sum(map(own_bytes, [host, *descendants(host)])) < table.nbytes / 2
+        for actor in processes(cluster, "node"):
+            assert table.nbytes <= arena_bytes(actor) < 1.3 * table.nbytes
+            assert sum(map(own_bytes, [actor, *descendants(actor)])) < table.nbytes / 2
         assert settled(cluster.stores).nbytes <= before.nbytes + (1 << 20)
 
 
 @pytest.mark.long
-def test_a_host_that_stops_while_it_is_sent_an_array_is_replaced(cluster: RayCluster) -> None:
+def test_a_node_that_stops_while_it_is_sent_an_array_is_replaced(cluster: RayCluster) -> None:
     table = np.arange(256 << 17)
     stopped: list[int] = []
 
     def stop() -> None:
         while not stopped:
-            for host in processes(cluster, "host"):
+            for actor in processes(cluster, "node"):
                 with contextlib.suppress(OSError, AssertionError):
-                    if arena_bytes(host) > 32 << 20 and not stopped:
-                        os.kill(host, signal.SIGSTOP)
-                        stopped.append(host)
+                    if arena_bytes(actor) > 32 << 20 and not stopped:
+                        os.kill(actor, signal.SIGSTOP)
+                        stopped.append(actor)
             time.sleep(0.005)
 
     with (
@@ -124,7 +124,7 @@ def test_a_host_that_stops_while_it_is_sent_an_array_is_replaced(cluster: RayClu
 @pytest.mark.parametrize("passes", [20, pytest.param(500, marks=pytest.mark.long)])
 def test_abandoned_passes_leave_nothing_on_any_node(cluster: RayCluster, passes: int) -> None:
     def held() -> tuple[Stores, dict[int, tuple[int, int, int]]]:
-        found = [*processes(cluster, "dispatcher"), *processes(cluster, "host")]
+        found = [*processes(cluster, "dispatcher"), *processes(cluster, "node")]
         return cluster.stores(), {
             pid: (count_fds(pid), len(os.listdir(f"/proc/{pid}/task")), len(descendants(pid))) for pid in found
         }

@@ -17,7 +17,7 @@ def slow(item: int) -> int:
     return item
 
 
-def test_a_host_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine that is never so empty the monitor ends whatever it may."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "200")
@@ -27,7 +27,7 @@ def test_a_host_that_is_ended_for_memory_is_told_as_such(monkeypatch: pytest.Mon
         with (
             pool,
             loader,
-            pytest.raises(lp.WorkerLostError, match=r"2 hosts .*; : the node ran out of memory") as e,
+            pytest.raises(lp.WorkerLostError, match=r"Nodes were lost 2 times .*: the node ran out of memory") as e,
         ):
             for _ in loader:
                 pass

@@ -56,9 +56,9 @@ def test_the_same_bits_and_a_saved_place_both_ways(cluster: RayCluster, expected
         del batches
         assert pool.workers == 3
         told = loader.statistics()
-        assert len({host.node for host in told.nodes}) == 3 and all(len(host.node) == 56 for host in told.nodes)
-        assert {host.address for host in told.nodes} == {cluster.address.partition(":")[0]}
-        assert all(host.workers == 1 and host.batches for host in told.nodes)
+        assert len({node.node for node in told.nodes}) == 3 and all(len(node.node) == 56 for node in told.nodes)
+        assert {node.address for node in told.nodes} == {cluster.address.partition(":")[0]}
+        assert all(node.workers == 1 and node.batches for node in told.nodes)
     with loader_of(2) as loader:
         loader.load_state_dict(state)
         assert_same(got + read(loader), expected)
@@ -75,13 +75,13 @@ def test_text_and_ragged(cluster: RayCluster) -> None:
         assert_same(read(there), read(here))
 
 
-@pytest.mark.parametrize("what", ["a host", "a host's supervisor", "the dispatcher"])
+@pytest.mark.parametrize("what", ["a node", "a node's supervisor", "the dispatcher"])
 def test_a_death_changes_no_bit(cluster: RayCluster, expected: list[Any], what: str) -> None:
     def victims() -> list[int]:
-        hosts = cluster.hosts()
-        if what == "a host":
-            return hosts
-        of, command = (hosts, "supervisor") if what == "a host's supervisor" else ([os.getpid()], "dispatcher")
+        actors = cluster.actors()
+        if what == "a node":
+            return actors
+        of, command = (actors, "supervisor") if what == "a node's supervisor" else ([os.getpid()], "dispatcher")
         children = [pid for pid, parent in parents().items() if parent in of]
         return [pid for pid in children if f"loaderpool-{command}" in command_of(pid)]
 
@@ -94,16 +94,16 @@ def test_a_death_changes_no_bit(cluster: RayCluster, expected: list[Any], what: 
         told_when(loader, lambda told: (told.nodes_lost, told.supervisor_restarts) == lost)
 
 
-def test_a_host_that_is_stopped_is_replaced(cluster: RayCluster, expected: list[Any]) -> None:
+def test_a_node_that_is_stopped_is_replaced(cluster: RayCluster, expected: list[Any]) -> None:
     stopped: list[int] = []
 
     def stop() -> None:
-        stopped.append(strike(cluster.hosts, signal.SIGSTOP))
+        stopped.append(strike(cluster.actors, signal.SIGSTOP))
 
     with impatient_pool(cluster.address, 2) as pool, loader_of(pool) as loader:
         assert_same(read_while(loader, {20: stop}) + read(loader), expected)
         until = time.monotonic() + 15  # a node that does what it is told is not left alone for longer
-        while len(there := {*cluster.hosts()} - {*stopped}) < 3 and time.monotonic() < until:
+        while len(there := {*cluster.actors()} - {*stopped}) < 3 and time.monotonic() < until:
             time.sleep(0.05)
         assert len(there) == 3
     assert not is_alive(stopped[0]) or not wait_gone(stopped, 10)
@@ -117,7 +117,7 @@ def test_nodes_leave_and_join(cluster: RayCluster, expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGTERM", "SIGINT", "exit"])
 def test_nothing_is_left_when_the_trainer_ends(cluster: RayCluster, way: str) -> None:
-    before = set(cluster.hosts())
+    before = set(cluster.actors())
     script = (
         "import loaderpool as lp, sys, time\n"
         f"pool = lp.RayPool({cluster.address!r})\n"
@@ -129,8 +129,8 @@ def test_nothing_is_left_when_the_trainer_ends(cluster: RayCluster, way: str) ->
         assert trainer.stdin is not None
         assert trainer.stdout is not None
         assert "running\n" in iter(trainer.stdout.readline, "")  # Ray may have a word of nodes of other tests first
-        ours = set(cluster.hosts()) - before
-        mine = [*descendants(trainer.pid), *ours, *(pid for host in ours for pid in descendants(host))]
+        ours = set(cluster.actors()) - before
+        mine = [*descendants(trainer.pid), *ours, *(pid for actor in ours for pid in descendants(actor))]
         assert len(mine) >= 4
         if way == "exit":
             trainer.stdin.close()  # it comes to its end with all of it open

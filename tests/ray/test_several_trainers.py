@@ -34,7 +34,7 @@ def make_loader(workers: int | lp.Pool, trainers: int = 1, index: int = 0) -> lp
 
 
 def read_shard(address: str, folder: str, index: int) -> bytes:
-    """Two passes of a trainer, which has one host; in the first one it waits until all trainers have come so far.
+    """Two passes of a trainer, which has one node; in the first one it waits until all trainers have come so far.
 
     Args:
         address: of the cluster.
@@ -46,7 +46,7 @@ def read_shard(address: str, folder: str, index: int) -> bytes:
         Path(folder, str(index)).touch()
         deadline_s = time.monotonic() + 60
         while len(list(Path(folder).iterdir())) < _TRAINERS:
-            assert time.monotonic() < deadline_s, "the other trainer has no batch: it has no host"
+            assert time.monotonic() < deadline_s, "the other trainer has no batch: it has no node"
             time.sleep(0.05)
 
     with lp.RayPool(address, nodes=1) as pool, make_loader(pool, _TRAINERS, index) as loader:

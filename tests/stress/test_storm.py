@@ -100,7 +100,7 @@ def bent(faults, item, rng):
     assert re.search(r"HANG: round 0 \(single batches, .*, pass 0 still ran after 4 s", result.stderr)
     assert "in take_pass" in result.stderr  # the trainer's
     assert re.search(r"---- worker \d+ ----.* in bent.*---- supervisor", result.stderr, re.DOTALL)
-    assert "loaderpool/supervisor/main_loop.py" in result.stderr.partition("---- supervisor")[2]
+    assert "loaderpool/core/supervisor.py" in result.stderr.partition("---- supervisor")[2]
 
 
 def only_single(bent: str) -> str:

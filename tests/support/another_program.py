@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import Any
 
-__all__ = ["main"]
+from loaderpool.core import supervisor
 
-_SUPERVISOR = "core.supervisor" if os.environ.get("LOADERPOOL_CORE") == "new" else "supervisor.main_loop"
+__all__ = ["main"]
 
 
 def main(start: dict[str, Any]) -> None:
     """Run in a process of its own, with the settings of its start."""
     with open(start["note"], "a") as file:
         file.write(f"{os.getpid()} {start['workers']}\n")
-    importlib.import_module(f"loaderpool.{_SUPERVISOR}").main(start)
+    supervisor.main(start)

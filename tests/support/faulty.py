@@ -59,13 +59,6 @@ def _in_half(item: int, rng: np.random.Generator, out: Any) -> Any:
     return None
 
 
-def _failing(item: int, rng: np.random.Generator) -> Any:
-    """Its batches' completions carry bytes."""
-    if item % BATCH == 1:
-        raise ValueError("x")
-    return _row(item, rng)
-
-
 def _large(item: int, rng: np.random.Generator) -> Any:
     return {"item": np.full(_LARGE if item else 1, item, np.float32), "noise": rng.random(3)}
 
@@ -118,7 +111,7 @@ def make_loader(kind: str, **where: Any) -> lp.Loader:
     """A loader of `ITEMS` items.
 
     Args:
-        kind: plain, first, half, failing, large, setup, source, large source, pickled, stream; or the name of a module
+        kind: plain, first, half, large, setup, source, large source, pickled, stream; or the name of a module
             with a function `fn`.
         **where: `workers` or `pool`.
     """
@@ -132,15 +125,12 @@ def make_loader(kind: str, **where: Any) -> lp.Loader:
         return lp.Loader(_Stream(), _of_stream, **{**settings, "shuffle": 5})
     if kind.endswith("source"):
         return lp.Loader(_Source(kind.startswith("large")), **settings)
-    if kind == "failing":
-        settings["on_error"] = "replace"
     if kind == "setup":
         settings["setup"] = _set_up
     functions = {
         "plain": _plain,
         "first": _probed,
         "half": _in_half,
-        "failing": _failing,
         "large": _large,
         "setup": _row,
         "pickled": Reducing(),

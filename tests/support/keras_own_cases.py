@@ -7,7 +7,6 @@ Each names the tests of Keras that it stands for (`data_adapters/*_test.py` and 
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,36 +37,6 @@ def class_of_batches() -> type:
     return np.ndarray
 
 
-def of_backend(array: Any) -> Any:
-    return keras.ops.convert_to_tensor(array)
-
-
-@case
-def items_of_the_backend_and_of_numpy_come_as_its_tensors() -> None:
-    """test_basic_flow of generators and sequences, with sample weights and without."""
-    x, weights = np.random.default_rng(0).random((34, 4)).astype(np.float32), np.arange(34, dtype=np.float32)
-    y = np.repeat(np.arange(34, dtype=np.float32)[:, None], 2, 1)
-
-    for convert in (np.asarray, of_backend):
-        for columns in ((x, y), (x, y, weights)):
-
-            def parts(columns: Any = columns, convert: Any = convert) -> Iterator[Any]:
-                for start in range(0, 34, 16):
-                    yield tuple(convert(column[start : start + 16]) for column in columns)
-
-            with lp.Loader.from_generator(parts, batch_size=None, workers=0) as made:
-                rows = []
-                for batch in batches_of(made.for_keras()):
-                    assert len(batch) == len(columns)
-                    assert all(isinstance(part, class_of_batches()) for part in batch)
-                    found = [keras.ops.convert_to_numpy(part) for part in batch]
-                    assert all(part.dtype == np.float32 for part in found)
-                    at = found[1][:, 0].astype(int)
-                    assert all((part == column[at]).all() for part, column in zip(found, columns, strict=True))
-                    rows.append(at)
-                assert [len(part) for part in rows] == [16, 16, 2] and np.concatenate(rows).tolist() == list(range(34))
-
-
 @case
 def structures_are_kept() -> None:
     """test_nested_data, test_dict_inputs, test_multi_inputs_and_outputs, and single-tensor batches of a DataLoader."""
@@ -92,107 +61,6 @@ def structures_are_kept() -> None:
             for part in keras.tree.flatten(batches[1]):
                 assert isinstance(part, class_of_batches())
                 assert keras.ops.convert_to_numpy(part).reshape(4, -1)[:, 0].tolist() == [4, 5, 6, 7]
-
-
-@case
-def several_iterators_of_one_adapter_are_passes_side_by_side() -> None:
-    """test_multiple_calling_on_iterators."""
-    with lp.Loader(range(20), lambda i: np.float32(i), batch_size=8, workers=1) as made:
-        adapter = made.for_keras()
-        first, second = batches_of(adapter), adapter.get_numpy_iterator()
-        taken = [(keras.ops.convert_to_numpy(a).tolist(), b.tolist()) for a, b in zip(first, second, strict=True)]
-        assert all(a == b for a, b in taken) and [len(a) for a, _ in taken] == [8, 8, 4]
-        assert len(list(batches_of(adapter))) == 3
-
-
-@case
-def numbers_of_batches_are_known_infinite_or_unknown() -> None:
-    """test_num_batches, test_iterate_*, and test_basic_flow."""
-
-    def numbers() -> Iterator[int]:
-        yield from range(9)
-
-    class Endless(keras.utils.PyDataset):  # type: ignore[misc]
-        num_batches = None
-
-        def __getitem__(self, index: int) -> Any:
-            return np.full(2, index % 4, np.float32)
-
-    with loader() as made, loader(on_error="skip") as skipping:
-        known = made.for_keras()
-        assert known.num_batches == 9
-        assert made.for_keras(epochs=3).num_batches == 27
-        assert made.for_keras(epochs=None).num_batches is None
-        assert skipping.for_keras().num_batches is None
-    with (
-        lp.Loader.from_generator(numbers, batch_size=2, workers=0) as stream,
-        lp.Loader.from_sequence(Endless(), workers=1) as endless,
-    ):
-        assert stream.for_keras().num_batches is endless.for_keras().num_batches is None
-        batches = batches_of(endless.for_keras())
-        found = [float(keras.ops.convert_to_numpy(next(batches))[0]) for _ in range(11)]
-        assert found == [index % 4 for index in range(11)]
-
-
-@case
-def an_empty_generator_is_a_clear_error() -> None:
-    """test_empty_generator_raises_clear_error."""
-
-    def nothing() -> Iterator[Any]:
-        return iter(())
-
-    for method in ("fit", "evaluate", "predict"):
-        with (
-            lp.Loader.from_generator(nothing, batch_size=None, workers=0) as made,
-            pytest.raises(lp.SourceError, match=re.escape("source is empty: no generator yielded anything")),
-        ):
-            getattr(model(), method)(made.for_keras(), verbose=0)
-
-
-@case
-def an_exception_comes_behind_two_good_batches_with_its_text() -> None:
-    """test_exception_reported; through tf.data Keras has InvalidArgumentError for the user's own."""
-
-    class Failing(keras.utils.PyDataset):  # type: ignore[misc]
-        num_batches = 4
-
-        def __getitem__(self, index: int) -> Any:
-            if index < 2:
-                return np.zeros((8, 4), np.float32), np.zeros((8, 2), np.float32)
-            raise ValueError("Expected exception")
-
-    for workers in (2, 0):
-        with lp.Loader.from_sequence(Failing(), workers=workers) as made:
-            batches = batches_of(made.for_keras())
-            assert [next(batches)[0].shape == (8, 4) for _ in range(2)] == [True, True]
-            with pytest.raises(ValueError, match="Expected exception"):
-                next(batches)
-            with pytest.raises(ValueError, match="Expected exception"):
-                model().fit(made.for_keras(), verbose=0)
-
-
-@case
-def an_unexpected_shape_is_named_beside_the_one_expected() -> None:
-    """test_with_unexpected_shapes: of rows, and of whole batches where the shapes are given."""
-
-    def wider(index: int) -> Any:
-        return np.ones(4, np.float32), np.ones(3 if index == 9 else 2, np.float32)
-
-    def elements(index: int) -> Any:
-        return np.ones((16, 4 + index), np.float32), np.ones((16, 2 + index // 2), np.float32)
-
-    spec = (lp.ArraySpec((None, None), "float32"), lp.ArraySpec((None, 2), "float32"))
-    for made, good in (
-        (lp.Loader(range(16), wider, batch_size=4, workers=0), 2),
-        (lp.Loader(range(3), elements, batch_size=None, workers=0, element_spec=spec), 2),
-    ):
-        with made:
-            batches = batches_of(made.for_keras())
-            for _ in range(good):
-                next(batches)
-            with pytest.raises(lp.SpecMismatchError, match=r"component \[1\].*3.*2") as raised:
-                next(batches)
-            assert "component [0]" not in str(raised.value)
 
 
 @case
@@ -267,61 +135,6 @@ def ragged_rows_are_given_where_the_backend_has_them() -> None:
             trained.compile("sgd", lambda y, found: 0.0)
             trained.fit(made.for_keras(), verbose=0)
             assert trained.predict(made.for_keras(), verbose=0).shape == (8, 2)
-
-
-@case
-def weights_of_classes_stand_beside_their_rows() -> None:
-    """test_class_weight, test_class_weights_*, test_class_weight_to_sample_weights, and what is refused with them."""
-    labels = np.array([0, 1, 2, 1, 3, 0])
-    forms: dict[str, Any] = {
-        "plain": lambda y: np.int64(y),
-        "column": lambda y: np.int32([y]),
-        "one-hot": lambda y: np.eye(4)[y],
-    }
-    for form in forms.values():
-
-        def fn(index: int, form: Any = form) -> Any:
-            return np.full(5, index), form(labels[index])
-
-        with lp.Loader(range(6), fn, batch_size=4, workers=0) as made:
-            for weights in ({0: 2.0, 1: 1.0, 2: 3.0}, {}):
-                rows = [
-                    (int(x[0]), float(weight))
-                    for batch in batches_of(made.for_keras(class_weight=weights))
-                    for x, weight in zip(*(keras.ops.convert_to_numpy(batch[part]) for part in (0, 2)), strict=True)
-                ]
-                assert rows == [(i, weights.get(int(labels[i]), 1.0)) for i in range(6)]
-    for refused in (
-        lambda i: (np.zeros(4), {"a": i, "b": i}),
-        lambda i: (np.zeros(4), (i, i)),
-        lambda i: (np.zeros(4), i, 1.0),
-        lambda i: np.zeros(4),
-    ):
-        with (
-            lp.Loader(range(4), refused, batch_size=2, workers=0) as made,
-            pytest.raises(lp.ArgumentError, match=re.escape("pairs (x, y), with one array of classes")),
-        ):
-            next(batches_of(made.for_keras(class_weight={0: 2.0})))
-
-
-@case
-def predictions_keep_their_order_whatever_the_batches() -> None:
-    """test_predict_preserve_order, test_predict_generator, test_nested_input_predict, test_predict_flow_struct."""
-
-    def uneven() -> Iterator[Any]:
-        start = 0
-        for size in (2, 3, 4) * 3:
-            yield np.arange(start, start + size, dtype=np.int32)
-            start += size
-
-    numbers = keras.Input(())
-    for executions in (1, 5) if BACKEND != "torch" else (1,):
-        predicting = keras.Model(numbers, {"same": keras.layers.Identity()(numbers), "twice": numbers * 2})
-        predicting.compile("sgd", "mse", steps_per_execution=executions)
-        with lp.Loader.from_generator(uneven, batch_size=None, workers=1) as made, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*ran out of data")
-            found = predicting.predict(made.for_keras(), verbose=0)
-        assert found["same"].tolist() == list(range(27)) and (found["twice"] == 2 * found["same"]).all()
 
 
 @case

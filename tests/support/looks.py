@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from loaderpool.memory.call_times import CallTimes
-from loaderpool.trainer.explain.looks import AboutLoader, Look, MachineCounts, StepCounts, WorkCounts, WorkerCounts
+from loaderpool.trainer.explain.looks import Look, WorkerCounts, counts_of_workers
+from loaderpool.trainer.explain.observed import AboutLoader
 
 S = 1_000_000_000
-ABOUT = AboutLoader(1, True, "sample", True, True, False, 4.0, 4.0)
+ABOUT = AboutLoader(can_have_cache=True, cpus=4.0, machine_cpus=4.0)
 
 
 def look(
@@ -18,7 +19,7 @@ def look(
     pids: tuple[int, ...] = (),
     end_ns: int = 100 * S,
     calls: CallTimes = CallTimes(),  # noqa: B008  # a tuple
-    **steps: Any,
+    **more: Any,
 ) -> Look:
     """The look that was taken after so many times two seconds, the last of which `end_ns` is the time of.
 
@@ -26,31 +27,35 @@ def look(
     compute for half of that, and wait for a CPU for a tenth; and each makes 100 samples a second, reading 1 kB for
     each from a disk.
     """
-    passed_ns = number * 2 * S
-    seconds = passed_ns / S
+    seconds = 2.0 * number
     workers = {
-        place: WorkerCounts(
-            pid, 1, passed_ns // 2, passed_ns // 2, seconds / 4, seconds / 20, number * 200, number * 200_000
-        )
+        place: WorkerCounts(pid, 1, seconds / 2, seconds / 2, seconds / 4, seconds / 20, number * 200, number * 200_000)
         for place, pid in enumerate(pids)
     }
-    counts = {
+    counts: dict[str, Any] = {
         "steps": number * 20,
-        "steps_ns": passed_ns,
-        "wait_ns": int(passed_ns * wait),
+        "seconds": seconds,
+        "wait_s": seconds * wait,
         "ready_steps": number * 8,
-        "ready_steps_ns": passed_ns // 5,
-        **steps,
+        "ready_steps_s": seconds / 5,
+        "samples": number * 640,
+        "bytes": number * 640_000,
+        "by_worker": workers,
+        "workers": len(workers),
+        "calls": calls,
+        "slots": 6,
+        "slots_lent": 2,
+        "slots_wanted": 6,
+        "slot_bytes": 32_000,
+        "copied": number,
+        "slots_ready": 3,
+        "machine_cpu_s": seconds,
+        "trainer_cpu_s": seconds / 10,
+        "trainer_queued_s": seconds / 40,
+        **counts_of_workers(workers, None),
+        **more,
     }
-    return Look(
-        number,
-        end_ns,
-        StepCounts(**counts),
-        number * 640,
-        number * 640_000,
-        WorkCounts(workers, calls, 6, 2, 6, 32_000, copied=number, slots_ready=3),
-        MachineCounts(seconds, seconds / 10, seconds / 40, 0.0),
-    )
+    return Look(number=number, now_ns=end_ns, **counts)
 
 
 def looks(count: int, *, last_ns: int = 100 * S, **more: Any) -> list[Look]:

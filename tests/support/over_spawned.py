@@ -32,7 +32,6 @@ LEFT_OUT = {
         "e2e/test_streams.py::test_workers_and_supervisors_killed_in_mid_stream_change_no_bit",
         "e2e/test_streams.py::test_batches_out_of_order_are_read_and_held_until_none_is_made_again[True]",
     ],
-    "is about another program in the supervisor's place": ["e2e/test_hosts.py"],
     "is about a stream's reader, and a thread reads it": ["e2e/test_stream_readers.py"],
     "is about forks and memory files": [
         "e2e/test_captured_data.py::test_workers_that_load_the_payload_themselves_read_packed_data_too",
@@ -42,14 +41,10 @@ LEFT_OUT = {
         "e2e/test_tables.py",
     ],
     "has a cache in memory, which is refused": [
-        "e2e/test_early_calls.py::test_two_passes_and_a_cache",
         "e2e/test_recorded_bits.py::test_seeds_give_the_batches_that_they_gave[cached",
     ],
     "looks for a traceback in the supervisor; it is in a worker": [
         "e2e/test_arguments.py::test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup",
-    ],
-    "takes a first sample for quick, but the start of its worker counts": [
-        "e2e/test_early_calls.py::test_nothing_is_made_beside_a_quick_sample",
     ],
     "finds the resource tracker of multiprocess, which lives as long as the trainer": [
         "e2e/test_bucket_lengths.py::test_a_pool_that_was_started_for_lengths_ends_with_what_failed",

@@ -30,10 +30,10 @@ STORE_BYTES = 200 << 20
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def impatient_pool(address: str, host_timeout_s: float, **arguments: Any) -> lp.RayPool:
-    """A pool that gives a host up sooner than others."""
+def impatient_pool(address: str, node_timeout_s: float, **arguments: Any) -> lp.RayPool:
+    """A pool that gives a node up sooner than others."""
     pool = lp.RayPool(address, **arguments)
-    pool._settings["host_timeout_s"] = host_timeout_s
+    pool._settings["node_timeout_s"] = node_timeout_s
     return pool
 
 
@@ -163,8 +163,8 @@ class RayCluster:
         found: dict[str, list[int]] = self._ask("pids", node)
         return found
 
-    def hosts(self) -> list[int]:
-        """Pids of loaderpool's hosts on all nodes: the processes that have supervisors as children."""
+    def actors(self) -> list[int]:
+        """Pids of loaderpool's actors on all nodes: the processes that have supervisors as children."""
         found = parents()
         supervisors = [pid for pid in descendants(self.pid) if "loaderpool-supervisor" in command_of(pid)]
         # Not of workers, which have its command.

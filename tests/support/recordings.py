@@ -13,11 +13,11 @@ from loaderpool.memory.recorder import (
     MarkKind,
     Origin,
     RecorderMemory,
+    Status,
     WorkerRecorder,
     read_ring,
 )
 from loaderpool.trainer.tracing.recording import LoaderRecords, Recording, read_pool
-from loaderpool.transport.messages import Status
 
 MS = 1_000_000
 TRAINER, SUPERVISOR, LOADER, RUN = 100, 101, 3, 9
@@ -49,6 +49,7 @@ class HandMadeRecording:
         self.mark_supervisor(at_ms, MarkKind.STARTED, pid, number, cell)
         recorder = self._region.worker(cell)
         if recorder is not None:
+            recorder.pid = pid
             self._workers[cell : cell + 1] = [recorder]
 
     def mark_supervisor(self, at_ms: float, kind: MarkKind, value: int, number: int = 0, cell: int = 0) -> None:
@@ -103,15 +104,15 @@ class HandMadeRecording:
         arrived_ns = handed_over_ns if arrived_ms is None else ns(arrived_ms)
         copied_us = round(copied_ms * 1000)
         origin: Origin = (run, epoch, batch, count, ticket, slot, arrived_ns, copied_us, int(way))
-        self._recorder.note(origin, ns(asked_ms), handed_over_ns, round(waited_ms * MS), begins_pass, 0)
+        self._recorder.note(origin, ns(asked_ms), handed_over_ns, round(waited_ms * MS), begins_pass)
 
     def recording(self, now_ms: float = 1_000.0, **more: Any) -> Recording:
         """Return it as it is read at this time."""
         arena = bytes(self._arena)
-        pool = read_pool(lambda at, nbytes: arena[at : at + nbytes], ARENA_BYTES, has_hosts=False)
+        pool = read_pool(lambda at, nbytes: arena[at : at + nbytes], ARENA_BYTES, has_nodes=False)
         content = bytes(self._deliveries)
         deliveries = read_ring(lambda at, nbytes: content[at : at + nbytes], 0, DELIVERIES)
-        about = {"number": LOADER, "pool": 0, "calls_of": "sample", "has_hosts": False, **more}
+        about = {"number": LOADER, "pool": 0, "calls_of": "sample", "has_nodes": False, **more}
         loader = LoaderRecords(deliveries=deliveries, asked_ns=self.asked_ns, **about)
         pools = [pool] if loader.pool is not None else []
         return Recording(TRAINER, "python train.py", [loader], pools, ns(now_ms), 1_700_000_000 * 10**9)

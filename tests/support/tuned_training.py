@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 
 from loaderpool.trainer.autotune.autotuner import Autotuner
-from loaderpool.trainer.autotune.windows import Window
 from loaderpool.trainer.explain.observed import Observed
 
 WINDOW_S = 6.0
@@ -35,10 +34,10 @@ def run(
     course, chance = Course(), random.Random(seed)
     while course.seconds < seconds:
         whole = slowed(window_of(workers, _STEPS), math.exp(noise * chance.gauss(0, 1)))
-        steps = max(20, int(WINDOW_S / whole.step_s))
-        for part, is_whole in ((max(20, steps // 3), False), (steps, True)):
+        steps = max(20, math.ceil(WINDOW_S / whole.step_s) + 1)
+        for part in (max(20, steps // 3), steps):
             before_s, seen = course.seconds, part_of(whole, part)
-            proposal = tuner.judge(Window(seen, is_whole), course.seconds + seen.seconds)
+            proposal = tuner.judge(seen, course.seconds + seen.seconds)
             if proposal is not None:
                 break
         course.seconds = before_s + seen.seconds

@@ -1,23 +1,25 @@
 """How many workers a loader's training needs: decided window by window, each decision tried before it is kept.
 
 What counts is the consumer's step, never how busy workers are: more of them are kept where steps became shorter, fewer
-where they became no longer. The model that `explain()` has (`trainer/explain/demand.py`) says where to go at once, and
-steps of one worker do the rest. What was tried in vain is not tried again for a while, unless the training changes.
+where they became no longer. The model that `explain()` has (`trainer/explain/observed.py`) says where to go at once,
+and steps of one worker do the rest. What was tried in vain is not tried again for a while, unless the training changes.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from typing import NamedTuple
 
 from loaderpool.errors import counted, readable_s
-from loaderpool.trainer.autotune.windows import Window
-from loaderpool.trainer.explain.case import Case
-from loaderpool.trainer.explain.demand import cpus_of_others
-from loaderpool.trainer.explain.observed import FEEDS, SPARE, Observed
+from loaderpool.trainer.explain.looks import FIRST_STEPS, Look, observed_in
+from loaderpool.trainer.explain.observed import FEEDS, LEAST_STEPS, SPARE, AboutLoader, Observed
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 
+# A window is whole then; before it is, only large differences count. Less is told by noise, and what is decided shall
+# hold for longer than it took.
+_WHOLE_S = 6.0
 # Of the time: less waiting is noise, and a worker more would show in nothing.
 _FED = 0.01
 _WAITS = 0.02
@@ -45,6 +47,43 @@ _PAUSE_S = 20.0
 _MORE_HELP = (Verdict.TOO_FEW_WORKERS, Verdict.SOURCE_WAITS)
 
 
+class Windows:
+    """Cuts looks at a loader into windows of one number of workers.
+
+    A window begins when all workers are there, and ends when it is whole.
+
+    Args:
+        about: the loader.
+    """
+
+    def __init__(self, about: AboutLoader) -> None:
+        self._about = about
+        self._begun: Look | None = None
+        # That the loader has when a window may begin: the first ones compile, and what they find was made meanwhile.
+        self._least_steps = FIRST_STEPS + 1
+        self._workers = 0  # of the latest look
+
+    def add(self, look: Look, workers: int) -> Observed | None:
+        """Take in the latest look; `workers` is how many there shall be. None: there is no window to judge yet."""
+        if look.workers < self._workers:  # what the others have made ahead hides what is missing now
+            self._least_steps = look.steps + look.slots
+        self._workers = look.workers
+        begun = self._begun
+        if begun is None or begun.by_worker.keys() != look.by_worker.keys():
+            is_settled = look.workers == workers and look.steps >= self._least_steps
+            self._begun = look if is_settled else None
+            return None
+        seen = dataclasses.replace(observed_in([begun, look], self._about, math.inf), paces=())
+        if is_whole(seen):
+            self._begun = look
+        return seen if seen.steps >= LEAST_STEPS else None
+
+
+def is_whole(seen: Observed) -> bool:
+    """Whether a window is long enough for small differences."""
+    return seen.steps >= LEAST_STEPS and seen.seconds >= _WHOLE_S
+
+
 class Proposal(NamedTuple):
     """A number of workers, and why that one."""
 
@@ -52,56 +91,19 @@ class Proposal(NamedTuple):
     reason: str
 
 
-class _Kind(NamedTuple):
-    """What tells one training from another with as many workers: what a batch takes, and the consumer's own time."""
-
-    making_s: float
-    own_s: float
-
-    def is_like(self, other: _Kind) -> bool:
-        """Whether both are those of one training."""
-        return all(abs(mine - its) <= _CHANGED * max(mine, its) for mine, its in zip(self, other, strict=True))
-
-
-class _Try(NamedTuple):
-    """A change whose effect is not known yet, and what was observed before it."""
-
-    before: int  # workers
-    workers: int
-    step_s: float
-    wait_share: float
-    kind: _Kind
-    others: float  # CPUs
-
-    @property
-    def is_more(self) -> bool:
-        """Whether it was one to more workers."""
-        return self.workers > self.before
-
-    def has_helped(self, window: Window) -> bool | None:
-        """Whether steps became shorter with more workers, or no longer with fewer; None: the window is too short."""
-        seen = window.observed
-        longer = seen.step_s / self.step_s - 1
-        if self.is_more:
-            return longer <= -_SHORTER if window.is_whole or longer <= -_MUCH else None
-        if not window.is_whole and longer < _MUCH:
-            return None
-        waits_more = self.wait_share <= _WAITS and Case.of(seen).steady_wait_share - self.wait_share > _WAITS
-        return longer <= _NO_LONGER and not waits_more
-
-
 class _Bound(NamedTuple):
-    """A number beyond which it is not worth to go, for a while, in a training like this."""
+    """A number beyond which it is not worth to go, for a while, in a training like the one in which it was found."""
 
     workers: int
     until_s: float
-    kind: _Kind
-    others: float = 0.0  # CPUs that other processes used, where CPUs were full; it holds for as long as they do
+    seen: Observed
+    others: float  # CPUs that other processes used, where CPUs were full; it holds for as long as they do
 
     def holds(self, seen: Observed, now_s: float) -> bool:
-        """Whether training and machine are still as they were."""
-        is_freed = self.others - cpus_of_others(seen) > _FREED
-        return now_s < self.until_s and self.kind.is_like(_kind(seen)) and not is_freed
+        """Whether training and machine are still as they were: what a batch takes, and the consumer's own time."""
+        pairs = ((self.seen.making_s, seen.making_s), (_own_s(self.seen), _own_s(seen)))
+        is_like = all(abs(then - now) <= _CHANGED * max(then, now) for then, now in pairs)
+        return now_s < self.until_s and is_like and self.others - seen.cpus_of_others <= _FREED
 
 
 class Autotuner:
@@ -114,107 +116,103 @@ class Autotuner:
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        self._try: _Try | None = None
+        self._before: Observed | None = None  # before a change whose effect is not known yet,
+        self._tried = 0  # which was to so many workers
         self._floor: _Bound | None = None  # fewer than that were too few
         self._ceiling: _Bound | None = None  # more than that were no faster
         self._enough: int | None = None  # how many would do, by the latest whole window; None: data were not ready
         self._changes: collections.deque[float] = collections.deque(maxlen=_CHANGES)
         self._in_vain, self._paused_until_s = 0, 0.0
 
-    def judge(self, window: Window, now_s: float) -> Proposal | None:
+    def judge(self, seen: Observed, now_s: float) -> Proposal | None:
         """Return another number of workers than the window's; None: that one stays for now."""
-        seen, tried = window.observed, self._try
-        useless = None
-        if tried is not None and tried.workers == seen.workers:
-            has_helped = tried.has_helped(window)
+        before, proposal = self._before, None
+        if before is not None and self._tried == seen.workers:
+            has_helped = _has_helped(before, seen)
             if has_helped is None:
                 return None
             if not has_helped:
-                return self._go_back(tried, seen, now_s)
-            self._keep(tried, seen, now_s)
-            useless = self._without_useless(tried, seen)
-        self._try = None  # or others had their way
-        proposal = useless or self._propose(window, now_s)
-        if proposal is None or not self._may_change(now_s):
+                return self._go_back(before, seen, now_s)
+            self._keep(before, seen, now_s)
+            proposal = self._without_useless(before, seen)
+        self._before = None  # or others had their way
+        proposal = proposal or self._propose(seen, now_s)
+        are_many = len(self._changes) == _CHANGES and now_s - self._changes[0] < _WITHIN_S
+        if proposal is None or now_s < self._paused_until_s or are_many:
             return None
-        wait_share = Case.of(seen).steady_wait_share
-        self._try = _Try(seen.workers, proposal.workers, seen.step_s, wait_share, _kind(seen), _others(seen))
+        self._before, self._tried = seen, proposal.workers
         self._changes.append(now_s)
         return proposal
 
-    def _may_change(self, now_s: float) -> bool:
-        are_many = len(self._changes) == _CHANGES and now_s - self._changes[0] < _WITHIN_S
-        return now_s >= self._paused_until_s and not are_many
-
     # -- what was tried
 
-    def _keep(self, tried: _Try, seen: Observed, now_s: float) -> None:
+    def _keep(self, before: Observed, seen: Observed, now_s: float) -> None:
         self._enough, self._in_vain = None, 0
-        if not tried.is_more and tried.wait_share > _WAITS:  # the others were of no use
-            self._ceiling = _Bound(tried.workers, now_s + _VAIN_FOR_S, _kind(seen), max(tried.others, _others(seen)))
+        if seen.workers < before.workers and before.steady_wait_share > _WAITS:  # the others were of no use
+            others = max(_others(before), _others(seen))
+            self._ceiling = _Bound(seen.workers, now_s + _VAIN_FOR_S, seen, others)
 
-    def _go_back(self, tried: _Try, seen: Observed, now_s: float) -> Proposal:
-        self._try = self._enough = None
-        workers = tried.before if tried.is_more else tried.workers + 1
-        bound = _Bound(workers, now_s + _VAIN_FOR_S, tried.kind, max(tried.others, _others(seen)))
-        if tried.is_more:
-            self._ceiling = bound
+    def _go_back(self, before: Observed, seen: Observed, now_s: float) -> Proposal:
+        self._before = self._enough = None
+        until_s, others = now_s + _VAIN_FOR_S, max(_others(before), _others(seen))
+        if seen.workers > before.workers:
+            self._ceiling, than = _Bound(before.workers, until_s, before, others), "no shorter than"
         else:
-            self._floor = bound
+            self._floor, than = _Bound(seen.workers + 1, until_s, before, others), "longer than"
         self._in_vain += 1
         self._paused_until_s = now_s + _PAUSE_S * 2**self._in_vain
         self._changes.append(now_s)
-        than = "no shorter than" if tried.is_more else "longer than"
-        step, before = readable_s(seen.step_s), readable_s(tried.step_s)
-        return Proposal(tried.before, f"steps of {step} were {than} with {counted(tried.before, 'worker')} ({before})")
+        step, step_before = readable_s(seen.step_s), readable_s(before.step_s)
+        reason = f"steps of {step} were {than} with {counted(before.workers, 'worker')} ({step_before})"
+        return Proposal(before.workers, reason)
 
-    def _without_useless(self, tried: _Try, seen: Observed) -> Proposal | None:
+    def _without_useless(self, before: Observed, seen: Observed) -> Proposal | None:
         """Return how many would have been as fast, where something that workers share lets no more be faster."""
-        as_fast = math.ceil(SPARE * tried.before * tried.step_s / seen.step_s)
-        if not tried.is_more or Case.of(seen).steady_wait_share <= _WAITS or as_fast > _USELESS * seen.workers:
+        as_fast = math.ceil(SPARE * before.workers * before.step_s / seen.step_s)
+        is_more = seen.workers > before.workers
+        if not is_more or seen.steady_wait_share <= _WAITS or as_fast > _USELESS * seen.workers:
             return None
         return self._fewer(seen, as_fast, f"steps of {readable_s(seen.step_s)} need no more workers than that")
 
     # -- what to try
 
-    def _propose(self, window: Window, now_s: float) -> Proposal | None:
-        seen = window.observed
-        wait_share = Case.of(seen).steady_wait_share
-        self._forget_bounds(window, now_s)
-        if wait_share > _WAITS and (window.is_whole or wait_share > _WAITS_MUCH):
-            return self._when_waiting(window, now_s)
-        if not window.is_whole:
+    def _propose(self, seen: Observed, now_s: float) -> Proposal | None:
+        bounds = [bound for bound in (self._floor, self._ceiling) if bound is not None]
+        if not all(bound.holds(seen, now_s) for bound in bounds):  # what was in vain may not be so any more
+            self._floor = self._ceiling = None
+            self._in_vain, self._paused_until_s = 0, 0.0
+        wait_share = seen.steady_wait_share
+        if wait_share > _WAITS and (is_whole(seen) or wait_share > _WAITS_MUCH):
+            return self._when_waiting(seen, now_s)
+        if not is_whole(seen):
             return None
-        is_fed = wait_share < _FED or (wait_share <= _WAITS and Case.of(seen).has_full_cpus)  # more would not help
-        enough_before, self._enough = self._enough, self._enough_in(seen) if is_fed else None
+        is_fed = wait_share < _FED or (wait_share <= _WAITS and seen.has_full_cpus)  # more would not help
+        enough_before, self._enough = self._enough, _enough_in(seen) if is_fed else None
         if self._enough is None or enough_before is None:
             return None
         return self._fewer(seen, max(self._enough, enough_before), "data was always ready")
 
-    def _when_waiting(self, window: Window, now_s: float) -> Proposal | None:
-        seen = window.observed
-        finding, case = find_verdict(seen, waits_above=_WAITS), Case.of(seen)
-        enough = case.demand.least_workers()
-        if finding.verdict in _MORE_HELP or (finding.verdict is Verdict.CPUS_FULL and enough > seen.workers):
+    def _when_waiting(self, seen: Observed, now_s: float) -> Proposal | None:
+        verdict, enough = find_verdict(seen, waits_above=_WAITS).verdict, seen.least_workers
+        if verdict in _MORE_HELP or (verdict is Verdict.CPUS_FULL and enough > seen.workers):
             found_s = now_s if self._ceiling is None else self._ceiling.until_s - _VAIN_FOR_S
-            if finding.verdict is Verdict.TOO_FEW_WORKERS and now_s - found_s >= _OVERRULED_AFTER_S:
+            if verdict is Verdict.TOO_FEW_WORKERS and now_s - found_s >= _OVERRULED_AFTER_S:
                 self._ceiling = None  # pauses between tries in vain get longer
-            return self._more(case)
-        if finding.verdict is Verdict.CPUS_FULL and window.is_whole:
+            return self._more(seen)
+        if verdict is Verdict.CPUS_FULL and is_whole(seen):
             return self._fewer(seen, enough, "no CPU is free for more")
         return None
 
-    def _more(self, case: Case) -> Proposal | None:
-        seen, demand = case.seen, case.demand
-        most = min(self._most, self._most if self._ceiling is None else self._ceiling.workers)
-        workers = max(demand.least_workers(), seen.workers + max(1, seen.workers // 4))
-        if not demand.is_ready_measured:
+    def _more(self, seen: Observed) -> Proposal | None:
+        most = self._most if self._ceiling is None else min(self._most, self._ceiling.workers)
+        workers = max(seen.least_workers, seen.workers + max(1, seen.workers // 4))
+        if not seen.is_ready_measured:
             workers = min(workers, _MOST_TIMES_MORE * seen.workers)
         workers = min(workers, most)
         if workers <= seen.workers:
             return None
-        waited = f"training waited {Case.of(seen).steady_wait_share:.0%} of the time"
-        return Proposal(workers, f"{waited}; a batch takes one worker {readable_s(demand.making_s)}")
+        waited = f"training waited {seen.steady_wait_share:.0%} of the time"
+        return Proposal(workers, f"{waited}; a batch takes one worker {readable_s(seen.making_s)}")
 
     def _fewer(self, seen: Observed, enough: int, why: str) -> Proposal | None:
         workers = max(enough, self._least, self._least if self._floor is None else self._floor.workers)
@@ -222,25 +220,28 @@ class Autotuner:
             return None
         return Proposal(workers, f"{why}; {counted(workers, 'worker')} should be as fast")
 
-    def _enough_in(self, seen: Observed) -> int:
-        """How many workers feed the step with something to spare, but no more than one."""
-        demand = Case.of(seen).demand
-        needed = demand.making_s / max(demand.target_s, seen.step_s)
-        return max(1, min(math.ceil(SPARE * needed), math.ceil(FEEDS * needed) + 1))
 
-    def _forget_bounds(self, window: Window, now_s: float) -> None:
-        """What was in vain may not be so any more."""
-        bounds = [bound for bound in (self._floor, self._ceiling) if bound is not None]
-        if all(bound.holds(window.observed, now_s) for bound in bounds):
-            return
-        self._floor = self._ceiling = None
-        self._in_vain, self._paused_until_s = 0, 0.0
+def _has_helped(before: Observed, seen: Observed) -> bool | None:
+    """Whether steps became shorter with more workers, or no longer with fewer; None: the window is too short."""
+    longer = seen.step_s / before.step_s - 1
+    if seen.workers > before.workers:
+        return longer <= -_SHORTER if is_whole(seen) or longer <= -_MUCH else None
+    if not is_whole(seen) and longer < _MUCH:
+        return None
+    waited, waits = before.steady_wait_share, seen.steady_wait_share
+    return longer <= _NO_LONGER and not (waited <= _WAITS and waits - waited > _WAITS)
 
 
-def _kind(seen: Observed) -> _Kind:
-    return _Kind(Case.of(seen).demand.making_s, (seen.seconds - seen.wait_s) / seen.steps)
+def _enough_in(seen: Observed) -> int:
+    """How many workers feed the step with something to spare, but no more than one."""
+    needed = seen.making_s / max(seen.target_s, seen.step_s)
+    return max(1, min(math.ceil(SPARE * needed), math.ceil(FEEDS * needed) + 1))
+
+
+def _own_s(seen: Observed) -> float:
+    return (seen.seconds - seen.wait_s) / seen.steps
 
 
 def _others(seen: Observed) -> float:
     """How many CPUs other processes use, where they are full."""
-    return cpus_of_others(seen) if Case.of(seen).has_full_cpus else 0.0
+    return seen.cpus_of_others if seen.has_full_cpus else 0.0

@@ -9,10 +9,9 @@ import weakref
 
 from loaderpool.errors import counted
 from loaderpool.system import capacity, clock
-from loaderpool.trainer.autotune.autotuner import Autotuner
-from loaderpool.trainer.autotune.windows import Windows
-from loaderpool.trainer.explain.looks import AboutLoader, Look
-from loaderpool.trainer.explain.observed import Autotuned, Decision
+from loaderpool.trainer.autotune.autotuner import Autotuner, Windows, is_whole
+from loaderpool.trainer.explain.looks import Look
+from loaderpool.trainer.explain.observed import AboutLoader, Autotuned, Decision
 
 _KEPT = 64
 # A loader that gave no batch for so long, as one for validation may, has no say any more.
@@ -57,7 +56,7 @@ class PoolWorkers:
         return Autotuned(self._most, tuple(self._decisions))
 
     def look(self, loader: object, about: AboutLoader, look: Look, workers: int) -> int | None:
-        """Take in a look at one of the loaders. Runs in: who takes batches.
+        """Take in a look at one of the loaders. Runs in: the thread that takes batches.
 
         Args:
             loader: whose; it is not kept.
@@ -81,23 +80,24 @@ class PoolWorkers:
 
     def _look(self, loader: object, about: AboutLoader, look: Look, workers: int) -> int | None:
         now_s = look.now_ns / 1e9
-        if (there := self._cannot_start(look, workers, now_s)) is not None:
-            self._most = max(self._least, there)
-            return self._noted(workers, self._most, f"only {counted(there, 'worker')} could be started", now_s)
+        if look.workers >= workers:
+            self._short_since_s = None
+        elif self._short_since_s is None:
+            self._short_since_s = now_s
+        elif now_s - self._short_since_s >= _START_S:
+            self._short_since_s, self._most = None, max(self._least, look.workers)
+            return self._noted(workers, self._most, f"only {counted(look.workers, 'worker')} could be started", now_s)
         tuned = self._loaders.get(weakref.ref(loader))
         if tuned is None:
-            loaders = self._loaders
-            tuned = _Tuned(about, self._least, self._most)
-
-            def forget_dead(key: weakref.ref[object]) -> None:
-                loaders.pop(key, None)
-
-            loaders[weakref.ref(loader, forget_dead)] = tuned
+            pop = self._loaders.pop
+            tuned = self._loaders[weakref.ref(loader, lambda key: pop(key, None))] = _Tuned(
+                about, self._least, self._most
+            )
         tuned.seen_s = now_s
-        window = tuned.windows.add(look, workers)
-        proposal = None if window is None else tuned.autotuner.judge(window, now_s)
+        seen = tuned.windows.add(look, workers)
+        proposal = None if seen is None else tuned.autotuner.judge(seen, now_s)
         if proposal is None:
-            tuned.wanted = tuned.wanted or (workers if window is not None and window.is_whole else 0)
+            tuned.wanted = tuned.wanted or (workers if seen is not None and is_whole(seen) else 0)
             return None
         tuned.wanted = proposal.workers
         recent = [each.wanted for each in list(self._loaders.values()) if now_s - each.seen_s < _IDLE_S]
@@ -106,21 +106,9 @@ class PoolWorkers:
             wanted = max(workers, min(wanted, workers + self._more_in_memory(look)))
         return self._noted(workers, min(wanted, self._most), proposal.reason, now_s)
 
-    def _cannot_start(self, look: Look, workers: int, now_s: float) -> int | None:
-        """Return how many there are, if there cannot be as many as there shall be."""
-        there = look.work.worker_count
-        if there >= workers:
-            self._short_since_s = None
-        elif self._short_since_s is None:
-            self._short_since_s = now_s
-        elif now_s - self._short_since_s >= _START_S:
-            self._short_since_s = None
-            return there
-        return None
-
     def _more_in_memory(self, look: Look) -> int:
         """How many more workers there is memory for, where each takes as much of its own as those that there are."""
-        pids = [worker.pid for worker in look.work.workers.values() if worker.pid]
+        pids = [worker.pid for worker in look.by_worker.values() if worker.pid]
         own = max((capacity.private_bytes(pid) for pid in pids), default=0)
         return int(capacity.available_memory_bytes() * _MEMORY_SHARE) // own if own else self._most
 

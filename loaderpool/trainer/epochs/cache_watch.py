@@ -8,9 +8,9 @@ from typing import Any
 
 from loaderpool.cache.setting import MEMORY, Cache, CachePlan, Count
 from loaderpool.cache.store import SharedCache
+from loaderpool.core.warnings import level_outside
 from loaderpool.errors import LoaderpoolWarning, brief
 from loaderpool.system import capacity
-from loaderpool.trainer.session.warnings import level_outside
 
 _FREE_SHARE = 2  # in memory without a bound: this part of what is free
 _GOES_ON = "Training continues, and fn is called in every epoch for items that are not stored."

@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 from loaderpool.system import clock
 
 if TYPE_CHECKING:
+    from loaderpool.core.delivery import Delivery
     from loaderpool.memory.recorder import DeliveryRecorder, Origin
-    from loaderpool.trainer.engine.delivery import Delivery
-    from loaderpool.trainer.explain.looks import StepCounts
     from loaderpool.transport.reports import Failure
 
 # A wait below this part of its step is that of a batch that was there: looking for it takes a moment, too.
 _READY_SHARE = 64
 # How often what others count, too, is noted beside.
 _MARK_NS = 2_000_000_000
-# Each of the first steps is noted: those that compile are to be told from others. As `FIRST_STEPS` of `observed`.
+# Each of the first steps is noted: those that compile are to be told from others. As `FIRST_STEPS` of `looks`.
 _FIRST_STEPS = 3
-# Batches that are made here are recorded so far apart at least. Less: tiny ones get slower. More: steps are not told
-# apart that can be seen.
-_RECORDED_APART_NS = 1_000_000
 
 
 class StepTimes:
@@ -48,7 +44,7 @@ class StepTimes:
         self._steps = self._steps_ns = self._wait_ns = self._ready_steps = self._ready_steps_ns = 0
         self._epochs = self._epoch_starts_ns = self._start_ns = 0
         self._last_ns = self._batches = 0  # when the latest batches were handed over, and how many; 0: a pass begins
-        self._mark_ns = self._recorded_from_ns = 0
+        self._mark_ns = 0
         self.on_mark: Callable[[int], None] | None = None
 
     def ask(self, now_ns: int) -> None:
@@ -84,20 +80,25 @@ class StepTimes:
             if (on_mark := self.on_mark) is not None:
                 on_mark(now_ns)
         recorder = self.recorder
-        if recorder is not None and origin is not None and (now_ns >= self._recorded_from_ns or not last_ns):
-            if self._makes_here:
-                self._recorded_from_ns = now_ns + _RECORDED_APART_NS
-            recorder.note(origin, asked_ns, now_ns, waited_ns, not last_ns, self._wait_ns)
+        if recorder is not None and origin is not None:
+            recorder.note(origin, asked_ns, now_ns, waited_ns, not last_ns)
 
-    def counts(self, now_ns: int) -> StepCounts:
-        """Return the sums; a wait that lasts counts up to this time. Runs in: any thread."""
-        from loaderpool.trainer.explain.looks import StepCounts  # which `import loaderpool` shall not wait for
+    def sums(self, now_ns: int) -> dict[str, float]:
+        """Return what `explain.observed.Counts` has of it; a wait that lasts counts up to this time.
 
+        Runs in: any thread.
+        """
         waited_ns = now_ns - asked_ns if (asked_ns := self.asked_ns) and self._last_ns else 0
-        return StepCounts(
-            self._steps, self._steps_ns + waited_ns, self._wait_ns + waited_ns, self._ready_steps,
-            self._ready_steps_ns, self._epochs, self._epoch_starts_ns, self._start_ns,
-        )  # fmt: skip
+        return {
+            "steps": self._steps,
+            "seconds": (self._steps_ns + waited_ns + self._epoch_starts_ns) / 1e9,
+            "wait_s": (self._wait_ns + waited_ns + self._epoch_starts_ns) / 1e9,
+            "ready_steps": self._ready_steps,
+            "ready_steps_s": self._ready_steps_ns / 1e9,
+            "epochs": self._epochs,
+            "epoch_starts_s": self._epoch_starts_ns / 1e9,
+            "start_s": self._start_ns / 1e9,
+        }
 
 
 _LATEST_INDICES = 1000
@@ -115,7 +116,6 @@ class Counters:
         self.passes = self.batches = self.samples = self.nbytes = self.errors = 0
         self.first_ns = self.last_ns = 0
         self.first_samples = 0  # of the first delivery: they came before the clock ran
-        self.wait_ns = 0
         self.padded = self.padding = 0  # elements of padded components that were delivered; those that are padding
         self.skipped: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
         self.replaced: collections.deque[int] = collections.deque(maxlen=_LATEST_INDICES)
@@ -123,7 +123,6 @@ class Counters:
     def note(self, delivery: Delivery) -> None:
         """Note a delivery's time, the wait for it, and its padding; who takes it apart counts what it hands over."""
         now = clock.monotonic_ns()
-        self.wait_ns += delivery.waited_ns
         self.times.note(now, delivery.waited_ns, delivery.count, delivery.origin)
         if not self.first_ns:
             self.first_ns = now

@@ -1,24 +1,38 @@
-"""One pass over a loader: the deliveries of one epoch, from the subscription that makes them to who asks for them."""
+"""One pass over a loader: the batches of one epoch, from the run that makes them to a loop or `tf.data`."""
 
 from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import ErrorPolicy
+from loaderpool.core.delivery import Delivery, Subscription, data_bytes
 from loaderpool.errors import ClosedError, LoaderpoolError, counted
 from loaderpool.plan.base import BasePlan
 from loaderpool.system import clock
-from loaderpool.system.interrupts import is_of_a_handler, wait_for_the_end
-from loaderpool.trainer.engine.delivery import Delivery, Subscription
+from loaderpool.system.interrupts import InterruptsHeld, is_of_a_handler, wait_for_the_end
 from loaderpool.trainer.epochs.counters import Counters, failed_indices
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog, PassLog
 
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure
+
+
+# Rows and components of each batch of a delivery, and what makes of a batch's components what the consumer gets. It is
+# asked again for the same delivery where a Ctrl-C broke off a step of the first answer.
+Opened = tuple[Iterator[tuple[int, Sequence[Any]]], Callable[[Sequence[Any]], Any]]
+Conversion = Callable[[Delivery], Opened]
+
+_NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
+
+
+def as_arrays(delivery: Delivery) -> Opened:
+    """Batches as nested structures of NumPy arrays."""
+    return delivery.batches(), delivery.form.spec.structure.unflatten
 
 
 class ErrorBudget:
@@ -56,7 +70,7 @@ class ErrorBudget:
         for failures in delivery.failures():
             self._errors += sum(len(failed_indices(failure)) for failure in failures)
             if failures and not self._policy.allows(self._errors, self._plan.rows_per_epoch):
-                from loaderpool.trainer.session.remote_errors import (
+                from loaderpool.core.failures import (
                     sample_error,  # which `import loaderpool` shall not wait for
                 )
 
@@ -80,30 +94,48 @@ class ErrorBudget:
 
 
 class Pass:
-    """One pass over a loader: the deliveries of one epoch.
+    """The batches of one epoch, each handed over once.
 
-    Ownership: `close` (or the end, or an error) lets go of the subscription; a pass that is dropped must be closed.
+    Used by one thread at a time. It may be asked again after a KeyboardInterrupt, and goes on with the batch that was
+    awaited: until a batch counts as taken, it is still in front. What was handed over is in no variable of it any more,
+    so that a slot comes back with the consumer's own arrays.
+
+    Ownership: `close` (or the end, or an error) lets go of the run; a pass that is dropped must be closed.
 
     Attributes:
         is_over: it was closed, or is at its end: this shows with the last delivery, if the end has nothing to do.
         log: what it has handed out; None before the first delivery was asked for.
+        consumed: batches of the plan that are behind the consumer: those left out, too.
+        left: batches of the delivery that was fetched last, which are still in front.
 
     Args:
         tracker: of the loader.
-        reading: it is one of these passes.
+        iteration: the passes of one iterator; this one will be among them.
+        convert: opens a delivery: what the consumer gets.
         is_followed: whether another pass will come after it; None: unknown.
     """
 
-    def __init__(self, tracker: EpochTracker, reading: IterationLog, is_followed: bool | None = None) -> None:
-        self._tracker, self._reading, self._is_followed = tracker, reading, is_followed
-        self._goes_on = False  # with the next epoch, as nothing was left of this one
-        self._subscription: Subscription | None = None
+    def __init__(
+        self,
+        tracker: EpochTracker,
+        iteration: IterationLog,
+        convert: Conversion = as_arrays,
+        is_followed: bool | None = None,
+    ) -> None:
+        self._tracker, self._iteration, self._convert, self._is_followed = tracker, iteration, convert, is_followed
+        self._counters, self._has_hooks = tracker.counters, tracker.has_hooks
+        self._skips = tracker.config.on_error.action == "skip"
+        self._run: Subscription | None = None
         self.log: PassLog | None = None
-        self._handed_over = 0  # of these, to the consumer; all are counted where there are hooks
-        self._end_is_owed = False
+        self.consumed = self.left = 0
+        self._told = 0  # batches of which the hooks and the budget know
+        self._end_is_owed = self._is_under_way = self.is_over = False
+        self._goes_on = False  # with the next epoch, as nothing was left of this one
         self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
-        self._is_under_way = False  # it has delivered, and was asked for more
-        self.is_over = False
+        self._delivery: Delivery | None = None  # whose batches are in front
+        self._batches = _NONE  # of it
+        self._assemble: Callable[[Sequence[Any]], Any] | None = None  # as it was opened
+        self._batch_bytes: int | None = None
 
     @property
     def epoch(self) -> int:
@@ -112,12 +144,83 @@ class Pass:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `next_delivery` has one, without waiting."""
-        subscription = self._subscription
-        return not self.is_over and subscription is not None and subscription.is_ready
+        """Whether `take` would return a batch without waiting for it."""
+        return self.left > 0 or (not self.is_over and self._run is not None and self._run.is_ready)
+
+    # ---- what is handed over
+
+    def take(self) -> Any:
+        """Return the next batch. Blocks until it is there.
+
+        Raises:
+            StopIteration: the pass is over.
+            KeyboardInterrupt: it came in the wait; the pass may be asked again.
+            LoaderpoolError: what ended the pass.
+        """
+        while True:
+            if not self.left:
+                if self.is_over:
+                    raise StopIteration
+                with InterruptsHeld():
+                    self.fetch()
+            try:
+                # A Ctrl-C may come behind any call.
+                for rows, parts in self._batches:
+                    if self._has_hooks or self._budget is not None:
+                        self._tell()
+                        if not rows and self._skips:
+                            self._leave_out()
+                            continue
+                    batch = self._assemble(parts)  # type: ignore[misc]  # there is one since the first delivery
+                    nbytes = self._batch_bytes
+                    if nbytes is None:
+                        nbytes = data_bytes(parts)
+                    counters = self._counters
+                    counters.batches += 1
+                    counters.samples += rows
+                    counters.nbytes += nbytes
+                    self.consumed += 1
+                    self.left -= 1
+                    if not self.left:  # else the last batch's slot would be lent until the next one is asked for
+                        self._delivery, self._batches = None, _NONE
+                    return batch
+            except BaseException:
+                if self._delivery is not None:
+                    batches, self._assemble = self._convert(self._delivery)
+                    self._batches = itertools.islice(batches, self._delivery.count - self.left, None)
+                raise
+
+    def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> Any:
+        """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`; for fixed forms only.
+
+        Blocks and raises as `take`; it is not called beside that.
+        """
+        if self.is_over:
+            raise StopIteration
+        with InterruptsHeld():
+            delivery = self.next_delivery()
+            count = delivery.count
+            if self._has_hooks or delivery.row_failures:
+                self._hand_over(count)
+            counters = self._counters
+            counters.batches += count
+            counters.samples += count * delivery.rows
+            counters.nbytes += count * (delivery.batch_bytes or 0)
+            self.consumed += count
+            return assemble(delivery.joined())
+
+    def fetch(self) -> None:
+        """Ask for the next delivery, whose batches `take` hands over next; it does so itself when there are none left.
+
+        Blocks and raises as `take`. Runs in: a block of `InterruptsHeld`.
+        """
+        delivery = self.next_delivery()
+        self._batches, self._assemble = self._convert(delivery)
+        self._delivery, self.left = delivery, delivery.count
+        self._batch_bytes = delivery.batch_bytes
 
     def next_delivery(self) -> Delivery:
-        """Return the next batches of the epoch. Blocks until they are there.
+        """Return the next batches of the epoch, for who hands them over itself. Blocks until they are there.
 
         Runs in: any thread; on the main one in a block of `InterruptsHeld`, in which the caller stores what it gets.
 
@@ -129,22 +232,14 @@ class Pass:
         tracker = self._tracker
         if self.is_over:
             raise StopIteration
-        times = tracker.counters.times
+        times = self._counters.times
         times.ask(clock.monotonic_ns())
         try:
             if self.log is None:
-                self._subscription, self.log = tracker.open_subscription(self._is_followed)
-                self._reading.add(self.log)
+                self._run, self.log = tracker.open_subscription(self._is_followed)
+                self._iteration.add(self.log)
             log = self.log
-            if self._budget is not None:
-                self._budget.check()
-            if not self._is_under_way and log.delivered:
-                self._is_under_way = True
-                if self._subscription is not None and log.delivered < log.batches:
-                    tracker.read_ahead(self._subscription, log)
-            delivery = self._take(self._subscription, log)
-            if delivery is not None and delivery.row_failures:
-                delivery = self._admit(delivery)
+            delivery = self._take(self._run, log)
         except BaseException as error:
             times.ask(0)
             if isinstance(error, ClosedError):
@@ -155,7 +250,7 @@ class Pass:
             if is_failure or not self._outlives_interrupts:
                 if self.log is not None and not self.log.delivered:
                     tracker.give_up_epoch(self.log.epoch)
-                self.close()
+                self._end_run()
             raise
         if delivery is None:
             times.ask(0)
@@ -165,12 +260,13 @@ class Pass:
                 return self.next_delivery()
             raise StopIteration
         if not log.delivered:
-            tracker.counters.passes += 1
+            self._counters.passes += 1
             times.begin_pass()
             tracker.note_begun(log.epoch)
-        tracker.counters.note(delivery)
-        log.note(delivery, self._subscription)
-        if log.delivered >= log.batches and self._budget is None and not tracker.has_hooks:
+        self._counters.note(delivery)
+        log.note(delivery, self._run)
+        self._told = self.consumed
+        if log.delivered >= log.batches and self._budget is None and not self._has_hooks:
             self._let_go_on(log)
             self.is_over = tracker.at_end is None
         return delivery
@@ -178,37 +274,72 @@ class Pass:
     @property
     def _outlives_interrupts(self) -> bool:
         """Whether KeyboardInterrupt has left it as it was, between two deliveries."""
-        return self.log is None or (self._subscription is not None and self._subscription.outlives_interrupts)
+        return self.log is None or (self._run is not None and self._run.outlives_interrupts)
 
-    def _admit(self, delivery: Delivery) -> Delivery:
-        """Return the delivery, or what comes of it before one failure too many."""
-        if self._budget is None:
-            tracker = self._tracker
-            self._budget = ErrorBudget(tracker.config.on_error, tracker.plan, tracker.counters)
-        return self._budget.admit(delivery)
-
-    def _take(self, subscription: Subscription | None, log: PassLog) -> Delivery | None:
-        """Return the subscription's next delivery; None: the epoch is over, or this pass was closed."""
+    def _take(self, run: Subscription | None, log: PassLog) -> Delivery | None:
+        """Return the run's next delivery; None: the epoch is over, or this pass was closed."""
+        if self._budget is not None:
+            self._budget.check()
         if log.delivered >= log.batches:
             self._finish(log)
             return None
-        if subscription is None:  # closed on another thread
+        if run is None:  # closed on another thread
             return None
+        if not self._is_under_way and log.delivered:
+            self._is_under_way = True
+            self._tracker.read_ahead(run, log)
         try:
-            return subscription.take()
+            delivery = run.take()
         except StopIteration:
             if self.is_over:  # closed on another thread
                 return None
-            if subscription.is_at_end:
+            if run.is_at_end:
                 self._end_of_stream(log)
                 return None
             raise LoaderpoolError(
                 f"Epoch {log.epoch} ended after {log.delivered} of {log.batches} batches. This is a bug in loaderpool; "
                 "please report it."
             ) from None
+        if not delivery.row_failures:
+            return delivery
+        if self._budget is None:
+            self._budget = ErrorBudget(self._tracker.config.on_error, self._tracker.plan, self._counters)
+        return self._budget.admit(delivery)
+
+    # ---- what hooks and the budget of errors are told
+
+    def _tell(self) -> None:
+        """Tell of the batch in front, once."""
+        with InterruptsHeld():
+            if self._told == self.consumed:
+                self._hand_over(1)
+
+    def _hand_over(self, count: int) -> None:
+        """The consumer is given so many more batches, or they are passed over because no row of them is left."""
+        self._told += count
+        if self._budget is not None:
+            self._budget.hand_over(count)
+        if self._has_hooks and self.log is not None and self._told == self.log.batches:
+            self._owe_end()
+
+    def _leave_out(self) -> None:
+        """Pass over the batch in front, of which no row is left."""
+        with InterruptsHeld():
+            assert self.log is not None
+            self.log.omitted.append(self.consumed)
+            self.consumed += 1
+            self.left -= 1
+            if not self.left:
+                self._delivery, self._batches = None, _NONE
+
+    def _owe_end(self) -> None:
+        if not self._end_is_owed:
+            self._end_is_owed = True
+            self._tracker.owe_end()
+
+    # ---- the end
 
     def _end_of_stream(self, log: PassLog) -> None:
-        self.is_over = True
         log.close()
         if not log.delivered:
             if log.is_rest:  # of an epoch, of which nothing was left
@@ -216,44 +347,30 @@ class Pass:
                 self._goes_on = True
             else:
                 self._tracker.give_up_epoch(log.epoch)
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            subscription.end()
+        self._end_run()
 
     def _let_go_on(self, log: PassLog) -> None:
-        """Leave the subscription to the next pass: it has nothing more for this one."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            self._tracker.park(subscription, log)
+        """Leave the run to the next pass: it has nothing more for this one."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._tracker.park(run, log)
 
     def _finish(self, log: PassLog) -> None:
         self.is_over = True
         self._let_go_on(log)
-        if self._tracker.has_hooks:
+        if self._has_hooks:
             self._owe_end()
             self._tracker.settle_ends()
         if self._tracker.at_end is not None:
             self._tracker.at_end()
 
-    def hand_over(self, count: int = 1) -> None:
-        """The consumer is given so many more batches, or they are passed over because no row of them is left.
-
-        To be called where the tracker has hooks, and for the batches of a delivery that has `row_failures`.
-        """
-        if self._budget is not None:
-            self._budget.hand_over(count)
-        self._handed_over += count
-        if self.log is not None and self._handed_over == self.log.batches:
-            self._owe_end()
-
-    def _owe_end(self) -> None:
-        if not self._end_is_owed:
-            self._end_is_owed = True
-            self._tracker.owe_end()
+    def _end_run(self) -> None:
+        self.is_over = True
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
 
     def close(self) -> None:
         """Let go; the next pass is whole. Never blocks; may run in a finalizer, and twice."""
-        self.is_over = True
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            subscription.end()
+        self._delivery, self._batches, self.left = None, _NONE, 0
+        self._end_run()

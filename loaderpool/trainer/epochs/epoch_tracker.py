@@ -26,7 +26,7 @@ from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
 
 if TYPE_CHECKING:
-    from loaderpool.trainer.engine.delivery import Engine, Subscription
+    from loaderpool.core.delivery import Engine, Subscription
 
 
 class LastError:

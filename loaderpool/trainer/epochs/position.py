@@ -17,7 +17,7 @@ from loaderpool.plan.base import BasePlan, Start
 from loaderpool.plan.generator_positions import LanePlaces
 
 if TYPE_CHECKING:
-    from loaderpool.trainer.engine.delivery import Delivery, Subscription
+    from loaderpool.core.delivery import Delivery, Subscription
 
 # Of how many batches back it is known where each came from. Fewer: no consumer fetches so far ahead. More: a pass
 # without end would keep them all.

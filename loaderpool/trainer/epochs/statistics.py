@@ -6,14 +6,14 @@ import dataclasses
 from typing import Literal
 
 from loaderpool.cache.setting import FULL, NO_COUNTS, Count
-from loaderpool.system import clock
-from loaderpool.trainer.engine.delivery import Engine
-from loaderpool.trainer.engine.engine_statistics import (
+from loaderpool.core.delivery import Engine
+from loaderpool.core.engine_statistics import (
     EngineStatistics,
     MemoryStatistics,
     NodeStatistics,
     WorkerStatistics,
 )
+from loaderpool.system import clock
 from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.observer import Observer
@@ -124,19 +124,18 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
 
 
 def _steps(counters: Counters) -> StepStatistics:
-    counts = counters.times.counts(clock.monotonic_ns())
-    steps, ready = counts.steps, counts.ready_steps
-    whole_ns = counts.steps_ns + counts.epoch_starts_ns
-    waited_ns = min(whole_ns, counts.wait_ns + counts.epoch_starts_ns)
+    sums = counters.times.sums(clock.monotonic_ns())
+    steps, ready, seconds = int(sums["steps"]), sums["ready_steps"], sums["seconds"]
+    waited_s = min(seconds, sums["wait_s"])
     return StepStatistics(
         count=steps,
-        seconds=whole_ns / 1e9,
-        wait_s=waited_ns / 1e9,
-        mean_s=counts.steps_ns / 1e9 / steps if steps else None,
-        wait_share=waited_ns / whole_ns if whole_ns else None,
+        seconds=seconds,
+        wait_s=waited_s,
+        mean_s=(seconds - sums["epoch_starts_s"]) / steps if steps else None,
+        wait_share=waited_s / seconds if seconds else None,
         ready_share=ready / steps if steps else None,
-        ready_mean_s=counts.ready_steps_ns / 1e9 / ready if ready else None,
-        first_batch_s=counts.start_ns / 1e9 if counters.first_ns else None,
+        ready_mean_s=sums["ready_steps_s"] / ready if ready else None,
+        first_batch_s=sums["start_s"] if counters.first_ns else None,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loaderpool.errors import readable_s
-from loaderpool.memory.call_times import CallTimes, SlowCall
+from loaderpool.memory.call_times import CallTimes
 from loaderpool.plan.generator_positions import generated_item, numbered
 from loaderpool.trainer.explain.observed import Observed
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
@@ -52,19 +52,17 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The same for notebooks, in the colours that the page has."""
-        rows = "".join(
-            f'<tr><th style="text-align: left; vertical-align: top">{label}</th>'
-            f'<td style="text-align: left">{_escaped(label, text)}</td></tr>'
-            for label, text in self._lines()
-        )
+        rows = ""
+        for label, text in self._lines():
+            shown = f"<code>{html.escape(text)}</code>" if label == "Change" else html.escape(text)
+            rows += f'<tr><th style="text-align: left; vertical-align: top">{label}</th>'
+            rows += f'<td style="text-align: left">{shown}</td></tr>'
         return f"<div><p><b>{html.escape(self.headline)}</b></p><table>{rows}</table></div>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-serializable values."""
-        return {**dataclasses.asdict(self), "verdict": self.verdict.name, "slowest": self._slowest_dicts()}
-
-    def _slowest_dicts(self) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(item) for item in self.slowest]
+        found = dataclasses.asdict(self)
+        return {**found, "verdict": self.verdict.name, "slowest": list(found["slowest"])}
 
     @property
     def headline(self) -> str:
@@ -101,31 +99,26 @@ def explain(observed: Observed, replay: str | None = None) -> Explanation:
         replay: how a `loaderpool replay` command for this loader begins, as "loaderpool replay train:make_loader";
             None: it is not known.
     """
-    finding = find_verdict(observed)
+    found = find_verdict(observed)
     return Explanation(
-        verdict=finding.verdict,
+        verdict=found.verdict,
         wait_share=observed.wait_share,
         wait_s=observed.wait_s / max(1, observed.steps),
         step_s=observed.step_s,
-        why=finding.why,
-        change=finding.change,
-        expect=finding.expect,
-        expected_step_s=finding.step_s,
-        slowest=() if finding.verdict is Verdict.WARM_UP else slow_items(observed.calls, replay),
+        why=found.why,
+        change=found.change,
+        expect=found.expect,
+        expected_step_s=found.step_s,
+        slowest=() if found.verdict is Verdict.WARM_UP else slow_items(observed.calls, replay),
     )
 
 
 def slow_items(calls: CallTimes, replay: str | None = None) -> tuple[SlowItem, ...]:
     """Return the slowest calls as items, the longest first; `replay` is as for `explain`."""
-    return tuple(_slow_item(call, replay) for call in calls.slowest)
-
-
-def _slow_item(call: SlowCall, replay: str | None) -> SlowItem:
-    if (generated := generated_item(call.index)) is not None:
-        return SlowItem(generated[1], call.epoch, call.ns / 1e9, "", generated[0])
-    command = f"{replay} --index {call.index} --epoch {call.epoch}" if replay else ""
-    return SlowItem(call.index, call.epoch, call.ns / 1e9, command)
-
-
-def _escaped(label: str, text: str) -> str:
-    return f"<code>{html.escape(text)}</code>" if label == "Change" else html.escape(text)
+    items = []
+    for call in calls.slowest:
+        generator, index = generated_item(call.index) or (None, call.index)
+        has_command = replay and generator is None
+        command = f"{replay} --index {index} --epoch {call.epoch}" if has_command else ""
+        items.append(SlowItem(index, call.epoch, call.ns / 1e9, command, generator))
+    return tuple(items)

@@ -8,113 +8,63 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from loaderpool.memory.call_times import CallTimes
-from loaderpool.trainer.explain.observed import COMPILES, FIRST_STEPS, LEAST_STEPS, STARTS, Autotuned, Observed, Pace
+from loaderpool.trainer.explain.observed import LEAST_STEPS, AboutLoader, Autotuned, Counts, Observed, Pace, Sums
+
+# So many steps each have a look of their own: code that compiles does so in these.
+FIRST_STEPS = 3
+# A first step that takes the consumer so many times as long as later ones compiles, or fills caches.
+COMPILES = 3
+# Of the time: a start that was a smaller part of it is over, and hides what goes on now.
+STARTS = 1 / 3
 
 
 class WorkerCounts(NamedTuple):
-    """One worker's numbers, or those of all workers of a host, since it began."""
+    """One worker's numbers, or those of all workers of a node, since it began."""
 
-    pid: int  # 0: it is a host
-    workers: int
-    busy_ns: int  # at tickets
-    idle_ns: int  # waiting for one
-    cpu_s: float
-    queued_s: float  # runnable, without a CPU
-    samples: int = 0  # made, for all loaders of the pool
-    read_bytes: int = 0  # from disks
+    pid: int = 0  # 0: it is a node
+    workers: int = 1
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    made: int = 0
+    read_bytes: int = 0
 
     def since(self, before: WorkerCounts | None) -> WorkerCounts:
-        """Return what has come since; what the kernel counts begins at 0 with each process."""
-        if before is None:
+        """Return what has come since; all of it, where it is another process."""
+        if before is None or before.pid != self.pid:
             return self
-        is_same = before.pid == self.pid
-        cpu_s, queued_s = (before.cpu_s, before.queued_s) if is_same else (0.0, 0.0)
-        return WorkerCounts(
-            self.pid,
-            self.workers,
-            self.busy_ns - before.busy_ns,
-            self.idle_ns - before.idle_ns,
-            self.cpu_s - cpu_s,
-            self.queued_s - queued_s,
-            self.samples - before.samples,
-            self.read_bytes - (before.read_bytes if is_same else 0),
-        )
+        return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _SUMS_OF_WORKERS})
 
 
-class WorkCounts(NamedTuple):
-    """Workers' numbers, by their own, and the ring's; as they stand here, those of a loader that has neither."""
-
-    workers: dict[int, WorkerCounts] = {}  # noqa: RUF012  # never written to
-    calls: CallTimes = CallTimes()
-    slots: int = 0  # that there may be
-    slots_lent: int = 0
-    slots_wanted: int = 0  # that there would be, were memory no limit
-    slot_bytes: int = 0
-    copied: int = 0  # batches copied out, as too few slots were free to lend one
-    copied_ns: int = 0  # that this took the consumer
-    slots_ready: int = 0  # whose batches are finished and not taken yet
-    load_s: float = 0.0
-
-    @property
-    def worker_count(self) -> int:
-        """How many workers there are, those of hosts too."""
-        return sum(worker.workers for worker in self.workers.values())
+_SUMS_OF_WORKERS = WorkerCounts._fields[2:]
 
 
-class StepCounts(NamedTuple):
-    """Sums since the loader was made. A step is the time from one batch's hand-over to the next one's."""
-
-    steps: int = 0
-    steps_ns: int = 0
-    wait_ns: int = 0  # of `steps_ns`: for data
-    ready_steps: int = 0  # whose batch was there when it was asked for
-    ready_steps_ns: int = 0
-    epochs: int = 0  # that have begun, the first one not among them
-    epoch_starts_ns: int = 0  # waits for the first batches of these
-    start_ns: int = 0  # the wait for the very first batch
-
-
-class MachineCounts(NamedTuple):
-    """CPU time, in seconds."""
-
-    all_cpu_s: float  # of all processes of the machine
-    trainer_cpu_s: float  # of the consumer's process
-    trainer_queued_s: float  # the consumer's thread could have run, and had no CPU
-    throttled_s: float  # the cgroup's limit held processes back
-
-
-class Look(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look(Counts):
     """All that is counted, at a moment."""
 
     number: int  # from 0 on
     now_ns: int  # monotonic
-    steps: StepCounts
-    samples: int
-    nbytes: int
-    work: WorkCounts
-    machine: MachineCounts
-    by_tf_data: bool = False  # the consumer takes batches through `as_dataset`
-    autotuned: Autotuned = Autotuned()
-    room_bytes: int = 0  # memory that is free for what later epochs may read again; 0: none comes, or it is not known
+    by_worker: Mapping[int, WorkerCounts] = dataclasses.field(default_factory=dict)  # by their own numbers
+    slots_ready: int = 0  # whose batches are finished and not taken yet
+    autotuned: Autotuned = dataclasses.field(default_factory=Autotuned)
+
+    @property
+    def own_s(self) -> float:
+        """How long steps took the consumer, waiting left out."""
+        return self.seconds - self.wait_s
 
 
-class AboutLoader(NamedTuple):
-    """What does not change while it runs."""
-
-    threads: int  # of each worker
-    can_have_threads: bool
-    calls_of: str  # "sample" or "batch": what a call of the function makes
-    can_have_cache: bool
-    deterministic: bool
-    is_stream: bool
-    cpus: float  # that may be used
-    machine_cpus: float  # that there are
-    lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
-    items: int = 0  # of an epoch; 0: not known
+def counts_of_workers(now: Mapping[int, WorkerCounts], before: Look | None) -> dict[str, float]:
+    """Return the sums of all workers that there were: those up to the look before, and what has come since."""
+    earlier = {} if before is None else before.by_worker
+    new = [worker.since(earlier.get(number)) for number, worker in now.items()]
+    sums = {name: sum(getattr(each, name) for each in new) for name in _SUMS_OF_WORKERS}
+    return {name: value + (0 if before is None else getattr(before, name)) for name, value in sums.items()}
 
 
 def observed_in(looks: Sequence[Look], about: AboutLoader, seconds: float) -> Observed:
@@ -125,110 +75,56 @@ def observed_in(looks: Sequence[Look], about: AboutLoader, seconds: float) -> Ob
         about: the loader.
         seconds: how far to go back from the latest look.
     """
-    looks, has_begun = _behind_compiling(looks), not looks[0].number
+    looks, has_begun = _after_compiling(looks), not looks[0].number
     last = looks[-1]
     earlier = [look for look in looks[:-1] if look.now_ns >= last.now_ns - seconds * 1e9] or list(looks[-2:-1])
     first = _first_of_one_number(earlier, last) or (earlier[0] if earlier else last)
-    observed = _between(first, last, about, last.steps.start_ns if has_begun and first is looks[0] else 0)
-    lent = max(look.work.slots_lent for look in looks if look.now_ns >= first.now_ns)
-    return dataclasses.replace(observed, paces=_paces(looks), slots_lent=lent)
+    lent = max(look.slots_lent for look in looks if look.now_ns >= first.now_ns)
+    found = {field.name: getattr(last, field.name) for field in dataclasses.fields(Counts)}
+    found |= {each.name: found[each.name] - getattr(first, each.name) for each in dataclasses.fields(Sums)}
+    # The first look is at the first batch. What came before is told where it is most of the waiting, and not yet past.
+    start_s = last.start_s if has_begun and first is looks[0] else 0.0
+    if start_s <= found["wait_s"] or start_s < STARTS * (found["seconds"] + start_s):
+        start_s = 0.0
+    found |= {"seconds": found["seconds"] + start_s, "wait_s": found["wait_s"] + start_s, "start_s": start_s}
+    return Observed(
+        **{**vars(about), **found, "calls": last.calls.since(first.calls), "slots_lent": lent},
+        elapsed_s=(last.now_ns - first.now_ns) / 1e9 + start_s,
+        most_workers=last.autotuned.most,
+        in_vain=last.autotuned.in_vain,
+        paces=tuple(_paces(looks)),
+    )
 
 
 def _first_of_one_number(looks: Sequence[Look], last: Look) -> Look | None:
     """Return the look from which on there were as many workers as at last; None: too short ago to tell something."""
-    count = last.work.worker_count
-    same = list(itertools.takewhile(lambda look: look.work.worker_count == count, reversed(looks)))
-    return same[-1] if same and last.steps.steps - same[-1].steps.steps >= LEAST_STEPS else None
+    same = list(itertools.takewhile(lambda look: look.workers == last.workers, reversed(looks)))
+    return same[-1] if same and last.steps - same[-1].steps >= LEAST_STEPS else None
 
 
-def _behind_compiling(looks: Sequence[Look]) -> Sequence[Look]:
+def _after_compiling(looks: Sequence[Look]) -> Sequence[Look]:
     """Leave out the first steps, each of which has a look, up to the last one that took the consumer far longer."""
-    behind = next((number for number, look in enumerate(looks) if look.steps.steps >= FIRST_STEPS), len(looks) - 1)
-    usual_s = _own_s(looks[behind], looks[-1])
-    compiling = [number for number in range(behind) if _own_s(looks[number], looks[number + 1]) > COMPILES * usual_s]
+    after = next((number for number, look in enumerate(looks) if look.steps >= FIRST_STEPS), len(looks) - 1)
+    usual_s = _own_step_s(looks[after], looks[-1])
+    compiling = [at for at in range(after) if _own_step_s(looks[at], looks[at + 1]) > COMPILES * usual_s]
     return looks[max(compiling) + 1 :] if compiling and usual_s else looks
 
 
-def _own_s(first: Look, last: Look) -> float:
+def _own_step_s(first: Look, last: Look) -> float:
     """How long the consumer takes for a step, waiting left out; 0.0: there was none."""
-    before, now = first.steps, last.steps
-    own_ns = now.steps_ns - before.steps_ns - (now.wait_ns - before.wait_ns)
-    return own_ns / 1e9 / (now.steps - before.steps) if now.steps > before.steps else 0.0
+    return (last.own_s - first.own_s) / (last.steps - first.steps) if last.steps > first.steps else 0.0
 
 
-def _between(first: Look, last: Look, about: AboutLoader, start_ns: int) -> Observed:
-    before, now, work = first.steps, last.steps, last.work
-    workers = [worker.since(first.work.workers.get(number)) for number, worker in work.workers.items()]
-    edges_ns = now.epoch_starts_ns - before.epoch_starts_ns
-    wait_ns = now.wait_ns - before.wait_ns + edges_ns
-    # The first look is at the first batch. What came before is told where it is most of the waiting, and not yet past.
-    steps_ns = now.steps_ns - before.steps_ns
-    if start_ns <= wait_ns or start_ns < STARTS * (steps_ns + edges_ns + start_ns):
-        start_ns = 0
-    calls = work.calls.since(first.work.calls)
-    return Observed(
-        seconds=(steps_ns + edges_ns + start_ns) / 1e9,
-        steps=now.steps - before.steps,
-        samples=last.samples - first.samples,
-        bytes=last.nbytes - first.nbytes,
-        wait_s=(wait_ns + start_ns) / 1e9,
-        ready_steps=now.ready_steps - before.ready_steps,
-        ready_steps_s=(now.ready_steps_ns - before.ready_steps_ns) / 1e9,
-        start_s=start_ns / 1e9,
-        epochs=now.epochs - before.epochs,
-        epoch_starts_s=edges_ns / 1e9,
-        workers=work.worker_count,
-        threads=about.threads,
-        can_have_threads=about.can_have_threads,
-        made=sum(worker.samples for worker in workers),
-        busy_s=sum(worker.busy_ns for worker in workers) / 1e9,
-        idle_s=sum(worker.idle_ns for worker in workers) / 1e9,
-        cpu_s=sum(worker.cpu_s for worker in workers),
-        queued_s=sum(worker.queued_s for worker in workers),
-        calls=calls,
-        calls_of=about.calls_of,
-        can_have_cache=about.can_have_cache,
-        items=about.items,
-        room_bytes=last.room_bytes,
-        deterministic=about.deterministic,
-        elapsed_s=(last.now_ns - first.now_ns + start_ns) / 1e9,
-        cpus=about.cpus,
-        machine_cpus=about.machine_cpus,
-        machine_cpu_s=last.machine.all_cpu_s - first.machine.all_cpu_s,
-        trainer_cpu_s=last.machine.trainer_cpu_s - first.machine.trainer_cpu_s,
-        trainer_queued_s=last.machine.trainer_queued_s - first.machine.trainer_queued_s,
-        throttled_s=last.machine.throttled_s - first.machine.throttled_s,
-        read_bytes=sum(worker.read_bytes for worker in workers),
-        slots=work.slots,
-        slots_wanted=work.slots_wanted,
-        slot_bytes=work.slot_bytes,
-        copied=work.copied - first.work.copied,
-        copy_s=(work.copied_ns - first.work.copied_ns) / 1e9,
-        is_stream=about.is_stream,
-        lanes=about.lanes,
-        by_tf_data=last.by_tf_data,
-        most_workers=last.autotuned.most,
-        in_vain=last.autotuned.in_vain,
-        load_s=work.load_s,
-    )
-
-
-def _paces(looks: Sequence[Look]) -> tuple[Pace, ...]:
+def _paces(looks: Sequence[Look]) -> list[Pace]:
     """Return how fast each number of workers was, of those that there were lately."""
-    seconds: dict[int, float] = collections.defaultdict(float)
-    cpu_s: dict[int, float] = collections.defaultdict(float)
-    samples: dict[int, int] = collections.defaultdict(int)
-    steps: dict[int, int] = collections.defaultdict(int)
+    sums: dict[int, list[float]] = collections.defaultdict(lambda: [0.0] * 4)  # seconds, CPU time, samples, steps
     for first, last in itertools.pairwise(looks):
-        before, now = first.work.workers, last.work.workers
-        workers = first.work.worker_count
-        if before.keys() == now.keys():
-            seconds[workers] += (last.steps.steps_ns - first.steps.steps_ns) / 1e9
-            cpu_s[workers] += sum(worker.since(before[number]).cpu_s for number, worker in now.items())
-            samples[workers] += last.samples - first.samples
-            steps[workers] += last.steps.steps - first.steps.steps
-    return tuple(
-        Pace(each, samples[each] / seconds[each], cpu_s[each] / max(1, samples[each]))
-        for each in sorted(seconds)
-        if seconds[each] and each and steps[each] >= LEAST_STEPS
-    )
+        if first.by_worker.keys() == last.by_worker.keys():
+            seconds = last.seconds - first.seconds - (last.epoch_starts_s - first.epoch_starts_s)
+            new = (seconds, last.cpu_s - first.cpu_s, last.samples - first.samples, last.steps - first.steps)
+            sums[first.workers] = [old + more for old, more in zip(sums[first.workers], new, strict=True)]
+    return [
+        Pace(workers, samples / seconds, cpu_s / max(1, samples))
+        for workers, (seconds, cpu_s, samples, steps) in sorted(sums.items())
+        if seconds and workers and steps >= LEAST_STEPS
+    ]

@@ -1,55 +1,35 @@
-"""What was measured of a loader and of the machine between two moments."""
+"""What was measured of a training in a window of time, and what that tells of any other number of workers.
+
+Three laws bind a step: the consumer's own time with data ready; what workers do for it, which they share; what CPUs do
+for it, which all share. It is as long as the longest of them (operational analysis: the bottleneck law).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 from loaderpool.memory.call_times import CallTimes
+from loaderpool.settings.groups import MAX_WORKERS
 
 # Fewer steps are those of caches that fill and code that compiles. More, and a short training hears nothing.
 LEAST_STEPS = 20
-# So many steps each have a look of their own: code that compiles does so in these.
-FIRST_STEPS = 3
-# A first step that takes the consumer so many times as long as later ones compiles, or fills caches.
-COMPILES = 3
-# Of the time: a start that was a smaller part of it is over, and hides what goes on now.
-STARTS = 1 / 3
 # Of the time: with less waiting there is nothing to gain that the next run would not hide by its noise.
 WAITS_ABOVE = 0.05
 # Two rates this close are the same: each worker costs memory, and CPU time that the training wants too. Smaller, noise
 # decides; larger, throughput is given away.
 TOLERANCE = 0.05
-# A change that makes steps no more than so many times as fast is not worth a word: noise has more.
-GAINS = 1.05
-# What goes on is clear by then; with less, slow calls are not counted yet, and rings are still full from the beginning.
-CLEAR_S, CLEAR_CALLS = 10.0, 200
-# A call in less time costs about as much to make as its sample: many in one are cheaper.
-CHEAP_CALL_S = 20e-6
-# Of the free memory: what a cache may take, or the training's own growth would end it.
-CACHE_TAKES = 0.5
 # Above this share of CPU time the function computes: the rest is what other processes take, not waiting of its own.
 COMPUTES_ABOVE = 0.75
-# Below this share it hardly computes at all, so that the threads of a worker do not take turns.
-BLOCKS_BELOW = 0.25
 # Of CPUs, of workers' time: the part from which on they are full. Higher, and the moments between two tickets, or what
 # else a machine does, would pass for room; lower, and room would be taken for none.
 FULL = 0.85
 # Waiting for a CPU while some are used by others: below this it is the ordinary turn-taking of a few processes.
 CONTESTED = 0.15
-# From here on, CPU time per sample grew because of the other workers and not by chance.
-SLOWED_DOWN = 1.25
-# One core copies some GB a second, a machine some ten of them; a function touches each delivered byte several times.
-HEAVY_BYTES_PER_S = 0.5e9
-# A batch in less time costs about as much to hand over (some 20 µs to 100 µs) as to make.
-CHEAP_BATCH_S = 300e-6
-# One cause of several explains a wait if it has at least this part of it: no other can have more.
-MOST_OF_IT = 0.5
 # Of the waiting, where workers are idle: calls that were slow before the median was known are not counted, nor those
 # that still run. Less, and causes that are not counted may have more.
 SLOW_CALLS_EXPLAIN = 1 / 3
-# Of the work: slow calls that are less of it are no reason of their own, where workers have enough to do.
-SLOW_CALLS_ARE = 0.25
 # A number of workers that was so much smaller should have been slower by far more than noise.
 FEWER_BY = 1.2
 # Of what more workers should bring: with less they wait for what they share, and noise of short windows is no more.
@@ -61,14 +41,8 @@ SPARE = 1.15
 # Of the rate that feeds the step, so much is enough: what is missing is well below `WAITS_ABOVE`, and noise in times
 # does not add a worker.
 FEEDS = 0.98
-# Batches are made no larger than so many times: with larger ones a training is another one.
-MOST_TIMES_LARGER = 4
 # More threads than that in a worker have not been measured; each holds a result, and a connection where it reads.
 MOST_THREADS = 64
-# A consumer has the batch that it works on, and tf.data or a device some more on their way. Who has more keeps them.
-USUALLY_LENT = 4
-# Of the steps: batches that are copied out now and then are no habit.
-COPIED_OFTEN = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,94 +71,93 @@ class Autotuned(NamedTuple):
         return tried.workers if is_back and tried.workers > tried.workers_before else 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """How fast a number of workers was, lately."""
 
     workers: int
     samples_per_s: float
     cpu_s_per_sample: float = 0.0  # of workers; 0.0: not known
 
+    def is_in_vain_beside(self, few: Pace) -> bool:
+        """Whether these brought next to nothing: noise, or a small part of what so many more should bring."""
+        least = 1 + max(TOLERANCE, BRINGS_LITTLE * (self.workers / few.workers - 1))
+        return self.samples_per_s <= least * few.samples_per_s
 
-@dataclasses.dataclass(frozen=True)
-class Observed:
-    """What was measured over a window of time, which begins and ends when a batch is handed over.
 
-    A step is the time from one hand-over to the next: what the consumer does with a batch, and its wait for the next.
-    Times are sums over the window, in seconds.
-    """
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AboutLoader:
+    """What does not change while a loader runs."""
 
-    seconds: float  # the window's length, time between passes left out
-    steps: int
-    samples: int
-    bytes: int  # of the batches
-    wait_s: float  # the consumer waited for data
-    ready_steps: int  # steps whose batch was there when it was asked for
-    ready_steps_s: float  # how long these took
-    start_s: float  # of `wait_s`: before the loader's first batch; 0.0 where the window begins behind it
-    epochs: int  # that have begun in the window
-    epoch_starts_s: float  # of `wait_s`: before the first batch of an epoch that is not the loader's first
-    # Samples: by workers, or in the consumer's own process (workers=0), where `wait_s` is the time that making takes.
-    workers: int
-    threads: int  # of each worker
-    can_have_threads: bool  # whether `threads_per_worker` may be raised: batches, and not Python's lock, take the time
-    most_workers: int = 0  # to which `workers="auto"` may go; 0: the number is the user's
-    in_vain: int = 0  # more workers that it tried last, and took back; 0: none
-    made: int = 0  # samples that they finished, of all loaders of the pool; 0: not known
+    threads: int = 1  # of each worker
+    can_have_threads: bool = True  # whether `threads` may be raised: batches, and not Python's lock, take the time
+    calls_of: str = "sample"  # what a call of the function makes: a "sample", or a "batch"
+    can_have_cache: bool = False  # whether `cache=` may be given: single samples by index, one thread, none given yet
+    deterministic: bool = True  # batches come in the plan's order
+    is_stream: bool = False  # whose items one reader reads
+    lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
+    items: int = 0  # of an epoch; 0: not known
+    cpus: float = 1.0  # that may be used, after affinity and cgroups
+    machine_cpus: float = 0.0  # that the machine has, where these are more
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sums:
+    """What is counted of a loader: since it was made, or in a window. A step is from one hand-over to the next."""
+
+    seconds: float = 0.0  # of steps, and of waits for epochs' first batches; time between passes is in none
+    steps: int = 0
+    samples: int = 0
+    bytes: int = 0  # of the batches
+    wait_s: float = 0.0  # of `seconds`: the consumer waited; with workers=0, what making took
+    ready_steps: int = 0  # steps whose batch was there when it was asked for
+    ready_steps_s: float = 0.0  # how long these took
+    epochs: int = 0  # that have begun, the loader's first one not among them
+    epoch_starts_s: float = 0.0  # of `wait_s`: before the first batches of these
+    made: int = 0  # samples that workers finished, of all loaders of the pool; 0: not known
     busy_s: float = 0.0  # workers were at tickets, summed over them
     idle_s: float = 0.0  # workers waited for a ticket: for a slot, or for work
     cpu_s: float = 0.0  # CPU time of the workers
     queued_s: float = 0.0  # workers could have run, and waited for a CPU
-    calls: CallTimes = dataclasses.field(default_factory=CallTimes)  # of the user's function, in the window
-    calls_of: str = "sample"  # what a call makes: a "sample", or a "batch"
-    can_have_cache: bool = False  # whether `cache=` may be given: single samples by index, one thread, none given yet
-    items: int = 0  # of an epoch; 0: not known
-    room_bytes: int = 0  # memory that is free for what later epochs may read again; 0: none comes, or it is not known
-    deterministic: bool = True  # batches come in the plan's order
-    # The machine. CPU times, as those of workers, are of the whole time, also of that between passes.
-    elapsed_s: float = 0.0  # that time; 0.0: `seconds`
-    cpus: float = 1.0  # that may be used, after affinity and cgroups
-    machine_cpus: float = 0.0  # that the machine has, where these are more
+    read_bytes: int = 0  # that workers read from disks
     machine_cpu_s: float = 0.0  # CPU time of all processes of the machine
     trainer_cpu_s: float = 0.0  # of the consumer's process
     trainer_queued_s: float = 0.0  # the consumer's thread could have run, and waited for a CPU
     throttled_s: float = 0.0  # the cgroup's limit held processes back
-    read_bytes: int = 0  # that workers read from disks
-    # The ring.
-    slots: int = 0
-    slots_lent: int = 0  # that the consumer's arrays look at, the most that were seen in the window
-    slots_wanted: int = 0  # that workers and consumer would have, were memory no limit
-    slot_bytes: int = 0
     copied: int = 0  # batches copied out, as too few slots were free to lend one
     copy_s: float = 0.0  # that this took the consumer
-    by_tf_data: bool = False  # the consumer takes them through `as_dataset`
-    # A stream, or generators.
-    is_stream: bool = False  # whose items one reader reads
-    lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
-    # The beginning.
-    load_s: float = 0.0  # of the user's function
-    # How fast other numbers of workers were, of this training.
-    paces: tuple[Pace, ...] = ()
 
-    @property
-    def wait_share(self) -> float:
-        """Of the window, 0.0 to 1.0."""
-        return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
 
-    @property
-    def samples_per_s(self) -> float:
-        """Of what was consumed; 0.0 before there is a step."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts(Sums):
+    """The same, with what is of a moment: now, or at the end of a window."""
 
-    @property
-    def slow_s(self) -> float:
-        """How long calls took that took over 8 times the median one, less that median."""
-        return self.calls.slow_ns / 1e9
+    calls: CallTimes = dataclasses.field(default_factory=CallTimes)  # in a window, but the slowest are of all time
+    start_s: float = 0.0  # the wait for the loader's first batch; of a window, 0.0 where that is not in it
+    workers: int = 0
+    slots: int = 0
+    slots_lent: int = 0  # that the consumer's arrays look at; of a window, the most that were seen in it
+    slots_wanted: int = 0  # that workers and consumer would have, were memory no limit
+    slot_bytes: int = 0
+    load_s: float = 0.0  # of the user's function, at the beginning
+    by_tf_data: bool = False  # the consumer takes batches through `as_dataset`
+    room_bytes: int = 0  # memory that is free for what later epochs may read again; 0: none comes, or it is not known
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Observed(Counts, AboutLoader):
+    """What was measured over a window of time, which begins and ends when a batch is handed over."""
+
+    elapsed_s: float = 0.0  # with the time between passes, of which CPU times are, too; 0.0: `seconds`
+    most_workers: int = 0  # to which `workers="auto"` may go; 0: the number is the user's
+    in_vain: int = 0  # more workers that it tried last, and took back; 0: none
+    paces: tuple[Pace, ...] = ()  # of this training, of other numbers of workers, too
 
     @property
     def whole_s(self) -> float:
         """The window's length with the time between passes."""
         return max(self.elapsed_s, self.seconds)
+
+    # -- the consumer
 
     @property
     def step_s(self) -> float:
@@ -192,6 +165,226 @@ class Observed:
         return self.seconds / self.steps if self.steps else 0.0
 
     @property
-    def ready_step_s(self) -> float | None:
-        """Of a step that finds data ready, on average: the step that there would be, were data always ready."""
-        return self.ready_steps_s / self.ready_steps if self.ready_steps else None
+    def samples_per_s(self) -> float:
+        """Of what was consumed; 0.0 before there is a step."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Of the window, 0.0 to 1.0."""
+        return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
+
+    @property
+    def start_wait_share(self) -> float:
+        """Of the time since the first batch: waiting."""
+        rest_s = self.seconds - self.start_s
+        return max(0.0, self.wait_s - self.start_s) / rest_s if rest_s > 0 else 0.0
+
+    @property
+    def steady_wait_s(self) -> float:
+        """Waiting within epochs."""
+        return max(0.0, self.wait_s - self.start_s - self.epoch_starts_s)
+
+    @property
+    def steady_wait_share(self) -> float:
+        """Of the time within epochs: waiting. At their beginning more workers would not help."""
+        seconds = self.seconds - self.start_s - self.epoch_starts_s
+        return self.steady_wait_s / seconds if seconds > 0 else 0.0
+
+    @property
+    def is_ready_measured(self) -> bool:
+        """Whether steps that found data ready tell how long one would be, were data always ready.
+
+        Not where they are longer than the average step: data were ready because a few of them were long.
+        """
+        return self.ready_steps >= LEAST_READY_STEPS and 0 < self.ready_steps_s / self.ready_steps <= self.step_s
+
+    @property
+    def ready_s(self) -> float:
+        """The step with data ready; if not measured, the consumer's own time, beside which a device may take more."""
+        if self.is_ready_measured:
+            return self.ready_steps_s / self.ready_steps
+        return max(self.seconds - self.wait_s, 1e-9) / self.steps
+
+    # -- workers
+
+    @property
+    def busy_share(self) -> float:
+        """Of the workers' time since the first batch: at tickets."""
+        since_start_s = self.workers * max(0.0, self.whole_s - self.start_s)
+        had_s = max(self.busy_s, min(self.busy_s + self.idle_s, since_start_s))
+        return self.busy_s / had_s if had_s else 0.0
+
+    @property
+    def queued_share(self) -> float:
+        """Of the time at tickets: waiting for a CPU."""
+        return min(1.0, self.queued_s / self.busy_s) if self.busy_s else 0.0
+
+    @property
+    def knows_cpu_time(self) -> bool:
+        """Whether CPU time of workers was measured, which it is not on other machines, or not on each system."""
+        return self.cpu_s > 0
+
+    @property
+    def cpu_share(self) -> float:
+        """Of the time at tickets, waiting for a CPU left out: computing."""
+        return min(1.0, self.batch_cpu_s / self.making_s) if self.making_s else 0.0
+
+    @property
+    def computes(self) -> bool:
+        """Whether the function computes, rather than waits for anything else than a CPU."""
+        return self.cpu_share >= COMPUTES_ABOVE
+
+    @property
+    def slow_s(self) -> float:
+        """How long calls took that took over 8 times the median one, less that median."""
+        return self.calls.slow_ns / 1e9
+
+    @property
+    def has_slow_calls(self) -> bool:
+        """Whether a few calls explain the waiting, those left out that are slow as they had no CPU for a while."""
+        return self.slow_s - self.queued_s >= max(SLOW_CALLS_EXPLAIN * self.steady_wait_s, 1e-9)
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether the memory limit leaves far fewer slots than there would be."""
+        return 0 < self.slots * FEWER_BY <= self.slots_wanted
+
+    @property
+    def would_hide_slow_calls(self) -> bool:
+        """Whether the slots that the memory limit takes would hold what is consumed during the slowest call."""
+        more_s = (self.slots_wanted - self.slots) * self.ready_s
+        return self.lacks_slots and more_s * 1e9 >= max((call.ns for call in self.calls.slowest), default=0)
+
+    # -- what a batch takes, in seconds
+
+    @property
+    def _batches_made(self) -> float:
+        """Of how many batches the workers' time is: of those taken, but for what the ring took in or gave meanwhile.
+
+        Where it differs by more, other loaders' batches are among those made, and a step needs its share of these, too.
+        """
+        made = self.made * self.steps / max(1, self.samples)
+        return made if made and abs(made - self.steps) <= self.slots else self.steps
+
+    @property
+    def _making_cpu_s(self) -> float:
+        """CPU time for samples. With workers=0 all of the process's may have been, as far as it waited."""
+        return self.cpu_s if self.workers else min(self.wait_s, self.trainer_cpu_s) or self.wait_s
+
+    @property
+    def making_s(self) -> float:
+        """Of one worker alone, waiting for a CPU left out."""
+        if not self.workers:
+            return self.wait_s / self._batches_made
+        return max(self.cpu_s / max(1, self.threads), self.busy_s - self.queued_s) / self._batches_made
+
+    @property
+    def batch_cpu_s(self) -> float:
+        """Of CPU time, of workers."""
+        return self._making_cpu_s / self._batches_made
+
+    @property
+    def call_s(self) -> float:
+        """How long a worker takes for a sample."""
+        return self.making_s * max(1, self.threads) * self.steps / max(1, self.samples)
+
+    @property
+    def is_outpaced(self) -> bool:
+        """Whether making takes longer than a step with data ready, whatever workers wait for besides."""
+        return self.making_s / max(1, self.workers) > (1 + WAITS_ABOVE) * self.ready_s
+
+    # -- CPUs
+
+    @property
+    def cpus_used(self) -> float:
+        """How many workers and consumer use, on average."""
+        return (self.cpu_s + self.trainer_cpu_s) / self.whole_s
+
+    @property
+    def cpus_of_others(self) -> float:
+        """How many of the usable ones other processes have at least: they use those first that we may not."""
+        elsewhere = max(0.0, self.machine_cpus - self.cpus)
+        return max(0.0, self.machine_cpu_s / self.whole_s - self.cpus_used - elsewhere)
+
+    @property
+    def cpus_left(self) -> float:
+        """How many are left by others, or got from them.
+
+        Others use what is free, and give way: what they use is no bound for workers that hardly ask for a CPU. These
+        would get as many as they got, times how much more they would ask if they wanted one all of the time.
+        """
+        wanted_s = self.cpu_s + self.queued_s
+        times = max(1.0, self.busy_s / wanted_s) if wanted_s else 1.0
+        to_be_had = (times * self.cpu_s + self.trainer_cpu_s) / self.whole_s
+        return max(self.cpus - self.cpus_of_others, min(self.cpus, to_be_had), 0.01)
+
+    @property
+    def has_full_cpus(self) -> bool:
+        """Whether workers and consumer use what others leave them, or workers have to wait for it."""
+        return self.cpus_used >= FULL * self.cpus_left or self.queued_share >= CONTESTED
+
+    @property
+    def cpu_bound_s(self) -> float:
+        """The shortest step for which there are CPUs."""
+        own_s = self.trainer_cpu_s if self.workers else max(0.0, self.trainer_cpu_s - self._making_cpu_s)
+        return (self.batch_cpu_s + own_s / self.steps) / self.cpus_left
+
+    # -- another number of workers
+
+    @property
+    def target_s(self) -> float:
+        """The shortest step that any number of workers can feed."""
+        return max(self.ready_s, self.cpu_bound_s)
+
+    def step_with(self, workers: int, threads: int | None = None) -> float:
+        """Return how long a step is with so many workers, of so many threads each; None: of as many as now.
+
+        What a sample waits for, threads wait for at the same time; they compute in turns.
+        """
+        making_s = self.making_s
+        if threads is not None:
+            making_s = max(min(self.batch_cpu_s, making_s), making_s * max(1, self.threads) / threads)
+        return max(self.target_s, making_s / workers)
+
+    @property
+    def least_workers(self) -> int:
+        """How many workers feed the shortest step there can be, each with its threads of now."""
+        return max(1, min(math.ceil(FEEDS * self.making_s / self.target_s), MAX_WORKERS))
+
+    @property
+    def least_threads(self) -> int:
+        """How many threads of each worker feed it."""
+        threads = FEEDS * self.making_s * max(1, self.threads) / (max(1, self.workers) * self.target_s)
+        return max(1, min(math.ceil(threads), MOST_THREADS))
+
+    def enough_workers(self, step_s: float) -> int:
+        """Return how many workers feed such a step with some to spare; no more than there are."""
+        is_held_up = self.slow_s > WAITS_ABOVE * self.seconds  # and hidden by workers that go on meanwhile
+        if is_held_up or not self.knows_cpu_time:
+            return self.workers
+        return min(self.workers, max(1, math.ceil(SPARE * self.making_s / step_s)))
+
+    def at_most_lanes(self, workers: int) -> int:
+        """Return how many of so many workers would have something to do."""
+        return min(workers, self.lanes or workers)
+
+    def slower_paces(self) -> list[Pace]:
+        """Return the paces of so few workers that they should have been slower by far, the fewest first."""
+        return sorted(pace for pace in self.paces if 0 < pace.workers * FEWER_BY <= self.workers)
+
+    def fewer_as_fast(self) -> Pace | None:
+        """Return the pace of the fewest workers that were no slower than these, though they should have been."""
+        enough = (1 - TOLERANCE) * self.samples_per_s
+        return next((pace for pace in self.slower_paces() if pace.samples_per_s >= enough), None)
+
+    def fewer_about_as_fast(self) -> Pace | None:
+        """Return the pace of the fewest workers beside which these bring next to nothing."""
+        now = Pace(self.workers, self.samples_per_s)
+        return next((pace for pace in self.slower_paces() if now.is_in_vain_beside(pace)), None)
+
+    def more_as_slow(self) -> Pace | None:
+        """Return the pace of the fewest of so many more workers that they should have been faster, and were not."""
+        now = Pace(self.workers, self.samples_per_s)
+        more = (each for each in self.paces if each.workers >= FEWER_BY * now.workers and each.is_in_vain_beside(now))
+        return min(more, key=lambda pace: pace.workers, default=None)

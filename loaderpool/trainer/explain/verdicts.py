@@ -5,7 +5,7 @@
 | waited for the first batch only, and not for much longer since | START_UP |
 | workers=0 | BATCH_OVERHEAD, CPUS_FULL, TOO_FEW_WORKERS |
 | workers are busy | MEMORY_BANDWIDTH, CPUS_FULL, STRAGGLERS, SOURCE_LIMIT, SOURCE_WAITS, TOO_FEW_WORKERS |
-| workers are idle | what is before, in or behind the ring; or as if they were busy, where they are too slow anyhow |
+| workers are idle | what is before, in or after the ring; or as if they were busy, where they are too slow anyhow |
 | nothing of that, or CPU time was not measured | INCOMPLETE; in the first seconds WARM_UP |
 """
 
@@ -18,30 +18,46 @@ from collections.abc import Callable, Iterable
 
 from loaderpool.errors import counted, readable_bytes, readable_s
 from loaderpool.settings.groups import MAX_WORKERS
-from loaderpool.trainer.explain import advice, changes
-from loaderpool.trainer.explain.case import Case
-from loaderpool.trainer.explain.demand import cpus_of_others
 from loaderpool.trainer.explain.observed import (
-    BLOCKS_BELOW,
-    CHEAP_BATCH_S,
-    CLEAR_CALLS,
-    CLEAR_S,
     CONTESTED,
-    COPIED_OFTEN,
+    FEEDS,
     FULL,
-    GAINS,
-    HEAVY_BYTES_PER_S,
     LEAST_STEPS,
-    MOST_OF_IT,
-    MOST_TIMES_LARGER,
-    SLOW_CALLS_ARE,
-    SLOWED_DOWN,
     TOLERANCE,
-    USUALLY_LENT,
     WAITS_ABOVE,
     Observed,
     Pace,
 )
+
+# A change that makes steps no more than so many times as fast is not worth a word: noise has more.
+_GAINS = 1.05
+# What goes on is clear by then; with less, slow calls are not counted yet, and rings are still full from the beginning.
+_CLEAR_S, _CLEAR_CALLS = 10.0, 200
+# A call in less time costs about as much to make as its sample: many in one are cheaper.
+_CHEAP_CALL_S = 20e-6
+# A batch in less time costs about as much to hand over (some 20 µs to 100 µs) as to make.
+_CHEAP_BATCH_S = 300e-6
+# Batches are made no larger than so many times: with larger ones a training is another one.
+_MOST_TIMES_LARGER = 4
+# Of the free memory: what a cache may take, or the training's own growth would end it.
+_CACHE_TAKES = 0.5
+# Below this share of CPU time a function hardly computes at all, so that the threads of a worker do not take turns.
+_BLOCKS_BELOW = 0.25
+# From here on, CPU time per sample grew because of the other workers and not by chance.
+_SLOWED_DOWN = 1.25
+# One core copies some GB a second, a machine some ten of them; a function touches each delivered byte several times.
+_HEAVY_BYTES_PER_S = 0.5e9
+# One cause of several explains a wait if it has at least this part of it: no other can have more.
+_MOST_OF_IT = 0.5
+# Of the work: slow calls that are less of it are no reason of their own, where workers have enough to do.
+_SLOW_CALLS_ARE = 0.25
+# A consumer has the batch that it works on, and tf.data or a device some more on their way. Who has more keeps them.
+_USUALLY_LENT = 4
+# Of the steps: batches that are copied out now and then are no habit.
+_COPIED_OFTEN = 0.1
+# Of a shorter load nothing is said: beside it interpreters take longer to start.
+_LOAD_TOLD_FROM_S = 0.2
+_IF_SERVED = "if the source can serve more calls at once, "
 
 
 class Verdict(enum.Enum):
@@ -76,110 +92,226 @@ class Finding:
     step_s: float | None = None  # how long a step is with the change; None: that cannot be told
 
 
-_Branch = Callable[[Case], Finding | None]
+_Branch = Callable[[Observed], Finding | None]
+_Advice = tuple[str, str]  # a change, and what it brings
 
 
-def find_verdict(observed: Observed, waits_above: float = WAITS_ABOVE) -> Finding:
+def find_verdict(seen: Observed, waits_above: float = WAITS_ABOVE) -> Finding:
     """Return the first verdict whose evidence the numbers are. Equal numbers give an equal finding.
 
     Args:
-        observed: the window.
+        seen: the window.
         waits_above: the share of the time from which on waiting is to be explained.
     """
-    if observed.steps < LEAST_STEPS or observed.seconds <= 0:
-        return Finding(Verdict.WARM_UP, f"{counted(observed.steps, 'step')} so far, and {LEAST_STEPS} are needed")
-    case = Case.of(observed)
-    findings = (branch(case) for branch in _branches(case, waits_above))
-    found = next((finding for finding in findings if finding is not None), None) or _incomplete(case)
-    return _without_small_gain(case, found)
+    if seen.steps < LEAST_STEPS or seen.seconds <= 0:
+        return Finding(Verdict.WARM_UP, f"{counted(seen.steps, 'step')} so far, and {LEAST_STEPS} are needed")
+    findings = (branch(seen) for branch in _branches(seen, waits_above))
+    found = next((finding for finding in findings if finding is not None), None) or _incomplete(seen)
+    if found.verdict is Verdict.COMPUTE_BOUND or found.step_s is None or _is_worth_it(seen, found.step_s):
+        return found  # fewer workers are advised for their memory
+    expect = f"no known change makes steps {_GAINS:.2f} times as fast"
+    return dataclasses.replace(found, change="", expect=expect, step_s=None)
 
 
-def _without_small_gain(case: Case, found: Finding) -> Finding:
-    """Advise no change for what noise hides; fewer workers are advised for their memory."""
-    if found.verdict is Verdict.COMPUTE_BOUND or found.step_s is None or advice.is_worth_it(case, found.step_s):
-        return found
-    times = f"{GAINS:.2f} times"
-    return dataclasses.replace(found, change="", expect=f"no known change makes steps {times} as fast", step_s=None)
-
-
-def _branches(case: Case, waits_above: float) -> Iterable[_Branch]:
-    if case.seen.wait_share < waits_above:
+def _branches(seen: Observed, waits_above: float) -> Iterable[_Branch]:
+    if seen.wait_share < waits_above:
         return _FED
-    if not case.seen.workers:
+    if not seen.workers:
         return _IN_PROCESS
-    if case.busy_share >= FULL:
+    if seen.busy_share >= FULL:
         return (_start_up, *_BUSY)
-    return (_start_up, *_IDLE, *(_BUSY if case.is_outpaced else ()))
+    return (_start_up, *_IDLE, *(_BUSY if seen.is_outpaced else ()))
+
+
+# -- what several verdicts say
+
+
+def _how_busy(seen: Observed) -> str:
+    return f"{counted(seen.workers, 'worker')} worked {seen.busy_share:.0%} of the time."
+
+
+def _what_workers_did(seen: Observed) -> str:
+    text = f"{_how_busy(seen)} A sample takes {readable_s(seen.call_s)} of worker time"
+    return f"{text}, {seen.cpu_share:.0%} of it computing." if seen.knows_cpu_time else f"{text}."
+
+
+def _what_cpus_did(seen: Observed) -> str:
+    text = f"Workers and training use {seen.cpus_used:.1f} of {counted(seen.cpus, 'usable CPU')}"
+    if (others := seen.cpus_of_others) >= 0.1:
+        are_many = seen.has_full_cpus and others >= CONTESTED * seen.cpus
+        text += f", other programs {others:.1f}{'. Stop these programs first' * are_many}"
+    if seen.queued_share >= 0.01:
+        text += f". Workers waited for a CPU {seen.queued_share:.0%} of their time"
+    if seen.throttled_s:
+        text += f". The cgroup's CPU limit held processes back for {readable_s(seen.throttled_s)}"
+    return f"{text}."
+
+
+def _what_was_read(seen: Observed) -> str:
+    if not seen.read_bytes:
+        return ""
+    return f" Workers read {readable_bytes(seen.read_bytes / seen.seconds)} a second from disks."
+
+
+def _what_a_step_becomes(seen: Observed, step_s: float) -> str:
+    """Say how long a step will be, as surely as it is known."""
+    is_sure = step_s > seen.cpu_bound_s and (seen.is_ready_measured or step_s > seen.ready_s)
+    about = "about" if is_sure else "at best"
+    text = f"{about} {readable_s(step_s)} a step instead of {readable_s(seen.step_s)}"
+    if step_s <= (1 + WAITS_ABOVE) * seen.ready_s:
+        return f"{text}, as with data always ready ({seen.step_s / step_s:.2g}x)"
+    return f"{text} ({seen.step_s / step_s:.2g}x); data always ready would mean {readable_s(seen.ready_s)}"
+
+
+def _with_shorter_step(seen: Observed, verdict: Verdict, why: str, change: str, expect: str, step_s: float) -> Finding:
+    """Tell the step that there would be, unless it is longer than steps are: that belies the window."""
+    if step_s >= seen.step_s:
+        return Finding(verdict, why, change, expect)
+    return Finding(verdict, why, change, f"{expect}; at best {readable_s(step_s)} a step", step_s)
+
+
+# -- changes that several verdicts advise
+
+
+def _with_workers(seen: Observed, workers: int, expect: str) -> _Advice:
+    """Another number of workers; nothing to paste where it is found by itself."""
+    if not seen.most_workers:
+        return f"lp.Loader(..., workers={workers})", expect
+    if workers > seen.most_workers:
+        return f"lp.Loader(..., workers=(1, {workers}))", expect
+    return "", f'workers="auto" tries {counted(workers, "worker")} by itself: {expect}'
+
+
+def _fewer_workers(seen: Observed) -> _Advice | None:
+    """As many workers as would be as fast; None: none are fewer."""
+    pace = seen.fewer_as_fast()
+    if pace is None:
+        return None
+    return _with_workers(seen, pace.workers, "the same rate, with less memory; more workers would not help")
+
+
+def _more_workers(seen: Observed, verdict: Verdict, why: str, provided: str = "") -> Finding:
+    workers = seen.at_most_lanes(max(seen.least_workers, seen.workers + 1))
+    if workers <= seen.workers:
+        return _more_generators(seen, verdict, why)
+    if workers > MAX_WORKERS:
+        return Finding(verdict, f"{why} Training needs {workers:,} workers, and a pool has at most {MAX_WORKERS:,}.")
+    step_s = seen.step_with(workers)
+    expect = provided + _what_a_step_becomes(seen, step_s)
+    return Finding(verdict, why, *_with_workers(seen, workers, expect), step_s)
+
+
+def _more_generators(seen: Observed, verdict: Verdict, why: str) -> Finding:
+    lanes = f"{counted(seen.lanes, 'generator')} run{'s' * (seen.lanes == 1)}"
+    why = f"{why} Only {lanes} at once, so more workers would have nothing to do."
+    return Finding(verdict, why, _read_in_parts(), "as many generators at once as there are parts, up to cycle_length")
+
+
+def _read_in_parts(workers: int = 0) -> str:
+    """Workers, so many of them where that is another number, read parts of what one reader reads now."""
+    number = f", workers={workers}" if workers else ""
+    return f"lp.Loader.from_generator(read_part, shards=parts{number})  # read_part(part) yields the items of one part"
+
+
+def _cheaper(seen: Observed) -> _Advice:
+    """Less work for each sample, by what there is for it."""
+    change, expect = _cached(seen) or _batched(seen) or ("", "")
+    lines = "`loaderpool profile` shows which lines of the function take the time"
+    return change, f"{expect}. {lines}" if expect else lines
+
+
+def _batched(seen: Observed) -> _Advice | None:
+    """Where calls cost as much as samples.
+
+    Not where others have most of the CPUs: cheaper calls would give these to them.
+    """
+    if seen.calls_of != "sample" or seen.cpus_of_others > seen.cpus_used or seen.call_s >= _CHEAP_CALL_S:
+        return None
+    change = "lp.Loader(..., batch_fn=make_batch)  # instead of fn: make_batch(items) returns a whole batch"
+    return change, "fewer calls: one NumPy call can replace many Python calls"
+
+
+def _cached(seen: Observed) -> _Advice | None:
+    """What the function gives is kept, where that may be, memory is enough, and another epoch may read it."""
+    if not seen.can_have_cache or not seen.items or not seen.bytes or not _is_worth_it(seen, seen.ready_s):
+        return None
+    needed, room = seen.items * seen.bytes / max(1, seen.samples), _CACHE_TAKES * seen.room_bytes
+    if needed > room:
+        return None
+    expect = (
+        f"after the first epoch, at best {readable_s(seen.ready_s)} a step, as with data always ready; "
+        f"{seen.items:,} items take {readable_bytes(needed)}, and half of the free memory is {readable_bytes(room)}"
+    )
+    return 'lp.Loader(..., cache="memory")  # a random part of fn goes into augment=', expect
+
+
+def _is_worth_it(seen: Observed, step_s: float) -> bool:
+    """Whether a step of that length is shorter by more than a little; one that is longer belies the window."""
+    return not step_s <= seen.step_s < _GAINS * step_s
 
 
 # -- data are ready
 
 
-def _noisy_neighbour(case: Case) -> Finding | None:
+def _noisy_neighbour(seen: Observed) -> Finding | None:
     """The consumer could have gone on, and had no CPU."""
-    seen = case.seen
-    least_s = max(CONTESTED * seen.whole_s, MOST_OF_IT * seen.wait_s)
-    if seen.trainer_queued_s < least_s:
+    if seen.trainer_queued_s < max(CONTESTED * seen.whole_s, _MOST_OF_IT * seen.wait_s):
         return None
     share = seen.trainer_queued_s / seen.whole_s
     quiet_s = (1 - min(share, 0.99)) * seen.step_s
-    workers = case.enough_workers(quiet_s)
-    why = f"The training thread waited for a CPU {share:.0%} of the time. {case.what_cpus_did()}"
-    if workers == seen.workers or seen.cpu_s < cpus_of_others(seen) * seen.whole_s:
+    workers = seen.enough_workers(quiet_s)
+    why = f"The training thread waited for a CPU {share:.0%} of the time. {_what_cpus_did(seen)}"
+    if workers == seen.workers or seen.cpu_s < seen.cpus_of_others * seen.whole_s:
         return Finding(Verdict.NOISY_NEIGHBOUR, why)
     expect = f"at best {readable_s(quiet_s)} a step, if training has a CPU to itself"
-    return Finding(Verdict.NOISY_NEIGHBOUR, why, *advice.with_workers(case, workers, expect))
+    return Finding(Verdict.NOISY_NEIGHBOUR, why, *_with_workers(seen, workers, expect))
 
 
-def _batch_overhead(case: Case) -> Finding | None:
+def _batch_overhead(seen: Observed) -> Finding | None:
     """Steps are so short that the way of a batch from process to process is a good part of them."""
-    seen = case.seen
-    if seen.step_s >= CHEAP_BATCH_S or (not seen.workers and seen.wait_share < WAITS_ABOVE):
+    if seen.step_s >= _CHEAP_BATCH_S or (not seen.workers and seen.wait_share < WAITS_ABOVE):
         return None
     why = (
-        f"A step takes {readable_s(seen.step_s)}, and loading its batch {readable_s(case.demand.making_s)}. Both are "
+        f"A step takes {readable_s(seen.step_s)}, and loading its batch {readable_s(seen.making_s)}. Both are "
         "so short that transferring each batch is a large part of the step."
     )
     if seen.by_tf_data:
-        return Finding(Verdict.BATCH_OVERHEAD, why, changes.without_tf_data(), "less overhead for each batch")
+        change = "model.fit(loader.for_keras())  # instead of as_dataset(); in your own loop: loader.tensors()"
+        return Finding(Verdict.BATCH_OVERHEAD, why, change, "less overhead for each batch")
     if seen.calls_of != "sample":
         return Finding(Verdict.BATCH_OVERHEAD, why)
     if not seen.workers:
-        return Finding(Verdict.BATCH_OVERHEAD, why, *(advice.batched(case) or advice.NOTHING))
-    times = min(MOST_TIMES_LARGER, 2 ** math.ceil(math.log2(CHEAP_BATCH_S / seen.step_s)))
+        return Finding(Verdict.BATCH_OVERHEAD, why, *(_batched(seen) or ()))
+    times = min(_MOST_TIMES_LARGER, 2 ** math.ceil(math.log2(_CHEAP_BATCH_S / seen.step_s)))
     rows = max(2, times * round(seen.samples / seen.steps))
-    return Finding(Verdict.BATCH_OVERHEAD, why, changes.with_batch_size(rows), f"{times} times fewer batches")
+    change = f"lp.Loader(..., batch_size={rows})  # if the training allows larger batches"
+    return Finding(Verdict.BATCH_OVERHEAD, why, change, f"{times} times fewer batches")
 
 
-def _tiny_batches(case: Case) -> Finding | None:
+def _tiny_batches(seen: Observed) -> Finding | None:
     """Making them takes so little that workers are busy with handing them over, whatever the CPUs do."""
-    return _batch_overhead(case) if case.demand.making_s < CHEAP_BATCH_S / 3 else None
+    return _batch_overhead(seen) if seen.making_s < _CHEAP_BATCH_S / 3 else None
 
 
-def _compute_bound(case: Case) -> Finding:
+def _compute_bound(seen: Observed) -> Finding:
     """Nothing is to be gained from data; perhaps some workers can be given back."""
-    seen = case.seen
     waited = readable_s(seen.wait_s / seen.steps)
     why = f"Data was ready: a step takes {readable_s(seen.step_s)}, {waited} of it waiting."
     if not seen.workers:
         return Finding(Verdict.COMPUTE_BOUND, why)
-    why += f" {case.what_workers_did()}"
-    workers = case.enough_workers(seen.step_s)
+    why += f" {_what_workers_did(seen)}"
+    workers = seen.enough_workers(seen.step_s)
     if workers == seen.workers or seen.most_workers:  # "auto" has taken back what is worth it
         return Finding(Verdict.COMPUTE_BOUND, why)
     expect = f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
-    return Finding(Verdict.COMPUTE_BOUND, why, changes.with_workers(workers), expect, seen.step_s)
+    return Finding(Verdict.COMPUTE_BOUND, why, *_with_workers(seen, workers, expect), seen.step_s)
 
 
 # -- the beginning
 
-# Of a shorter load nothing is said: beside it interpreters take longer to start.
-_LOAD_TOLD_FROM_S = 0.2
 
-
-def _start_up(case: Case) -> Finding | None:
-    seen = case.seen
-    if not seen.start_s or case.start_wait_share >= WAITS_ABOVE:
+def _start_up(seen: Observed) -> Finding | None:
+    if not seen.start_s or seen.start_wait_share >= WAITS_ABOVE:
         return None
     later_s = (seen.seconds - seen.start_s) / seen.steps
     why = f"The first batch came after {readable_s(seen.start_s)}. "
@@ -197,111 +329,95 @@ def _start_up(case: Case) -> Finding | None:
 # -- workers=0: what is waited for is the making
 
 
-def _in_process_workers(case: Case) -> Finding:
-    seen, demand = case.seen, case.demand
-    making = f"With workers=0, batches are loaded between steps ({readable_s(demand.making_s)} each)."
-    workers = case.at_most_lanes(demand.least_workers())
-    step_s = demand.step_s(workers)
-    if step_s > (1 - TOLERANCE) * seen.step_s and workers < demand.least_workers():
-        lanes, change, expect = advice.more_generators(case)
-        return Finding(Verdict.TOO_FEW_WORKERS, f"{making} {lanes}", change, expect)
+def _in_process_workers(seen: Observed) -> Finding:
+    making = f"With workers=0, batches are loaded between steps ({readable_s(seen.making_s)} each)."
+    workers = seen.at_most_lanes(seen.least_workers)
+    step_s = seen.step_with(workers)
+    if step_s > (1 - TOLERANCE) * seen.step_s and workers < seen.least_workers:
+        return _more_generators(seen, Verdict.TOO_FEW_WORKERS, making)
     if step_s > (1 - TOLERANCE) * seen.step_s:
-        return Finding(Verdict.CPUS_FULL, f"{making} {case.what_cpus_did()}", *advice.cheaper(case))
-    why = f"{making} Without loading, a step takes {readable_s(demand.ready_s)}."
-    expect = case.what_a_step_becomes(step_s)
-    return Finding(Verdict.TOO_FEW_WORKERS, why, changes.with_workers(workers), expect, step_s)
+        return Finding(Verdict.CPUS_FULL, f"{making} {_what_cpus_did(seen)}", *_cheaper(seen))
+    why = f"{making} Without loading, a step takes {readable_s(seen.ready_s)}."
+    change, expect = f"lp.Loader(..., workers={workers})", _what_a_step_becomes(seen, step_s)
+    return Finding(Verdict.TOO_FEW_WORKERS, why, change, expect, step_s)
 
 
 # -- workers are busy
 
 
-def _unknown_cpu_time(case: Case) -> Finding | None:
-    if case.knows_cpu_time:
+def _unknown_cpu_time(seen: Observed) -> Finding | None:
+    if seen.knows_cpu_time:
         return None
-    why = f"{case.what_workers_did()} Their CPU time was not measured, so it is unknown whether they compute or wait."
-    return Finding(Verdict.INCOMPLETE, why)
+    unknown = "Their CPU time was not measured, so it is unknown whether they compute or wait."
+    return Finding(Verdict.INCOMPLETE, f"{_what_workers_did(seen)} {unknown}")
 
 
-def _memory_bandwidth(case: Case) -> Finding | None:
+def _memory_bandwidth(seen: Observed) -> Finding | None:
     """The same work takes more CPU time beside more workers, and many bytes go through memory."""
-    seen = case.seen
-    if not case.computes or case.bytes_per_s < HEAVY_BYTES_PER_S:
+    bytes_per_s = seen.bytes / seen.seconds
+    if not seen.computes or bytes_per_s < _HEAVY_BYTES_PER_S:
         return None
     now = Pace(seen.workers, seen.samples_per_s, seen.cpu_s / max(1, seen.samples))
-    few = next((pace for pace in case.slower_paces() if pace.cpu_s_per_sample), now)
-    many = case.more_as_slow() or now  # which was tried in vain
+    few = next((pace for pace in seen.slower_paces() if pace.cpu_s_per_sample), now)
+    many = seen.more_as_slow() or now  # which was tried in vain
     growth = many.cpu_s_per_sample / few.cpu_s_per_sample
-    if growth < SLOWED_DOWN:
+    if growth < _SLOWED_DOWN:
         return None
     why = (
         f"With {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
-        f"{few.workers}, at {case.bytes_per_s / 1e9:.1f} GB/s of finished batches. Memory bandwidth is most likely "
+        f"{few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished batches. Memory bandwidth is most likely "
         "full. Smaller dtypes (uint8 instead of float32) and a parameter named `out` help more than workers."
     )
-    return Finding(Verdict.MEMORY_BANDWIDTH, why, *(advice.fewer(case) or advice.NOTHING))
+    return Finding(Verdict.MEMORY_BANDWIDTH, why, *(_fewer_workers(seen) or ()))
 
 
-def _cpus_full(case: Case) -> Finding | None:
-    if not case.has_full_cpus:
+def _cpus_full(seen: Observed) -> Finding | None:
+    if not seen.has_full_cpus:
         return None
-    return Finding(Verdict.CPUS_FULL, f"{case.what_cpus_did()} {case.what_workers_did()}", *advice.cheaper(case))
+    return Finding(Verdict.CPUS_FULL, f"{_what_cpus_did(seen)} {_what_workers_did(seen)}", *_cheaper(seen))
 
 
-def _source_limit(case: Case) -> Finding | None:
+def _source_limit(seen: Observed) -> Finding | None:
     """Fewer workers were as fast, or more no faster, and CPUs are free: they wait for something that they share."""
-    seen, other = case.seen, case.fewer_about_as_fast()
-    if other is None and not case.computes:  # those that compute may have had no CPUs then
-        other = case.more_as_slow()
+    other = seen.fewer_about_as_fast()
+    if other is None and not seen.computes:  # those that compute may have had no CPUs then
+        other = seen.more_as_slow()
     rate = f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}"
     if other is not None:
         beside = f"{rate}, {other.samples_per_s:,.3g} with {other.workers}"
-    elif seen.in_vain > seen.workers and not case.computes:
+    elif seen.in_vain > seen.workers and not seen.computes:
         beside = f'{rate}, and no more with the {seen.in_vain} that workers="auto" tried'
     else:
         return None
     shared = "Something that workers share is the limit (a disk, a network or a lock)"
-    why = f"{beside}, although CPUs are free. {shared}.{_reads(case)}"
-    return Finding(Verdict.SOURCE_LIMIT, why, *(advice.cached(case) or advice.fewer(case) or advice.NOTHING))
+    why = f"{beside}, although CPUs are free. {shared}.{_what_was_read(seen)}"
+    return Finding(Verdict.SOURCE_LIMIT, why, *(_cached(seen) or _fewer_workers(seen) or ()))
 
 
-def _source_waits(case: Case) -> Finding | None:
+def _source_waits(seen: Observed) -> Finding | None:
     """Workers wait for anything but a CPU: more calls at the same time."""
-    if case.computes:
+    if seen.computes:
         return None
-    seen, demand = case.seen, case.demand
-    why = f"{case.what_workers_did()} The rest is waiting for a disk, a server or a lock.{_reads(case)}"
-    threads = demand.least_threads()
-    if seen.can_have_threads and case.cpu_share < BLOCKS_BELOW and threads > seen.threads:
-        step_s = demand.step_s(seen.workers, threads)
-        expect = _IF_SERVED + case.what_a_step_becomes(step_s)
-        return Finding(Verdict.SOURCE_WAITS, why, changes.with_threads(threads), expect, step_s)
-    return _more_workers(case, Verdict.SOURCE_WAITS, why, _IF_SERVED)
+    why = f"{_what_workers_did(seen)} The rest is waiting for a disk, a server or a lock.{_what_was_read(seen)}"
+    threads = seen.least_threads
+    if seen.can_have_threads and seen.cpu_share < _BLOCKS_BELOW and threads > seen.threads:
+        step_s = seen.step_with(seen.workers, threads)
+        change, expect = f"lp.Loader(..., threads={threads})", _IF_SERVED + _what_a_step_becomes(seen, step_s)
+        return Finding(Verdict.SOURCE_WAITS, why, change, expect, step_s)
+    return _more_workers(seen, Verdict.SOURCE_WAITS, why, _IF_SERVED)
 
 
-def _too_few_workers(case: Case) -> Finding:
-    provided = "if memory bandwidth is not full, " if case.bytes_per_s >= HEAVY_BYTES_PER_S else ""
-    why = f"{case.what_workers_did()} {case.what_cpus_did()}"
-    return _more_workers(case, Verdict.TOO_FEW_WORKERS, why, provided)
-
-
-def _more_workers(case: Case, verdict: Verdict, why: str, provided: str = "") -> Finding:
-    workers = case.at_most_lanes(max(case.demand.least_workers(), case.seen.workers + 1))
-    if workers <= case.seen.workers:
-        lanes, change, expect = advice.more_generators(case)
-        return Finding(verdict, f"{why} {lanes}", change, expect)
-    if workers > MAX_WORKERS:
-        return Finding(verdict, f"{why} Training needs {workers:,} workers, and a pool has at most {MAX_WORKERS:,}.")
-    step_s = case.demand.step_s(workers)
-    expect = provided + case.what_a_step_becomes(step_s)
-    return Finding(verdict, why, *advice.with_workers(case, workers, expect), step_s)
+def _too_few_workers(seen: Observed) -> Finding:
+    is_heavy = seen.bytes / seen.seconds >= _HEAVY_BYTES_PER_S
+    why = f"{_what_workers_did(seen)} {_what_cpus_did(seen)}"
+    return _more_workers(seen, Verdict.TOO_FEW_WORKERS, why, "if memory bandwidth is not full, " * is_heavy)
 
 
 # -- workers are idle, and yet training waits
 
 
-def _epoch_start(case: Case) -> Finding | None:
-    seen = case.seen
-    if seen.epoch_starts_s < MOST_OF_IT * (seen.wait_s - seen.start_s):
+def _epoch_start(seen: Observed) -> Finding | None:
+    if seen.epoch_starts_s < _MOST_OF_IT * (seen.wait_s - seen.start_s):
         return None
     later_s = (seen.seconds - seen.epoch_starts_s) / seen.steps
     why = (
@@ -310,12 +426,13 @@ def _epoch_start(case: Case) -> Finding | None:
     )
     if not seen.by_tf_data or seen.is_stream:
         return Finding(Verdict.EPOCH_START, why)
+    change = "loader.as_dataset(epochs=None)  # and steps_per_epoch=len(loader) in fit"
     expect = f"at best {readable_s(later_s)} a step, because workers prefetch batches of the next epoch"
-    return Finding(Verdict.EPOCH_START, why, changes.without_epoch_ends(), expect, later_s)
+    return Finding(Verdict.EPOCH_START, why, change, expect, later_s)
 
 
-def _stream_reader(case: Case) -> Finding | None:
-    seen = case.seen
+def _stream_reader(seen: Observed) -> Finding | None:
+    """One process reads what all workers make: if they read parts of it, reading is shared, too."""
     if not seen.is_stream or seen.idle_s < 1e-9:
         return None
     share = seen.idle_s / (seen.busy_s + seen.idle_s)
@@ -323,46 +440,53 @@ def _stream_reader(case: Case) -> Finding | None:
         f"Workers were idle {share:.0%} of the time, because the stream had no items ready. Reading a batch takes up "
         f"to {readable_s(seen.step_s)}."
     )
-    change, expect, step_s = advice.read_in_parts(case)
-    return Finding(Verdict.STREAM_READER, why, change, expect, step_s)
+    both_s = seen.step_s + seen.making_s
+    workers = max(seen.workers, min(math.ceil(FEEDS * both_s / seen.target_s), math.ceil(seen.cpus)))
+    step_s = max(seen.target_s, both_s / workers)
+    change = _read_in_parts(workers if workers > seen.workers and not seen.most_workers else 0)
+    reading = (
+        f"{counted(workers, 'worker')} read in parallel, {readable_s(both_s)} of reading and processing for a batch"
+    )
+    found = _with_shorter_step(seen, Verdict.STREAM_READER, why, change, reading, step_s)
+    if found.step_s is None:
+        return found
+    return dataclasses.replace(found, expect=f"{found.expect}, with at least as many parts")
 
 
-def _stragglers(case: Case) -> Finding | None:
+def _stragglers(seen: Observed) -> Finding | None:
     """What a few calls took explains the waiting: the order stands until each is over.
 
     A call that had no CPU for a while is slow, too; but not the item.
     """
-    seen = case.seen
-    if not case.has_slow_calls or case.would_hide_slow_calls:
+    if not seen.has_slow_calls or seen.would_hide_slow_calls:
         return None
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
         f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} in total, and "
-        f"training waited {readable_s(case.steady_wait_s)}. {case.how_busy()}"
+        f"training waited {readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
     )
-    step_s = case.demand.step_s(seen.workers)  # in any order
-    if case.is_outpaced and step_s < GAINS * seen.step_s:  # then, too: what helps is what helps any work
-        more = _source_waits(case) or _too_few_workers(case)
-        if more.step_s is not None and more.step_s * GAINS < step_s:
-            provided = "" if case.computes else _IF_SERVED
+    step_s = seen.step_with(seen.workers)  # in any order
+    if seen.is_outpaced and step_s < _GAINS * seen.step_s:  # then, too: what helps is what helps any work
+        more = _source_waits(seen) or _too_few_workers(seen)
+        if more.step_s is not None and more.step_s * _GAINS < step_s:
+            provided = "" if seen.computes else _IF_SERVED
             expect = f"{provided}at best {readable_s(more.step_s)} a step, because slow calls still delay later batches"
             return Finding(Verdict.STRAGGLERS, why, more.change, expect, more.step_s)
     if not seen.deterministic:
         return Finding(Verdict.STRAGGLERS, why)
-    expect = f"slow calls no longer delay other batches{case.at_best(step_s)}"
-    return Finding(Verdict.STRAGGLERS, why, changes.in_any_order(), expect, case.shorter(step_s))
+    change = "lp.Loader(..., deterministic=False)  # if the order of batches may differ between runs"
+    expect = "slow calls no longer delay other batches"
+    return _with_shorter_step(seen, Verdict.STRAGGLERS, why, change, expect, step_s)
 
 
-def _stragglers_beside_work(case: Case) -> Finding | None:
+def _stragglers_beside_work(seen: Observed) -> Finding | None:
     """Workers have enough to do, and slow calls are a good part of it."""
-    slow_s = case.seen.slow_s - case.seen.queued_s
-    return _stragglers(case) if slow_s >= SLOW_CALLS_ARE * case.seen.busy_s else None
+    return _stragglers(seen) if seen.slow_s - seen.queued_s >= _SLOW_CALLS_ARE * seen.busy_s else None
 
 
-def _batches_kept(case: Case) -> Finding | None:
+def _batches_kept(seen: Observed) -> Finding | None:
     """Batches are copied out as the consumer keeps those before; that takes time, or workers lack the slots."""
-    seen = case.seen
-    if seen.copied < COPIED_OFTEN * seen.steps or seen.slots_lent <= USUALLY_LENT:
+    if seen.copied < _COPIED_OFTEN * seen.steps or seen.slots_lent <= _USUALLY_LENT:
         return None
     why = (
         f"Training keeps references to {seen.slots_lent} of {counted(seen.slots, 'batch buffer')}, so {seen.copied:,} "
@@ -372,33 +496,32 @@ def _batches_kept(case: Case) -> Finding | None:
     return Finding(Verdict.BATCHES_KEPT, why)
 
 
-def _copies_all_the_time(case: Case) -> Finding | None:
+def _copies_all_the_time(seen: Observed) -> Finding | None:
     """Data are ready, and yet handing them over takes its time."""
-    return _batches_kept(case) if case.seen.copy_s >= WAITS_ABOVE * case.seen.seconds else None
+    return _batches_kept(seen) if seen.copy_s >= WAITS_ABOVE * seen.seconds else None
 
 
-def _memory_limit(case: Case) -> Finding | None:
-    seen = case.seen
-    if not case.lacks_slots:
+def _memory_limit(seen: Observed) -> Finding | None:
+    if not seen.lacks_slots:
         return None
     why = (
         f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of {readable_bytes(seen.slot_bytes)}. Workers and "
-        f"training need {seen.slots_wanted}. {case.how_busy()}"
+        f"training need {seen.slots_wanted}. {_how_busy(seen)}"
     )
-    step_s = case.demand.step_s(seen.workers)
-    expect = f"workers do not wait for a free batch buffer{case.at_best(step_s)}"
-    change = changes.with_memory(seen.slots_wanted * seen.slot_bytes)
-    return Finding(Verdict.MEMORY_LIMIT, why, change, expect, case.shorter(step_s))
+    nbytes = seen.slots_wanted * seen.slot_bytes
+    unit, name = (1 << 30, "GiB") if nbytes >= 8 << 30 else (1 << 20, "MiB")  # rounded up to what is easily read
+    change = f'lp.Loader(..., limits=lp.Limits(memory="{-(-nbytes // unit)}{name}"))'
+    expect, step_s = "workers do not wait for a free batch buffer", seen.step_with(seen.workers)
+    return _with_shorter_step(seen, Verdict.MEMORY_LIMIT, why, change, expect, step_s)
 
 
-def _incomplete(case: Case) -> Finding:
+def _incomplete(seen: Observed) -> Finding:
     """In the first seconds a ring is still full from the beginning, and slow calls are not told from others yet."""
-    seen = case.seen
     calls = seen.samples if seen.calls_of == "sample" else seen.steps
-    if seen.seconds < CLEAR_S or (calls < CLEAR_CALLS and seen.seconds < 3 * CLEAR_S):
+    if seen.seconds < _CLEAR_S or (calls < _CLEAR_CALLS and seen.seconds < 3 * _CLEAR_S):
         sofar = f"{readable_s(seen.seconds)} and {counted(calls, 'call')}"
-        return Finding(Verdict.WARM_UP, f"{sofar} so far, and {CLEAR_S:.0f} s and {CLEAR_CALLS} calls are needed")
-    return Finding(Verdict.INCOMPLETE, f"{case.how_busy()} Training waited, and the measurements do not show why.")
+        return Finding(Verdict.WARM_UP, f"{sofar} so far, and {_CLEAR_S:.0f} s and {_CLEAR_CALLS} calls are needed")
+    return Finding(Verdict.INCOMPLETE, f"{_how_busy(seen)} Training waited, and the measurements do not show why.")
 
 
 # In this order: the one whose evidence is most its own comes first.
@@ -412,13 +535,3 @@ _IDLE: tuple[_Branch, ...] = (
     _epoch_start, _stream_reader, _copies_all_the_time, _stragglers, _batches_kept, _memory_limit, _noisy_neighbour,
     _batch_overhead,
 )  # fmt: skip
-
-
-_IF_SERVED = "if the source can serve more calls at once, "
-
-
-def _reads(case: Case) -> str:
-    seen = case.seen
-    if not seen.read_bytes:
-        return ""
-    return f" Workers read {readable_bytes(seen.read_bytes / seen.seconds)} a second from disks."

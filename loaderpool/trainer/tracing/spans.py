@@ -3,71 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from loaderpool.memory.recorder import CallKind, DeliveryKind, MarkKind, RingContent
+from loaderpool.memory.recorder import CallKind, DeliveryKind, MarkKind, RingContent, Status
 from loaderpool.plan.generator_positions import item_number
 from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Recording
-from loaderpool.transport.messages import Status
-
-_NEVER_NS = 1 << 63
-
-
-class Life(NamedTuple):
-    """One worker."""
-
-    number: int
-    pid: int
-    ended_ns: int  # or later than all
-
-
-class CellWorkers:
-    """The workers of a pool, as its supervisors have told of them.
-
-    Args:
-        pool: its records.
-    """
-
-    def __init__(self, pool: PoolRecords) -> None:
-        self._by_cell: dict[int, list[Life]] = {}
-        names = pool.supervisor.records.dtype.names or ()
-        for values in pool.supervisor.records.tolist():
-            mark = dict(zip(names, values, strict=True))
-            kind, at_ns = mark["kind"], mark["at_ns"]
-            if kind == MarkKind.SUPERVISOR:  # with the one before it all of its workers have ended
-                for lives in self._by_cell.values():
-                    self._end(lives, at_ns)
-            elif kind in (MarkKind.STARTED, MarkKind.ENDED):
-                lives = self._by_cell.setdefault(mark["cell"], [])
-                self._end(lives, at_ns)
-                if kind == MarkKind.STARTED:
-                    lives.append(Life(mark["number"], mark["value"], _NEVER_NS))
-                elif not lives:  # its beginning is not known any more
-                    lives.append(Life(mark["number"], mark["value"], at_ns))
-        for cell, worker in pool.workers.items():
-            lives = self._by_cell.setdefault(cell, [])
-            if not lives:
-                lives.append(Life(cell, worker.pid, _NEVER_NS))
-
-    @staticmethod
-    def _end(lives: list[Life], at_ns: int) -> None:
-        if lives and lives[-1].ended_ns == _NEVER_NS:
-            lives[-1] = lives[-1]._replace(ended_ns=at_ns)
-
-    def __iter__(self) -> Iterator[Life]:
-        for lives in self._by_cell.values():
-            yield from lives
-
-    def of(self, cell: int) -> list[Life]:
-        """Return those that had this cell, one after the other."""
-        return self._by_cell.get(cell, [])
-
-    def at(self, cell: int, at_ns: int) -> Life:
-        """Return the one that had this cell then. A worker may do something before its start is noted."""
-        lives = self._by_cell[cell]
-        return next((life for life in lives if at_ns < life.ended_ns), lives[-1])
-
 
 # Lengths are cut to microseconds, so that what ends in truth before something begins may seem to overlap it, or not to.
 _CUT_NS = 1_000
@@ -78,14 +19,19 @@ _WAITING_FROM_US = 50
 _MADE = (Status.FINISHED, Status.OVERSIZE)
 _STATUS_NAMES = {int(status): status.name.lower() for status in Status}
 _DELIVERY_NAMES = {int(kind): kind.name.lower().replace("_", " ") for kind in DeliveryKind}
-_CALL_NAMES: dict[int, str] = {CallKind.SETUP: "setup", CallKind.PROBE: "first sample", CallKind.EARLY: "early call"}
+_CALL_NAMES: dict[int, str] = {CallKind.SETUP: "setup", CallKind.PROBE: "first sample"}
+_Row = dict[str, int]  # a record, by its fields' names
 
 
 class Track(NamedTuple):
-    """A row of spans."""
+    """A row of spans. A process's tracks are shown in their order."""
 
     pid: int
+    rank: int  # from _EPOCHS on
     name: str
+
+
+_EPOCHS, _STEPS, _TASKS, _RESIZES, _BUFFERS = range(5)
 
 
 @dataclasses.dataclass(eq=False)
@@ -96,109 +42,87 @@ class Span:
     name: str
     begun_ns: int
     ended_ns: int
-    told: dict[str, Any] = dataclasses.field(default_factory=dict)
+    told: dict[str, Any]
+    longest: Span | None = None  # of a ticket: its longest call
+
+    @property
+    def ns(self) -> int:
+        """How long it took."""
+        return max(0, self.ended_ns - self.begun_ns)
 
 
-class Moment(NamedTuple):
-    """Something that happened."""
-
-    track: Track
-    name: str
-    at_ns: int
-
-
-@dataclasses.dataclass
 class Spans:
-    """All that is known, in no order.
+    """All that a recording tells.
 
     Attributes:
         processes: names by pid.
-        spans: what took time.
+        spans: what took time, in no order.
         ways: each the spans through which something went: a call, its ticket, its slot, the wait for it, its step.
-        moments: what happened.
+        moments: what happened: where, what, when.
     """
 
-    processes: dict[int, str] = dataclasses.field(default_factory=dict)
-    spans: list[Span] = dataclasses.field(default_factory=list)
-    ways: list[list[Span]] = dataclasses.field(default_factory=list)
-    moments: list[Moment] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(eq=False)
-class _TicketSpan:
-    """A ticket that is over, and the longest of its calls."""
-
-    span: Span
-    slot: int
-    published_ns: int
-    longest: Span | None = None
-
-
-_Key = tuple[int, int, int, int]  # pool, run, epoch, batch
-
-
-class _SpanMaker:
-    """Finds the spans of a recording."""
-
     def __init__(self, recording: Recording) -> None:
-        self._recording, self.found = recording, Spans()
-        self._made: dict[_Key, list[_TicketSpan]] = {}
-        self._calls_of = {
-            (each.pool, each.number): each.calls_of for each in recording.loaders if each.number is not None
-        }
-
-    def tell(self) -> Spans:
-        recording, found = self._recording, self.found
-        found.processes[recording.pid] = f"training: {recording.command}"
+        self._recording = recording
+        self.processes: dict[int, str] = {recording.pid: f"training: {recording.command}"}
+        self.spans: list[Span] = []
+        self.ways: list[list[Span]] = []
+        self.moments: list[tuple[Track, str, int]] = []
+        self._made: dict[tuple[int, int, int, int], list[Span]] = {}  # tickets, by pool, run, epoch and batch
+        self._released: dict[tuple[int, int, int], int] = {}  # when, by pool, slot, and the ticket whose work it held
         for place, pool in enumerate(recording.pools):
+            self._tell_marks(place, pool)
             self._tell_workers(place, pool)
-        released = [_releases(pool) for pool in recording.pools]
         for loader in recording.loaders:
-            self._tell_loader(loader, released)
-        return found
+            self._tell_loader(loader)
 
-    # ---- workers ----
+    def _add(self, track: Track, name: str, begun_ns: int, ended_ns: int, **told: Any) -> Span:
+        self.spans.append(Span(track, name, begun_ns, ended_ns, told))
+        return self.spans[-1]
 
-    def _tell_workers(self, place: int, pool: PoolRecords) -> None:
-        now_ns = self._recording.now_ns
-        lives = CellWorkers(pool)
-        for life in lives:
-            self.found.processes[life.pid] = f"worker {life.number}"
+    # -- workers
+
+    def _tell_marks(self, place: int, pool: PoolRecords) -> None:
         for mark in _rows(pool.supervisor):
             kind, pid = mark["kind"], mark["value"]
             if kind == MarkKind.SUPERVISOR:
-                self.found.processes.setdefault(pid, "supervisor")
+                self.processes.setdefault(pid, "supervisor")
             elif kind in (MarkKind.STARTED, MarkKind.ENDED):
+                self.processes[pid] = f"worker {mark['number']}"
                 what = "starts" if kind == MarkKind.STARTED else "has ended"
-                self._note(Track(pid, "tasks"), f"worker {mark['number']} {what}", mark["at_ns"])
+                self.moments.append((Track(pid, _TASKS, "tasks"), f"worker {mark['number']} {what}", mark["at_ns"]))
         for mark in _rows(pool.trainer):
             if mark["kind"] == MarkKind.WANTED:
-                self._note(Track(self._recording.pid, "resizes"), f"{mark['number']} workers", mark["at_ns"])
-        for cell, worker in pool.workers.items():
-            tickets = {life: {} for life in lives.of(cell)}  # type: dict[Life, dict[int, _TicketSpan]]
+                track = Track(self._recording.pid, _RESIZES, "resizes")
+                self.moments.append((track, f"{mark['number']} workers", mark["at_ns"]))
+            elif mark["kind"] == MarkKind.RELEASED:
+                self._released[place, mark["number"], mark["value"]] = mark["at_ns"]
+
+    def _tell_workers(self, place: int, pool: PoolRecords) -> None:
+        calls_of = {each.number: each.calls_of for each in self._recording.loaders if each.pool == place}
+        for worker in pool.workers.values():
+            tickets: dict[tuple[int, int], Span] = {}
             for record in _rows(worker.tickets):
-                life = lives.at(cell, record["began_ns"])
-                tickets.setdefault(life, {})[record["ticket"]] = self._tell_ticket(place, life, record)
+                tickets[record["pid"], record["ticket"]] = self._tell_ticket(place, record)
             for record in _rows(worker.calls):
-                life = lives.at(cell, record["began_ns"])
-                self._tell_call(place, life, record, tickets.get(life, {}).get(record["ticket"]))
+                self._tell_call(record, tickets.get((record["pid"], record["ticket"])), calls_of)
             if worker.running is not None:
                 item, items, since_ns = worker.running
-                what = "item" if items == 1 else f"{items} items from"
-                track = Track(lives.at(cell, now_ns).pid, "tasks")
-                self._add(track, f"{what} {item_number(item)} (still running)", since_ns, now_ns, index=item)
+                name = f"{'item' if items == 1 else f'{items} items from'} {item_number(item)} (still running)"
+                self._add(self._tasks_of(worker.pid), name, since_ns, self._recording.now_ns, index=item)
 
-    def _tell_ticket(self, place: int, life: Life, record: dict[str, int]) -> _TicketSpan:
-        track, begun_ns = Track(life.pid, "tasks"), record["began_ns"]
+    def _tasks_of(self, pid: int) -> Track:
+        self.processes.setdefault(pid, "worker")  # whose start is not known any more
+        return Track(pid, _TASKS, "tasks")
+
+    def _tell_ticket(self, place: int, record: _Row) -> Span:
+        track, begun_ns = self._tasks_of(record["pid"]), record["began_ns"]
         if record["waited_us"]:
-            waited_ns = record["waited_us"] * 1000
-            self._add(track, "wait for a task", begun_ns - waited_ns, begun_ns)
+            self._add(track, "wait for a task", begun_ns - record["waited_us"] * 1000, begun_ns)
         made_ns = begun_ns + record["made_us"] * 1000 + _CUT_NS  # so that its calls end before it, and a flow goes on
-        published_ns = made_ns + record["published_us"] * 1000
-        status = _STATUS_NAMES.get(record["status"], "?")
+        is_made, status = record["status"] in _MADE, _STATUS_NAMES.get(record["status"], "?")
         span = self._add(
             track,
-            _batches(record["batch"], record["count"]) + ("" if record["status"] in _MADE else f" ({status})"),
+            _batches(record) + ("" if is_made else f" ({status})"),
             begun_ns,
             made_ns,
             epoch=record["epoch"],
@@ -211,163 +135,114 @@ class _SpanMaker:
             status=status,
         )
         if record["published_us"] >= _PUBLISHING_FROM_US:
-            self._add(track, "publish", made_ns, published_ns)
-        made = _TicketSpan(span, record["slot"], published_ns)
-        if record["status"] in _MADE:
-            key = (place, record["run"], record["epoch"], record["batch"])
-            self._made.setdefault(key, []).append(made)
-        return made
+            self._add(track, "publish", made_ns, made_ns + record["published_us"] * 1000)
+        if is_made:
+            self._made.setdefault((place, record["run"], record["epoch"], record["batch"]), []).append(span)
+        return span
 
-    def _tell_call(self, place: int, life: Life, record: dict[str, int], made: _TicketSpan | None) -> None:
-        begun_ns, kind = record["began_ns"], record["kind"]
+    def _tell_call(self, record: _Row, ticket: Span | None, calls_of: dict[int | None, str]) -> None:
+        begun_ns, kind, track = record["began_ns"], record["kind"], self._tasks_of(record["pid"])
         ended_ns = begun_ns + record["us"] * 1000
-        track = Track(life.pid, "tasks")
         if kind != CallKind.CALL:
             self._add(track, _CALL_NAMES.get(kind, "call made alone"), begun_ns, ended_ns)
             return
-        calls_of = "sample"
-        if made is not None:
-            ended_ns = min(ended_ns, max(begun_ns, made.span.ended_ns - _CUT_NS // 2))
-            calls_of = self._calls_of.get((place, made.span.told["loader"]), calls_of)
-        name = f"{'sample' if calls_of == 'sample' else 'call from item'} {item_number(record['index'])}"
+        what = "sample"
+        if ticket is not None:
+            ended_ns = min(ended_ns, max(begun_ns, ticket.ended_ns - _CUT_NS // 2))
+            what = "sample" if calls_of.get(ticket.told["loader"], "sample") == "sample" else "call from item"
+        name = f"{what} {item_number(record['index'])}"
         span = self._add(track, name, begun_ns, ended_ns, index=record["index"], ticket=record["ticket"])
-        if made is not None and (made.longest is None or _length(span) > _length(made.longest)):
-            made.longest = span
+        if ticket is not None and (ticket.longest is None or span.ns > ticket.longest.ns):
+            ticket.longest = span
 
-    # ---- the trainer ----
+    # -- the trainer
 
-    def _tell_loader(self, loader: LoaderRecords, released: list[dict[tuple[int, int], int]]) -> None:
+    def _tell_loader(self, loader: LoaderRecords) -> None:
         recording = self._recording
-        name = "steps" if len(recording.loaders) == 1 else f"steps of loader {loader.number or 'without workers'}"
-        track = Track(recording.pid, name)
+        is_alone, name = len(recording.loaders) == 1, loader.number or "without workers"
+        steps = Track(recording.pid, _STEPS, "steps" if is_alone else f"steps of loader {name}")
+        epochs = Track(recording.pid, _EPOCHS, "epochs" if is_alone else f"epochs {loader.number}")
         records = sorted(_rows(loader.deliveries), key=lambda each: each["handed_over_ns"])
-        nexts = [*records[1:], None]
-        for record, following in zip(records, nexts, strict=False):
+        begin: _Row | None = None
+        for record, following in zip(records, [*records[1:], None], strict=False):
+            begin, is_last = begin or record, following is not None and bool(following["begins_pass"])
             until_ns = following["asked_ns"] if following else loader.asked_ns or recording.now_ns
-            is_last = bool(following and following["begins_pass"])
-            self._tell_delivery(track, record, until_ns, is_last, loader, released)
+            self._tell_delivery(steps, record, until_ns, is_last, loader.pool)
+            if following is None or is_last:
+                self._add(epochs, f"epoch {begin['epoch']}", begin["asked_ns"], record["handed_over_ns"])
+                begin = None
         if loader.asked_ns:
-            self._add(track, "wait for data (still waiting)", loader.asked_ns, recording.now_ns)
-        self._tell_passes(loader, records)
+            self._add(steps, "wait for data (still waiting)", loader.asked_ns, recording.now_ns)
 
-    def _tell_delivery(
-        self,
-        track: Track,
-        record: dict[str, int],
-        until_ns: int,
-        is_last: bool,
-        loader: LoaderRecords,
-        released: list[dict[tuple[int, int], int]],
-    ) -> None:
-        asked_ns, handed_over_ns = record["asked_ns"], record["handed_over_ns"]
-        batches = _batches(record["batch"], record["count"])
-        told = {"epoch": record["epoch"], "batch": record["batch"], "count": record["count"]}
+    def _tell_delivery(self, track: Track, record: _Row, until_ns: int, is_last: bool, pool: int | None) -> None:
+        asked_ns, handed_over_ns, is_one = record["asked_ns"], record["handed_over_ns"], record["count"] == 1
+        told = {name: record[name] for name in ("epoch", "batch", "count")}
         is_made_here = record["way"] == DeliveryKind.MADE_HERE
         if is_made_here:
-            made_us = record["waited_us"]
-            what = "make" if record["count"] == 1 else "make and take"
-            asking = self._add(track, f"{what} {batches}", asked_ns, handed_over_ns, **told, made_us=made_us)
+            what, took = "make", "made_us"
         else:
-            waited_us = record["waited_us"]
-            what = "wait for" if waited_us >= _WAITING_FROM_US else "take"
-            asking = self._add(track, f"{what} {batches}", asked_ns, handed_over_ns, **told, wait_us=waited_us)
+            what, took = "wait for" if record["waited_us"] >= _WAITING_FROM_US else "take", "wait_us"
+        asking_told = {**told, took: record["waited_us"]}
+        asking = self._add(track, f"{what} {_batches(record)}", asked_ns, handed_over_ns, **asking_told)
         if record["copied_us"]:
             self._add(track, "copy out", handed_over_ns - record["copied_us"] * 1000, handed_over_ns)
-        step = self._add(
-            track,
-            ("step: " if record["count"] == 1 else "steps: ") + batches + (" (last of the epoch)" if is_last else ""),
-            handed_over_ns,
-            max(handed_over_ns, until_ns),
-            **told,
-            way=_DELIVERY_NAMES.get(record["way"], "?"),
-        )
-        if is_made_here or loader.pool is None:
+        name = f"{'step' if is_one else 'steps'}: {_batches(record)}{' (last of the epoch)' * is_last}"
+        way = _DELIVERY_NAMES.get(record["way"], "?")
+        step = self._add(track, name, handed_over_ns, max(handed_over_ns, until_ns), **told, way=way)
+        if is_made_here or pool is None:
             return
-        slot = self._tell_slot(record, loader.pool, released[loader.pool])
-        key = (loader.pool, record["run"], record["epoch"], record["batch"])
-        for made in self._made.get(key, ()):
-            made.span.told["consumed_by"] = step.name
-            way = [each for each in (made.longest, made.span) if each is not None]
-            self.found.ways.append([*way, slot, asking, step])
+        slot = self._tell_slot(record, pool)
+        for ticket in self._made.get((pool, record["run"], record["epoch"], record["batch"]), ()):
+            ticket.told["consumed_by"] = step.name
+            call = [] if ticket.longest is None else [ticket.longest]
+            self.ways.append([*call, ticket, slot, asking, step])
 
-    def _tell_slot(self, record: dict[str, int], pool: int, released: dict[tuple[int, int], int]) -> Span:
+    def _tell_slot(self, record: _Row, pool: int) -> Span:
         """Tell of the time from a batch's arrival to its slot's release; returns its first part."""
         handed_over_ns, slot = record["handed_over_ns"], record["slot"]
-        name = f"buffer {slot}" if len(self._recording.pools) == 1 else f"buffer {slot} of pool {pool + 1}"
-        track = Track(self._recording.pid, name)
-        batches = _batches(record["batch"], record["count"])
+        of_pool = "" if len(self._recording.pools) == 1 else f" of pool {pool + 1}"
+        track = Track(self._recording.pid, _BUFFERS + slot, f"buffer {slot}{of_pool}")
         arrived_ns = min(record["arrived_ns"] or handed_over_ns, handed_over_ns - 4 * _CUT_NS)  # so that it is seen
-        ready = self._add(track, f"{batches} ready", arrived_ns, handed_over_ns, epoch=record["epoch"])
+        ready = self._add(track, f"{_batches(record)} ready", arrived_ns, handed_over_ns, epoch=record["epoch"])
         if record["way"] == DeliveryKind.LENT:
-            until_ns = released.get((slot, record["ticket"]), self._recording.now_ns)
-            self._add(track, f"{batches} in use", handed_over_ns, max(until_ns, handed_over_ns), epoch=record["epoch"])
+            until_ns = self._released.get((pool, slot, record["ticket"]), self._recording.now_ns)
+            until_ns = max(until_ns, handed_over_ns)
+            self._add(track, f"{_batches(record)} in use", handed_over_ns, until_ns, epoch=record["epoch"])
         else:
             ready.ended_ns = handed_over_ns - 2 * _CUT_NS  # it is free before a copy is handed over
         return ready
 
-    def _tell_passes(self, loader: LoaderRecords, records: list[dict[str, int]]) -> None:
-        track = Track(self._recording.pid, "epochs" if len(self._recording.loaders) == 1 else f"epochs {loader.number}")
-        begin: dict[str, int] | None = None
-        for record, following in zip(records, [*records[1:], None], strict=False):
-            begin = begin or record
-            if following is None or following["begins_pass"]:
-                self._add(track, f"epoch {begin['epoch']}", begin["asked_ns"], record["handed_over_ns"])
-                begin = None
 
-    def _add(self, track: Track, name: str, begun_ns: int, ended_ns: int, **told: Any) -> Span:
-        span = Span(track, name, begun_ns, ended_ns, told)
-        self.found.spans.append(span)
-        return span
-
-    def _note(self, track: Track, name: str, at_ns: int) -> None:
-        self.found.moments.append(Moment(track, name, at_ns))
-
-
-def find_spans(recording: Recording) -> Spans:
-    """Return what happened, as far as it was recorded."""
-    return _SpanMaker(recording).tell()
-
-
-def _releases(pool: PoolRecords) -> dict[tuple[int, int], int]:
-    """Return when each slot was free again, by slot and the ticket whose work it held."""
-    marks = (mark for mark in _rows(pool.trainer) if mark["kind"] == MarkKind.RELEASED)
-    return {(mark["number"], mark["value"]): mark["at_ns"] for mark in marks}
-
-
-def _rows(ring: RingContent) -> Iterator[dict[str, int]]:
+def _rows(ring: RingContent) -> Iterator[_Row]:
     names = ring.records.dtype.names or ()
     for record in ring.records.tolist():
         yield dict(zip(names, record, strict=True))
 
 
-def _batches(first: int, count: int) -> str:
+def _batches(record: _Row) -> str:
+    first, count = record["batch"], record["count"]
     return f"batch {first}" if count == 1 else f"batches {first} to {first + count - 1}"
 
 
-def _length(span: Span) -> int:
-    return span.ended_ns - span.begun_ns
+def put_on_lanes(spans: list[Span]) -> None:
+    """Sort spans by their beginnings, those that partly overlap on tracks of their own: viewers nest what they show.
 
-
-def on_lanes(spans: Iterable[Span]) -> list[Span]:
-    """Return spans by their beginnings, those that partly overlap on tracks of their own: viewers nest what they show.
-
-    They are given their track's name with a number behind it.
+    They are given their track's name with a number after it.
     """
     lanes: dict[Track, list[list[Span]]] = {}  # of each what is open
-    found = sorted(spans, key=lambda each: (each.begun_ns, -each.ended_ns))
-    for span in found:
+    spans.sort(key=lambda each: (each.begun_ns, -each.ended_ns))
+    for span in spans:
         of_track = lanes.setdefault(span.track, [])
         place = next((place for place, is_open in enumerate(of_track) if _fits(span, is_open)), len(of_track))
         if place == len(of_track):
             of_track.append([])
         of_track[place].append(span)
         if place:
-            span.track = Track(span.track.pid, f"{span.track.name} ({place + 1})")
-    return found
+            span.track = span.track._replace(name=f"{span.track.name} ({place + 1})")
 
 
 def _fits(span: Span, is_open: list[Span]) -> bool:
-    """Whether a span lies behind or within the last of those that are open at its beginning; others are closed."""
+    """Whether a span lies after or within the last of those that are open at its beginning; others are closed."""
     while is_open:
         last = is_open[-1]
         if last.ended_ns > span.begun_ns and span.ended_ns > last.ended_ns:

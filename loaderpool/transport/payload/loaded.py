@@ -6,26 +6,19 @@ Or, where it must not fork (`fork_check`), read by each worker.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import select
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderpool.memory.arena import Arena, map_private
 from loaderpool.system import process
-from loaderpool.transport.messages import MESSAGE_BYTES, Control, decode_all
 from loaderpool.transport.payload.fork_check import OpenHandleError
 from loaderpool.transport.pickling import Importing, get_object, receive
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import CachePlan
 
-# They were sent before LOAD was; larger only makes a defect take longer to show.
-_ARRIVE_S = 5.0
-_MOST_DESCRIPTORS = 253  # in one message; the kernel's own limit
 _PIECE_BYTES = 1 << 30  # of what marshal writes as one, which must be less than twice that
 
 
@@ -79,55 +72,6 @@ def _working_directory() -> str:
         return "(deleted)"
 
 
-class ReceivedDescriptors:
-    """Descriptors of data files, which the trainer sends before LOAD of what needs them. It owns them until `drop`.
-
-    Args:
-        source: the socket to the trainer; None where all is there from the start.
-        files: what is there, by loader.
-    """
-
-    def __init__(self, source: socket.socket | None, files: dict[int, list[int]] | None = None) -> None:
-        self._source = source
-        self.by_loader = files or {}
-
-    def of(self, loader: int, count: int) -> list[int]:
-        """Return a loader's descriptors. Blocks: until they have been read.
-
-        Raises:
-            OSError: this process has no descriptors left, or they do not come.
-        """
-        while count and loader not in self.by_loader:
-            self._read()
-        return self.by_loader.get(loader, [])
-
-    def drop(self, loader: int) -> None:
-        """Close the descriptors of a loader that is unloaded."""
-        for descriptor in self.by_loader.pop(loader, ()):
-            os.close(descriptor)
-
-    def _read(self) -> None:
-        if self._source is None:
-            raise OSError(errno.ENOENT, "a data file was not received")
-        poll = select.poll()
-        poll.register(self._source, select.POLLIN)
-        if not poll.poll(_ARRIVE_S * 1000):
-            raise TimeoutError("the data files of the main process did not arrive")
-        data, files, flags, _ = socket.recv_fds(self._source, MESSAGE_BYTES, _MOST_DESCRIPTORS)
-        for descriptor in files:  # recv_fds has an argument for flags, and ignores it
-            os.set_inheritable(descriptor, False)
-        if flags & socket.MSG_CTRUNC or not data:
-            for descriptor in files:
-                os.close(descriptor)
-            if not data:
-                raise ConnectionResetError("the main process has ended")
-            raise OSError(errno.EMFILE, "no descriptors are left for the data files")
-        kind, loader, *_ = next(decode_all(data))
-        assert kind == Control.FILES
-        self.drop(loader)
-        self.by_loader[loader] = list(files)
-
-
 class Change(NamedTuple):
     """All attributes of a loader's source that hooks have changed in the trainer, as they travelled."""
 
@@ -151,16 +95,16 @@ _Place = tuple[int, int, int]
 
 
 class Payloads:
-    """The loaders' payloads by number. `loaded` is what workers inherit."""
+    """The loaders' payloads by number. `loaded` is what workers inherit.
+
+    Attributes:
+        files: descriptors of each loader's data files, in the order in which `load` takes them. It owns them.
+    """
 
     def __init__(
-        self,
-        arena: Arena,
-        received: ReceivedDescriptors | None = None,
-        importing: Importing = contextlib.nullcontext,
+        self, arena: Arena, files: dict[int, list[int]], importing: Importing = contextlib.nullcontext
     ) -> None:
-        self._arena, self._importing = arena, importing
-        self.received = received or ReceivedDescriptors(None)
+        self._arena, self.files, self._importing = arena, files, importing
         self.loaded: dict[int, dict[str, Any]] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
         self.changes: dict[int, Change] = {}  # since then, for such a process
@@ -180,7 +124,7 @@ class Payloads:
             from loaderpool.cache.store import SharedCache, counters_in
 
             # Of one in memory the file comes after those of the arrays.
-            file = self.received.of(loader, files + 1)[files] if cache.in_memory else -1
+            file = self.files[loader][files] if cache.in_memory else -1
             payload["cache"] = SharedCache(cache, file, counters_in(self._arena, cache))
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
@@ -188,16 +132,12 @@ class Payloads:
     def read(self, loader: int, offset: int, nbytes: int) -> tuple[bytes, list[memoryview], int, CachePlan | None]:
         """Return a payload as it travelled: its pickle, its arrays' bytes, how many data files hold some, its cache.
 
-        The trainer keeps the arrays' extent until the loader is unloaded. Blocks: until the data files are there.
-
-        Raises:
-            OSError: this process has no descriptors left, or they do not come.
+        The trainer keeps the arrays' extent until the loader is unloaded.
         """
         pickled, (start, length), places, sizes, cache = self._read(offset, nbytes)
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, start, length)]
-        files = self.received.of(loader, len(sizes))[: len(sizes)]
-        parts += ((file, 0, size) for file, size in zip(files, sizes, strict=True))
+        parts += ((self.files[loader][number], 0, size) for number, size in enumerate(sizes))
         views = [self._view(*part) if part[2] else memoryview(b"") for part in parts]
         return pickled, [views[part][at : at + size] for part, at, size in places], len(sizes), cache
 
@@ -235,7 +175,8 @@ class Payloads:
         if payload.get("cache") is not None:
             payload["cache"].close()
         self.places.pop(loader, None)
-        self.received.drop(loader)
+        for file in self.files.pop(loader, ()):
+            os.close(file)
         self.changes.pop(loader, None)
 
     def _read(

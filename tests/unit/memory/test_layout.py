@@ -21,8 +21,8 @@ from loaderpool.memory.layout import (
     varying_counts,
     varying_nbytes,
 )
-from loaderpool.trainer.engine.delivery import Delivery, aligned_empty
-from loaderpool.trainer.engine.form_choice import spec_of_batches
+from loaderpool.core.delivery import Delivery, aligned_empty
+from loaderpool.core.forms import spec_of_batches
 from loaderpool.trainer.engine.ring import with_chunk
 
 LAYOUTS = [

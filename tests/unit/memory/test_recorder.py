@@ -17,7 +17,6 @@ from loaderpool.memory.recorder import (
     DeliveryKind,
     DeliveryRecorder,
     MarkKind,
-    Origin,
     RecorderMemory,
     RecorderPlaces,
     RecordKind,
@@ -31,7 +30,6 @@ from loaderpool.settings.groups import MAX_WORKERS
 
 SMALL = RecordKind(8, (("value", "Q"), ("more", "I")))
 MS, US = 1_000_000, 1_000
-HERE: Origin = (0, 3, 7, 1, 0, 0, 0, 0, DeliveryKind.MADE_HERE)
 
 
 @pytest.fixture
@@ -147,7 +145,7 @@ def test_threads_of_one_process_write_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arena_bytes", "workers"), [(1 << 40, MAX_WORKERS), (1 << 34, MAX_WORKERS), (1 << 30, 82), (64 << 20, 2)]
+    ("arena_bytes", "workers"), [(1 << 40, MAX_WORKERS), (1 << 34, MAX_WORKERS), (1 << 30, 74), (64 << 20, 2)]
 )
 def test_a_small_arena_has_rings_for_the_first_workers(arena_bytes: int, workers: int) -> None:
     places = RecorderPlaces(1 << 20, arena_bytes)
@@ -214,26 +212,11 @@ def test_a_ticket_has_the_wait_before_it_once_and_what_takes_hours_is_cut() -> N
     assert read(calls, CALLS).records["index"].tolist() == [1 << 60, 1 << 60]
 
 
-def test_batches_that_are_made_here_and_were_left_out_are_counted_with_the_next_one() -> None:
-    memory = bytearray(DELIVERIES.ring_bytes)
-    recorder, now_ns, waited_ns = DeliveryRecorder(memory, 0), 10 * MS, 0
-    for batch in range(100):
-        now_ns, waited_ns = now_ns + 10 * US, waited_ns + 7 * US
-        if batch % 20 == 0:
-            origin = (*HERE[:2], batch % 60, *HERE[3:])
-            recorder.note(origin, now_ns - 7 * US, now_ns, 7 * US, batch in (0, 60), waited_ns)
-    found = read(memory, DELIVERIES).records
-    assert found["batch"].tolist() == [0, 1, 21, 0, 1]
-    assert found["count"].tolist() == [1, 20, 20, 1, 20]
-    assert found["waited_us"].tolist() == [7, 140, 140, 7, 140]
-    assert (found["handed_over_ns"] - found["asked_ns"]).tolist() == [7 * US, 200 * US, 200 * US, 7 * US, 200 * US]
-
-
-def test_batches_of_workers_have_a_record_each_however_fast_they_come() -> None:
+def test_batches_have_a_record_each_however_fast_they_come() -> None:
     memory = bytearray(DELIVERIES.ring_bytes)
     recorder = DeliveryRecorder(memory, 0)
     for batch in range(50):
-        recorder.note((4, 0, batch, 1, 9, 8, 5, 0, DeliveryKind.LENT), batch, batch + 1, 0, False, 0)
+        recorder.note((4, 0, batch, 1, 9, 8, 5, 0, DeliveryKind.LENT), batch, batch + 1, 0, False)
     assert read(memory, DELIVERIES).records["batch"].tolist() == list(range(50))
 
 
@@ -243,7 +226,7 @@ def test_a_fork_leaves_the_records_of_the_process_that_it_is_of_alone() -> None:
     recorder = DeliveryRecorder(memory, 0)
     pid = os.fork()
     if not pid:
-        recorder.note((4, 0, 7, 1, 9, 8, 5, 0, DeliveryKind.LENT), 1, 2, 0, False, 0)
+        recorder.note((4, 0, 7, 1, 9, 8, 5, 0, DeliveryKind.LENT), 1, 2, 0, False)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert not any(bytes(memory))

@@ -6,16 +6,14 @@ import contextlib
 import importlib.util
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.ray import cluster_nodes
+from loaderpool.ray import cluster
 from loaderpool.ray.pool import RayPool
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -52,32 +50,25 @@ def numbers() -> Iterator[int]:
     yield from range(100)
 
 
-def drawn(rng: np.random.Generator) -> Iterator[int]:
-    yield int(rng.integers(9))
-
-
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "words"),
     [
+        (lambda pool: lp.Loader(numbers(), batch_size=4, workers=pool), "needs a source that is read by index"),
         (
-            lambda pool: lp.Loader.from_generator(drawn, batch_size=4, workers=pool),
-            lp.ArgumentError,
-            "drawn runs in one replica for each worker, but the number of workers in this pool varies",
+            lambda pool: lp.Loader.from_generator(numbers, batch_size=4, workers=pool),
+            "needs a source that is read by index",
+        ),
+        (
+            lambda pool: lp.Loader(range(8), abs, batch_size=4, workers=pool, cache="memory"),
+            "cannot be combined with cache=",
         ),
     ],
+    ids=["stream", "generator", "cache"],
 )
-def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, error: type[Exception], words: str) -> None:
+def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, words: str) -> None:
     """In the line that makes the loader, and before any cluster is looked for."""
-    with RayPool(address="127.0.0.1:1") as pool, pytest.raises(error, match=words):
+    with RayPool(address="127.0.0.1:1") as pool, pytest.raises(lp.ArgumentError, match=words):
         make(pool)
-
-
-def test_copies_are_taken_where_their_number_is_sure() -> None:
-    with RayPool(address="127.0.0.1:1", nodes=2, workers_per_node=3) as pool:
-        lp.Loader.from_generator(drawn, batch_size=4, workers=pool).close()
-    with RayPool(address="127.0.0.1:1") as pool:
-        lp.Loader.from_generator(drawn, batch_size=4, workers=pool, copies=2).close()
-        lp.Loader.from_generator(numbers, batch_size=4, workers=pool).close()
 
 
 SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # of HTTP/2, as gRPC begins
@@ -104,7 +95,7 @@ class TestFindCluster:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
             with answering(server, SETTINGS):
-                assert cluster_nodes.find_cluster(address) == address
+                assert cluster.find_cluster(address) == address
 
     @pytest.mark.parametrize("answer", [b"-ERR unknown command 'PRI'\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
     def test_where_something_else_listens(self, answer: bytes) -> None:
@@ -112,58 +103,38 @@ class TestFindCluster:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
             with answering(server, answer), pytest.raises(ConnectionError, match="does not use the protocol of Ray"):
-                cluster_nodes.find_cluster(address)
+                cluster.find_cluster(address)
 
     def test_where_what_listens_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cluster_nodes, "_GREETING_S", 0.1)
+        monkeypatch.setattr(cluster, "_GREETING_S", 0.1)
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
             with pytest.raises(ConnectionError, match=r"the server there did not respond within 0\.1 s"):
-                cluster_nodes.find_cluster(address)
-
-    def test_where_one_comes_back(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-
-        def come_back() -> None:
-            time.sleep(0.3)
-            with socket.create_server(("127.0.0.1", port)) as server, answering(server, SETTINGS):
-                pass
-
-        thread = threading.Thread(target=come_back)
-        thread.start()
-        assert cluster_nodes.wait_for_cluster(f"127.0.0.1:{port}", 10) == f"127.0.0.1:{port}"
-        thread.join()
-
-    def test_where_none_comes_back(self) -> None:
-        begun = time.monotonic()
-        with pytest.raises(ConnectionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "):
-            cluster_nodes.wait_for_cluster("127.0.0.1:1", 1.0)
-        assert time.monotonic() >= begun + 1
+                cluster.find_cluster(address)
 
     def test_where_none_listens(self) -> None:
         with pytest.raises(ConnectionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "):
-            cluster_nodes.find_cluster("127.0.0.1:1")
+            cluster.find_cluster("127.0.0.1:1")
 
     def test_where_one_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Ray leaves its note behind when it is killed, and looks for that cluster for minutes."""
         note = tmp_path / "ray_current_cluster"
         note.write_text("127.0.0.1:1\n")
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.setattr(cluster_nodes, "_CURRENT_CLUSTER", note)
+        monkeypatch.setattr(cluster, "_CURRENT_CLUSTER", note)
         with pytest.raises(ConnectionError, match=rf"no Ray cluster answers at 127\.0\.0\.1:1 \(noted in {note}\)"):
-            cluster_nodes.find_cluster("auto")
+            cluster.find_cluster("auto")
 
     def test_where_none_ever_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.setattr(cluster_nodes, "_CURRENT_CLUSTER", tmp_path / "none")
+        monkeypatch.setattr(cluster, "_CURRENT_CLUSTER", tmp_path / "none")
         with pytest.raises(ConnectionError, match=r"found no Ray cluster on this machine\. Start one"):
-            cluster_nodes.find_cluster("auto")
+            cluster.find_cluster("auto")
 
     def test_the_environment_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
         with pytest.raises(ConnectionError, match=r"RAY_ADDRESS=127\.0\.0\.1:1"):
-            cluster_nodes.find_cluster("auto")
+            cluster.find_cluster("auto")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-import loaderpool.trainer.session.session
+import loaderpool.core.pool
 from loaderpool.trainer.pool import Pool
 
 # How long a thread that must not come through is waited for; one that does come through is seen at once.
@@ -18,7 +18,7 @@ GRACE_S = 0.1
 
 
 class StandIn:
-    """Takes the place of Session; each that is made first does what `on_start` says."""
+    """Takes the place of the core's Pool; each that is made first does what `on_start` says."""
 
     made: list[StandIn]
     on_start: Callable[[], object]
@@ -39,7 +39,7 @@ class StandIn:
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     monkeypatch.setattr(StandIn, "made", [], raising=False)
     monkeypatch.setattr(StandIn, "on_start", lambda: None, raising=False)
-    monkeypatch.setattr(loaderpool.trainer.session.session, "Session", StandIn)
+    monkeypatch.setattr(loaderpool.core.pool, "Pool", StandIn)
     return StandIn.made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import re
@@ -207,4 +208,4 @@ def test_the_time_between_two_looks_has_its_means() -> None:
     (found,) = _timeline([first, last])
     assert (found["begin_s"], found["end_s"], found["steps"], found["samples"]) == (-2.0, 0.0, 20, 640)
     assert (found["computing_s"], found["waiting_s"], found["workers"]) == (0.05, 0.05, 2)
-    assert not list(_timeline([first, last._replace(steps=first.steps)]))
+    assert not list(_timeline([first, dataclasses.replace(last, steps=first.steps)]))

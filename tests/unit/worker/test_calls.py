@@ -63,7 +63,7 @@ def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
         random.random()
         raise ValueError(len(calls))
 
-    with SavedGlobals(), pytest.raises(ValueError, match="2"):
+    with SavedGlobals(), pytest.raises(ValueError, match="3"):
         calls_of(int).watched(work)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec
-from loaderpool.errors import SpecMismatchError
-from loaderpool.worker.rows import Converter, ReusedBuffer, RowWriter
+from loaderpool.worker.rows import Converter, share_memory
 
 ROWS = 4
 
@@ -21,18 +20,15 @@ class Point(NamedTuple):
     y: Any
 
 
-def write(make: Callable[[int], Any]) -> list[Any]:
-    """The rows that one call of `write` leaves, for results that were all made before it."""
-    results = [make(index) for index in range(ROWS)]
-    arrays = [np.zeros((ROWS, *c.shape), c.dtype) for c in sample_spec(results[0], None).components]
-    writer_for(results[0]).write(arrays, 0, results, range(ROWS))
-    return [array.tolist() for array in arrays]
-
-
-def writer_for(sample: Any) -> RowWriter:
-    spec = sample_spec(sample, None)
+def write(make: Callable[[int], Any]) -> list[Any] | None:
+    """The rows that one call of `write_block` leaves; None: it says that they must be made one by one."""
+    spec = sample_spec(make(0), None)
     components = tuple(ArraySpec((ROWS, *c.shape), c.dtype) for c in spec.components)
-    return RowWriter(Converter(ElementSpec(spec.structure, components), is_given=False, has_batch_axis=False))
+    converter = Converter(ElementSpec(spec.structure, components), is_given=False, has_batch_axis=False)
+    take = converter.take or (lambda result: result)
+    results = [take(make(index)) for index in range(ROWS)]
+    arrays = [np.zeros((ROWS, *c.shape), c.dtype) for c in spec.components]
+    return [array.tolist() for array in arrays] if converter.write_block(arrays, 0, results, range(ROWS)) else None
 
 
 def returning(kept: Any, fill: Callable[[Any, int], object], wrap: Callable[[Any], Any] = lambda it: it) -> Any:
@@ -47,7 +43,7 @@ def put(target: Any, index: int) -> None:
     target["x"] = index
 
 
-REUSED: dict[str, Callable[[int], Any]] = {
+REFILLED: dict[str, Callable[[int], Any]] = {
     "dict of numbers": returning({}, put),
     "OrderedDict": returning(collections.OrderedDict(), put),
     "in a tuple": returning({}, put, lambda inner: (0, inner)),
@@ -55,51 +51,31 @@ REUSED: dict[str, Callable[[int], Any]] = {
     "in a dict": returning({}, put, lambda inner: {"a": 1, "b": inner}),
     "in a tuple in a dict": returning({}, put, lambda inner: {"a": (1, {"b": inner})}),
     "beside an array": returning({}, put, lambda inner: (np.zeros(2), inner)),
-    "dict of an array": returning({"x": np.zeros(2)}, lambda kept, i: kept["x"].fill(i)),
-    "list": returning([0, 0], lambda kept, i: kept.__setitem__(0, i)),
 }
 
 
-@pytest.mark.parametrize("name", REUSED)
-def test_a_container_that_comes_again_is_told(name: str) -> None:
-    with pytest.raises(ReusedBuffer):
-        write(REUSED[name])
+@pytest.mark.parametrize("name", REFILLED)
+def test_a_dict_that_is_filled_again_has_been_read_before(name: str) -> None:
+    rows = write(REFILLED[name])
+    assert rows is not None and list(range(ROWS)) in rows
 
 
-def test_arrays_that_come_again_in_another_place_are_told() -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        returning({"x": np.zeros(2)}, lambda kept, i: kept["x"].fill(i)),
+        returning([0, 0], lambda kept, i: kept.__setitem__(0, i)),
+        returning(np.zeros(2), lambda kept, i: kept.fill(i)),
+    ],
+    ids=["dict of an array", "list", "array"],
+)
+def test_an_array_or_list_that_is_filled_again_does_not_wait(make: Callable[[int], Any]) -> None:
+    assert write(make) is None
+
+
+def test_arrays_that_come_again_in_another_place_do_not_wait() -> None:
     kept = [np.zeros(2) for _ in range(ROWS + 1)]
-    with pytest.raises(ReusedBuffer):
-        write(lambda index: (kept[index], kept[index + 1]))
-
-
-def test_containers_that_come_again_in_another_place_are_told() -> None:
-    kept = [{"x": 0} for _ in range(ROWS + 1)]
-    with pytest.raises(ReusedBuffer):
-        write(lambda index: {"a": kept[index], "b": kept[index + 1]})
-
-
-def test_an_array_that_comes_again_in_a_later_row_is_told_where_rows_repeat_their_own() -> None:
-    kept = [np.zeros(2) for _ in range(5)]
-    pairs = [(kept[0], kept[0]), (kept[1], kept[2]), (kept[3], kept[3]), (kept[2], kept[4])]
-    with pytest.raises(ReusedBuffer):
-        write(lambda index: pairs[index])
-
-
-def test_one_array_for_two_components_of_a_row_is_no_reuse() -> None:
-    def twice(index: int) -> Any:
-        array = np.full(2, index)
-        return array, {"again": array}
-
-    first, again = write(twice)
-    assert first == again == [[index] * 2 for index in range(ROWS)]
-
-
-def test_one_dict_for_two_components_of_a_row_is_no_reuse() -> None:
-    def twice(index: int) -> Any:
-        inner = {"x": index}
-        return {"a": inner, "b": inner}
-
-    assert write(twice) == [list(range(ROWS))] * 2
+    assert write(lambda index: (kept[index], kept[index + 1])) is None
 
 
 def test_what_cannot_be_changed_may_come_again() -> None:
@@ -115,34 +91,18 @@ def test_containers_made_anew_for_each_row_are_written() -> None:
     ]
 
 
-@pytest.mark.parametrize("last", [{}, {"x": None}, {"x": "text"}, {"x": 2**70}], ids=str)
-def test_a_container_whose_last_filling_is_wrong_is_told_before_a_wrong_row_is_named(last: dict[str, Any]) -> None:
-    def fill(kept: dict[str, Any], index: int) -> None:
-        kept.clear()
-        kept.update(last if index == ROWS - 1 else {"x": index})
-
-    kept: dict[str, Any] = {"x": 0}
-    writer = writer_for((0, {"x": 0}))
-    results = []
-    for index in range(ROWS):
-        fill(kept, index)
-        results.append((index, kept))
-    with pytest.raises(ReusedBuffer):
-        writer.write([np.zeros(ROWS, np.int64)] * 2, 0, results, range(ROWS))
-
-
-def test_a_wrong_row_among_containers_of_their_own_is_named() -> None:
-    with pytest.raises(SpecMismatchError, match="index 2"):
-        write(lambda index: {"x": None if index == 2 else index})
+@pytest.mark.parametrize("odd", ["text", 2**70, 1.5], ids=str)
+def test_a_row_that_does_not_fit_is_left_to_its_own_call(odd: Any) -> None:
+    assert write(lambda index: (index, odd if index == 2 else index)) is None
 
 
 @pytest.mark.parametrize(
-    "odd", [np.zeros((2, 3)), np.zeros((2, 1)), np.array(1.0), np.zeros(3), np.zeros(0)], ids=np.shape
-)
-def test_arrays_of_another_shape_are_left_to_be_written_one_by_one(odd: Any) -> None:
+    "odd", [np.zeros((2, 3)), np.zeros((2, 1)), np.array(1.0), np.zeros(3), np.zeros(0), np.zeros(2, np.float32)],
+    ids=lambda odd: f"{odd.dtype}{odd.shape}",
+)  # fmt: skip
+def test_arrays_of_another_kind_are_left_to_be_written_one_by_one(odd: Any) -> None:
     for odd_rows in ({2}, {1, 2, 3}):
-        with pytest.raises(ReusedBuffer):  # who then writes them alone names the row
-            write(lambda index, rows=odd_rows: odd.copy() if index in rows else np.full(2, float(index)))
+        assert write(lambda index, rows=odd_rows: odd.copy() if index in rows else np.full(2, float(index))) is None
 
 
 @pytest.mark.parametrize(
@@ -156,5 +116,22 @@ def test_arrays_of_another_shape_are_left_to_be_written_one_by_one(odd: Any) -> 
     ids=["slice", "of one number", "of bytes", "row"],
 )
 def test_arrays_that_look_at_memory_of_others_do_not_wait(view: Callable[[], Any]) -> None:
-    with pytest.raises(ReusedBuffer):
-        write(lambda index: view())
+    assert write(lambda index: view()) is None
+
+
+def test_what_shares_memory() -> None:
+    buffer = np.zeros((4, 4))
+    fixed = np.zeros(3)
+    fixed.flags.writeable = False
+    own = [np.zeros(3) for _ in range(3)]
+    assert not share_memory(own)
+    assert not share_memory([(array, array) for array in own]), "within one result is its own affair"
+    assert not share_memory([array[1:] for array in own])
+    assert not share_memory([np.frombuffer(b"abcd", np.uint8)] * 3), "it cannot be filled again"
+    assert not share_memory([fixed, fixed])
+    assert not share_memory([1, 1, "a", None])
+    assert not share_memory([buffer[0], buffer[1]], but=[buffer])
+    assert share_memory([own[0], {"x": own[0]}])
+    assert share_memory([buffer[0], buffer[1]])
+    assert share_memory([{"x": 1}] * 2)
+    assert share_memory([([1],)] * 1 + [([2],)]) is False

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.core.delivery import aligned_empty
+from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.trainer.engine.delivery import aligned_empty
-from loaderpool.trainer.engine.form_choice import choose_form
-from loaderpool.trainer.engine.ring import with_chunk
 from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
 from loaderpool.worker.work import Work
@@ -40,7 +39,7 @@ class Bench:
         work.ensure_setup()
         self.probe = probe = work.probe(0)
         form = choose_form(probe, None, config, self.plan, work.unit)
-        self.form = with_chunk(form, self.chunk)
+        self.form = with_batches(form, self.chunk)
         work.set_form(self.form, False)
         self.slot = aligned_empty(max(self.form.slot_bytes, 1))
         return self
@@ -104,7 +103,7 @@ def growing(calls: list[int]) -> Callable[[int], Any]:
 def test_what_the_probe_saw_of_the_first_batch_is_used_in_its_turn() -> None:
     calls: list[int] = []
     bench = Bench(growing(calls), batch_size=9, pad=True).prepare()
-    assert calls == list(range(9)) and bench.probe.other_batches == ()
+    assert calls == list(range(9))
     assert bench.probe.seen.components[0].shape == (None,) and bench.probe.spec.components[0].shape == (1,)
     assert bench.probe.nbytes == 3 * 8  # of the largest
     assert bench.make(0)[0][:, 0].tolist() == list(range(9))
@@ -114,7 +113,7 @@ def test_what_the_probe_saw_of_the_first_batch_is_used_in_its_turn() -> None:
 def test_a_small_first_batch_is_eked_out_with_samples_of_those_behind_it() -> None:
     calls: list[int] = []
     bench = Bench(growing(calls), batch_size=4, pad=True).prepare()
-    assert calls == [0, 1, 2, 3, 4, 8, 12, 16] and bench.probe.other_batches == (1, 2, 3, 4)
+    assert calls == [0, 1, 2, 3, 4, 8, 12, 16]
     for batch in range(5):
         bench.make(batch)
     assert sorted(calls) == list(range(20))
@@ -128,73 +127,6 @@ def test_what_the_probe_saw_is_dropped_where_its_turn_will_not_come(how: dict[st
     job = Job(RUN, how.get("epoch", 0), 0, 1, 0, 4, after=how.get("start", 0))
     bench.work.fill(job, bench.slot, 0, bench.slot.nbytes)
     assert not kept
-
-
-# ---- what is made beside a slow probe ----
-
-
-def make_early(bench: Bench, batch: int) -> list[int | None]:
-    """Make all calls of a batch early, as a worker does it call by call; what each said."""
-    said = [bench.work.make_early(0, batch, 0)]
-    for call in range(1, said[0] or 0):
-        said.append(bench.work.make_early(0, batch, call))
-    return said
-
-
-def test_what_is_made_early_stands_for_its_turn() -> None:
-    calls: list[int] = []
-    bench = Bench(counting(calls))
-    assert make_early(bench, 2) == [4] * 4 and bench.work.make_early(0, 3, 0) == 4
-    assert calls == [8, 9, 10, 11, 12]
-    bench.prepare()
-    assert [bench.make(batch)[0][:, 0].tolist() for batch in (2, 3)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
-    assert calls == [8, 9, 10, 11, 12, 0, 13, 14, 15]
-    bench.make(2)
-    assert calls[9:] == [8, 9, 10, 11]
-
-
-@pytest.mark.parametrize("how", [{"epoch": 1}, {"start": 4}], ids=["another epoch", "the rest of one"])
-def test_what_was_made_early_is_dropped_where_its_turn_will_not_come(how: dict[str, int]) -> None:
-    bench = Bench(counting([]))
-    make_early(bench, 1)
-    bench.prepare()
-    job = Job(RUN, how.get("epoch", 0), 0, 1, 0, 4, after=how.get("start", 0))
-    bench.work.fill(job, bench.slot, 0, bench.slot.nbytes)
-    assert not bench.work._calls._kept
-
-
-def test_no_more_is_made_early_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loaderpool.worker.probe._EARLY_BYTES", 3 * (4 + 512))
-    bench = Bench(counting([]))
-    assert [bench.work.make_early(0, 1, call) for call in range(4)] == [4, 4, 4, None]
-    assert bench.work.make_early(0, 2, 0) is None
-
-
-def test_a_function_that_takes_out_waits_for_it() -> None:
-    def fn(index: int, out: Any) -> Any:
-        raise AssertionError("called")
-
-    assert Bench(fn).work.make_early(0, 1, 0) is None
-
-
-def test_what_a_probe_looks_at_is_the_probes_own() -> None:
-    calls: list[int] = []
-    bench = Bench(growing(calls), batch_size=4, pad=True)
-    assert [bench.work.make_early(0, batch, 0) for batch in (1, 2, 3, 4)] == [0, 0, 0, 0] and not calls
-    whole = Bench(None, batch_fn=lambda items: np.array(items))
-    assert make_early(whole, 1) == [0] and make_early(whole, 2) == [1]
-    whole.prepare()
-    assert whole.make(2)[0].tolist() == [8, 9, 10, 11]
-
-
-def test_of_buckets_the_one_that_the_probe_looks_at_is_its_own() -> None:
-    calls: list[int] = []
-    lengths = [1 + index % 3 for index in range(60)]
-    bench = Bench(growing(calls), 60, batch_size=10, pad=True, buckets=lp.Buckets(lengths, [2]), shuffle=True)
-    other = bench.plan.batch_of_another_bucket(0)
-    assert other is not None
-    said = {batch: bench.work.make_early(0, batch, 0) for batch in range(1, bench.plan.batches_per_epoch)}
-    assert {batch for batch, calls_of_it in said.items() if not calls_of_it} == {other}
 
 
 # ---- the probe's results ----
@@ -418,10 +350,10 @@ def test_a_ticket_that_is_seen_to_draw_is_done_again_with_seeds_and_from_then_on
     with SavedGlobals():
         bench = Bench(draw, chunk=2).prepare()
         first = bench.make(1)
-        assert calls == [0, 4, 5, 6, 7, 4, 5, 6, 7]
+        assert calls == [0] + [4, 5, 6, 7] * 3  # the second time for what draws on import
         random.seed(99)
         assert_same(bench.make(1), first)
-        assert len(calls) == 13
+        assert len(calls) == 17
 
 
 def test_a_draw_of_one_sample_does_not_depend_on_who_drew_before() -> None:

@@ -7,20 +7,19 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from loaderpool.system import capacity
 from loaderpool.trainer.autotune import pool_workers
-from loaderpool.trainer.autotune.autotuner import Autotuner, Proposal
+from loaderpool.trainer.autotune.autotuner import Autotuner, Proposal, Windows
 from loaderpool.trainer.autotune.pool_workers import PoolWorkers
-from loaderpool.trainer.autotune.windows import Window, Windows
-from loaderpool.trainer.explain.looks import AboutLoader, Look, MachineCounts, StepCounts, WorkCounts, WorkerCounts
-from loaderpool.trainer.explain.observed import Observed
+from loaderpool.trainer.explain.looks import Look, WorkerCounts, counts_of_workers
+from loaderpool.trainer.explain.observed import AboutLoader, Observed
 
 S = 1_000_000_000
-ABOUT = AboutLoader(1, True, "sample", True, True, False, 8.0, 8.0)
+ABOUT = AboutLoader(can_have_cache=True, cpus=8.0, machine_cpus=8.0)
 
 
 class Loader:
@@ -44,14 +43,25 @@ class Loader:
     def look(self, now_s: int, workers: int) -> Look:
         busy_s = self.steps * self.making_s / workers
         each = WorkerCounts(
-            0, 1, int(busy_s * S), int((now_s - busy_s) * S), 0.01 * busy_s, 0.0, int(16 * self.steps / workers)
+            busy_s=busy_s, idle_s=now_s - busy_s, cpu_s=0.01 * busy_s, made=int(16 * self.steps / workers)
         )
-        counts = StepCounts(
-            int(self.steps), now_s * S, int(self.wait_s * S), int(self.ready), int(self.ready_s * S)
-        )  # fmt: skip
-        work = WorkCounts(dict.fromkeys(range(workers), each), slots=12, slots_wanted=12)
+        counts: dict[str, Any] = counts_of_workers(dict.fromkeys(range(workers), each), None)
         return Look(
-            now_s // 2, now_s * S, counts, 16 * int(self.steps), 0, work, MachineCounts(0.1 * now_s, 0.05 * now_s, 0, 0)
+            number=now_s // 2,
+            now_ns=now_s * S,
+            seconds=float(now_s),
+            steps=int(self.steps),
+            wait_s=self.wait_s,
+            ready_steps=int(self.ready),
+            ready_steps_s=self.ready_s,
+            samples=16 * int(self.steps),
+            by_worker=dict.fromkeys(range(workers), each),
+            workers=workers,
+            slots=12,
+            slots_wanted=12,
+            machine_cpu_s=0.1 * now_s,
+            trainer_cpu_s=0.05 * now_s,
+            **counts,
         )
 
 
@@ -95,8 +105,8 @@ def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def with_pids(now_s: int, workers: int) -> Look:
         found = look(now_s, workers)
-        there = {number: worker._replace(pid=1) for number, worker in found.work.workers.items()}
-        return found._replace(work=found.work._replace(workers=there))
+        there = {number: worker._replace(pid=1) for number, worker in found.by_worker.items()}
+        return dataclasses.replace(found, by_worker=there)
 
     loader.look = with_pids  # type: ignore[method-assign]
     train(pool, loader, 40, workers=2)
@@ -135,7 +145,7 @@ def test_a_loader_may_be_closed_while_it_is_looked_at(monkeypatch: pytest.Monkey
     pool, loader = PoolWorkers(1, 32), Loader(making_ms=390)
     judge, proposals = Autotuner.judge, []
 
-    def judge_and_close(self: Autotuner, window: Window, now_s: float) -> Proposal | None:
+    def judge_and_close(self: Autotuner, window: Observed, now_s: float) -> Proposal | None:
         found = judge(self, window, now_s)
         if found is not None:
             proposals.append(found)
@@ -157,7 +167,7 @@ def eager_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager_switches")
 def test_loaders_may_be_closed_on_other_threads_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Windows, "add", lambda *_: Window(cast("Observed", None), True))
+    monkeypatch.setattr(Windows, "add", lambda *_: Observed(steps=100, seconds=10.0))
     monkeypatch.setattr(Autotuner, "judge", lambda *_: Proposal(3, "a test wants it"))
     pool, loaders, is_over = PoolWorkers(1, 32), [Loader(making_ms=390) for _ in range(50)], threading.Event()
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 
-from loaderpool.trainer.autotune.windows import Windows
-from loaderpool.trainer.explain.looks import AboutLoader, Look, MachineCounts, StepCounts, WorkCounts, WorkerCounts
+from loaderpool.trainer.autotune.autotuner import Windows, is_whole
+from loaderpool.trainer.explain.looks import Look, WorkerCounts
+from loaderpool.trainer.explain.observed import AboutLoader
 
-ABOUT = AboutLoader(1, True, "sample", True, True, False, 8.0, 8.0)
+ABOUT = AboutLoader(cpus=8.0)
 S = 1_000_000_000
 
 
 def look(seconds: int, workers: int, steps_per_s: int = 10, first: int = 0, slots: int = 12) -> Look:
-    each = {number: WorkerCounts(100 + number, 1, seconds * S, 0, 0.0, 0.0) for number in range(first, first + workers)}
-    steps = StepCounts(steps_per_s * seconds, seconds * S)
-    return Look(seconds // 2, seconds * S, steps, 0, 0, WorkCounts(each, slots=slots), MachineCounts(0, 0, 0, 0))
+    return Look(
+        number=seconds // 2,
+        now_ns=seconds * S,
+        steps=steps_per_s * seconds,
+        seconds=float(seconds),
+        workers=workers,
+        by_worker={number: WorkerCounts(100 + number) for number in range(first, first + workers)},
+        slots=slots,
+    )
 
 
 def seen(windows: Windows, looks: list[Look], workers: int) -> list[tuple[float, bool] | None]:
     found = [windows.add(each, workers) for each in looks]
-    return [None if window is None else (window.observed.seconds, window.is_whole) for window in found]
+    return [None if window is None else (window.seconds, is_whole(window)) for window in found]
 
 
 def test_a_window_is_short_until_it_is_whole_and_then_the_next_begins() -> None:
@@ -62,9 +69,9 @@ def test_a_worker_that_died_begins_a_window() -> None:
 def test_waiting_at_the_very_first_batch_is_not_in_it() -> None:
     windows = Windows(ABOUT)
     begun = look(2, 2)
-    started = begun._replace(steps=begun.steps._replace(start_ns=100 * S))
-    later = look(4, 2)
+    started = dataclasses.replace(begun, start_s=100.0)
+    later = dataclasses.replace(look(4, 2), start_s=100.0)
     windows.add(started, 2)
-    window = windows.add(later._replace(steps=later.steps._replace(start_ns=100 * S)), 2)
+    window = windows.add(later, 2)
     assert window is not None
-    assert window.observed == dataclasses.replace(window.observed, start_s=0.0, seconds=2.0)
+    assert (window.start_s, window.seconds) == (0.0, 2.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loaderpool.config import ErrorPolicy
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.order import Plan
-from loaderpool.trainer.engine.delivery import Delivery
+from loaderpool.core.delivery import Delivery
 from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.epoch_pass import ErrorBudget
 from loaderpool.transport.reports import RowFailure, describe_failure

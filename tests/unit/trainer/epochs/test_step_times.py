@@ -8,9 +8,23 @@ from typing import Any
 import pytest
 
 from loaderpool.trainer.epochs.counters import StepTimes
-from loaderpool.trainer.explain.looks import StepCounts
+from loaderpool.trainer.explain.observed import Counts
 
 MS = 1_000_000
+
+
+def counted(steps: int, ms: int, waited: int, ready: int, ready_ms: int, epochs: int, edges: int, start: int) -> Counts:
+    """What is counted of so many steps; the time of epochs' beginnings is not in these."""
+    return Counts(
+        steps=steps,
+        seconds=(ms + edges) / 1e3,
+        wait_s=(waited + edges) / 1e3,
+        ready_steps=ready,
+        ready_steps_s=ready_ms / 1e3,
+        epochs=epochs,
+        epoch_starts_s=edges / 1e3,
+        start_s=start / 1e3,
+    )
 
 
 class Consumer:
@@ -28,8 +42,8 @@ class Consumer:
         self.times.note(self.now_ns, waited_ms * MS, batches)
 
     @property
-    def counts(self) -> StepCounts:
-        return self.times.counts(self.now_ns)
+    def counts(self) -> Counts:
+        return Counts(**self.times.sums(self.now_ns))  # type: ignore[arg-type]
 
 
 def test_steps_waits_and_the_steps_that_found_data_ready() -> None:
@@ -38,7 +52,7 @@ def test_steps_waits_and_the_steps_that_found_data_ready() -> None:
     consumer.take(100, 50)
     consumer.take(100, 1)  # looking for a batch that is there takes a moment
     consumer.take(100, 0)
-    assert consumer.counts == StepCounts(3, 351 * MS, 51 * MS, 2, 201 * MS, 0, 0, 500 * MS)
+    assert consumer.counts == counted(3, 351, 51, 2, 201, 0, 0, 500)
 
 
 def test_what_is_done_between_passes_is_in_no_step() -> None:
@@ -47,7 +61,7 @@ def test_what_is_done_between_passes_is_in_no_step() -> None:
     consumer.take(100, 0)
     consumer.take(60_000, 70, is_first=True)
     consumer.take(100, 0)
-    assert consumer.counts == StepCounts(2, 200 * MS, 0, 2, 200 * MS, 1, 70 * MS, 500 * MS)
+    assert consumer.counts == counted(2, 200, 0, 2, 200, 1, 70, 500)
 
 
 def test_batches_that_came_together_are_steps_of_their_own() -> None:
@@ -55,7 +69,7 @@ def test_batches_that_came_together_are_steps_of_their_own() -> None:
     consumer.take(0, 10, batches=8, is_first=True)
     consumer.take(80, 0, batches=8)
     consumer.take(80, 20, batches=2)
-    assert consumer.counts == StepCounts(16, 180 * MS, 20 * MS, 8, 80 * MS, 0, 0, 10 * MS)
+    assert consumer.counts == counted(16, 180, 20, 8, 80, 0, 0, 10)
 
 
 def test_where_batches_are_made_here_making_is_waiting() -> None:
@@ -65,7 +79,7 @@ def test_where_batches_are_made_here_making_is_waiting() -> None:
     consumer.times.ask(consumer.now_ns)
     consumer.now_ns += 90 * MS
     consumer.times.note(consumer.now_ns, 0, 1)
-    assert (consumer.counts.steps_ns, consumer.counts.wait_ns, consumer.counts.ready_steps) == (120 * MS, 90 * MS, 0)
+    assert (consumer.counts.seconds, consumer.counts.wait_s, consumer.counts.ready_steps) == (0.12, 0.09, 0)
 
 
 def test_a_wait_that_lasts_counts_so_far() -> None:
@@ -74,9 +88,9 @@ def test_a_wait_that_lasts_counts_so_far() -> None:
     consumer.now_ns += 40 * MS
     consumer.times.ask(consumer.now_ns)
     consumer.now_ns += 3_000 * MS
-    assert consumer.counts.wait_ns == 3_000 * MS
+    assert consumer.counts.wait_s == 3.0
     consumer.times.ask(0)  # it was in vain
-    assert consumer.counts.wait_ns == 0
+    assert consumer.counts.wait_s == 0
 
 
 def test_marks_come_at_hand_overs_and_two_seconds_apart() -> None:

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from loaderpool.trainer.explain.demand import cpus_of_others, demand_of
 from loaderpool.trainer.explain.observed import MOST_THREADS, WAITS_ABOVE, Pace
 from loaderpool.trainer.explain.verdicts import Finding, Verdict, find_verdict
 from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training
@@ -51,7 +50,7 @@ def test_threads_are_recommended_where_they_wait(workers: int, threads: int) -> 
 def test_computing_is_bounded_by_the_cpus_that_others_leave() -> None:
     crowded = dataclasses.replace(COMPUTING, others=8.0)
     window = crowded.window(4)
-    assert cpus_of_others(window) == pytest.approx(8.0, rel=0.01)
+    assert window.cpus_of_others == pytest.approx(8.0, rel=0.01)
     found = find_verdict(window)
     assert told(found) in (8, 9)  # a sample computes 24 of its 25 ms
     assert found.expect.startswith("at best")
@@ -76,9 +75,9 @@ def test_steps_that_found_data_ready_tell_the_step_that_there_would_be() -> None
     """A device computes beside the consumer, whose own time is short while it waits for data."""
     window = COMPUTING.window(4)
     beside = dataclasses.replace(window, wait_s=0.9 * window.seconds)
-    assert demand_of(beside).ready_s == pytest.approx(75e-3)
+    assert beside.ready_s == pytest.approx(75e-3)
     few = dataclasses.replace(beside, ready_steps=4, ready_steps_s=4 * 75e-3)
-    assert demand_of(few).ready_s == pytest.approx(0.1 * window.step_s)
+    assert few.ready_s == pytest.approx(0.1 * window.step_s)
     assert find_verdict(beside).expect.startswith("about")
     assert find_verdict(few).expect.startswith("at best")
 
@@ -86,13 +85,13 @@ def test_steps_that_found_data_ready_tell_the_step_that_there_would_be() -> None
 def test_ready_steps_that_are_longer_than_others_tell_nothing() -> None:
     """A consumer that paused found data ready for that very reason."""
     window = COMPUTING.window(4, ready_steps=10, ready_steps_s=60.0)
-    assert demand_of(window).ready_s == pytest.approx((window.seconds - window.wait_s) / window.steps)
+    assert window.ready_s == pytest.approx((window.seconds - window.wait_s) / window.steps)
 
 
 def test_waiting_for_a_cpu_is_no_making() -> None:
     quiet = COMPUTING.window(4)
     queued = dataclasses.replace(quiet, busy_s=quiet.busy_s * 1.1, queued_s=quiet.busy_s * 0.1)
-    assert demand_of(queued).making_s == pytest.approx(demand_of(quiet).making_s)
+    assert queued.making_s == pytest.approx(quiet.making_s)
 
 
 def test_no_more_threads_are_recommended_than_were_ever_measured() -> None:

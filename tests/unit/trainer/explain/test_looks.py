@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 
 from loaderpool.memory.call_times import BUCKETS, CallTimes, SlowCall
-from loaderpool.trainer.explain.looks import Look, observed_in
+from loaderpool.trainer.explain.looks import Look, WorkerCounts, counts_of_workers, observed_in
 from loaderpool.trainer.explain.observed import Autotuned, Decision, Pace
 from tests.support.looks import ABOUT, S, look
 
-START_NS = 3 * S
+START_S = 3.0
 
 
 def seen(number: int, workers: int = 2, pid: int = 100) -> Look:
     """A look of second `2 * number`, with calls, of a loader whose first batch was waited for."""
     calls = CallTimes(10 * number, number * S, number * 1000, (number,) * BUCKETS, (SlowCall(7, 8, 9),))
     pids = tuple(range(pid, pid + workers))
-    return look(number, pids=pids, calls=calls, end_ns=number * 2 * S, start_ns=START_NS)
+    return look(number, pids=pids, calls=calls, end_ns=number * 2 * S, start_s=START_S)
 
 
 def test_they_tell_what_was_between() -> None:
     found = observed_in([seen(number) for number in range(6)], ABOUT, 5.0)
     assert (found.seconds, found.steps, found.samples, found.bytes) == (4.0, 40, 1280, 1_280_000)
-    assert (found.wait_s, found.wait_share, found.ready_steps, found.ready_steps_s) == (2.0, 0.5, 16, 0.8)
-    assert (found.workers, found.busy_s, found.idle_s, found.cpu_s, found.queued_s) == (2, 4.0, 4.0, 2.0, 0.4)
+    assert (found.wait_s, found.wait_share, found.ready_steps) == (2.0, 0.5, 16)
+    assert (found.workers, found.busy_s, found.idle_s, found.cpu_s) == (2, 4.0, 4.0, 2.0)
+    assert (found.ready_steps_s, found.queued_s) == pytest.approx((0.8, 0.4))
     assert (found.calls.calls, found.calls.slowest, found.slow_s) == (20, (SlowCall(7, 8, 9),), 2e-6)
     assert (found.machine_cpu_s, found.trainer_cpu_s, found.trainer_queued_s) == pytest.approx((4.0, 0.4, 0.1))
     assert (found.copied, found.read_bytes) == (2, 800_000)
@@ -40,19 +42,25 @@ def test_they_tell_what_was_between() -> None:
 def test_of_lent_slots_the_most_are_told() -> None:
     """A training that is over has let go of its arrays, whatever it kept."""
     looks = [seen(number) for number in range(6)]
-    full = looks[3]._replace(work=looks[3].work._replace(slots_lent=5))
+    full = dataclasses.replace(looks[3], slots_lent=5)
     assert observed_in([*looks[:3], full, *looks[4:]], ABOUT, 60.0).slots_lent == 5
     assert observed_in([*looks[:3], full, *looks[4:]], ABOUT, 3.0).slots_lent == 2
 
 
 def test_one_look_tells_nothing() -> None:
     found = observed_in([seen(3)], ABOUT, 60.0)
-    assert (found.steps, found.seconds, found.wait_share, found.ready_step_s) == (0, 0.0, 0.0, None)
+    assert (found.steps, found.seconds, found.wait_share, found.step_s) == (0, 0.0, 0.0, 0.0)
 
 
-def test_what_the_kernel_counts_of_a_worker_that_was_replaced_begins_anew() -> None:
-    found = observed_in([seen(1, workers=1), seen(2, workers=1, pid=500)], ABOUT, 60.0)
-    assert (found.busy_s, found.cpu_s, found.read_bytes) == (1.0, 1.0, 400_000)
+def test_sums_are_of_all_workers_that_there_were() -> None:
+    """Of one that is gone what it did until the look before; of one that took its place all."""
+    before = look(3, pids=(100, 101))
+    now = {0: look(4, pids=(100,)).by_worker[0], 2: WorkerCounts(500, 1, 0.5, 0.25, 0.125, 0.0, 7, 11)}
+    sums = counts_of_workers(now, before)
+    assert (sums["busy_s"], sums["idle_s"], sums["cpu_s"]) == (before.busy_s + 1.5, before.idle_s + 1.25, 3.0 + 0.625)
+    assert (sums["made"], sums["read_bytes"]) == (before.made + 207, before.read_bytes + 200_011)
+    replaced = counts_of_workers({0: WorkerCounts(500, 1, 0.5)}, before)  # another process begins again
+    assert replaced["busy_s"] == before.busy_s + 0.5
 
 
 def test_how_fast_other_numbers_of_workers_were() -> None:
@@ -62,11 +70,11 @@ def test_how_fast_other_numbers_of_workers_were() -> None:
 
 def compiled(own_s: tuple[float, ...]) -> list[Look]:
     """Looks at each of the first steps, which take so long, and two behind 100 and 200 more of 20 ms."""
-    found, own_ns, steps = [], 0, 0
-    for step_ns, count in [(0, 0), *((int(S * each), 1) for each in own_s), (2 * S, 100), (2 * S, 100)]:
-        own_ns, steps, number = own_ns + step_ns, steps + count, len(found)
-        counts = {"steps": steps, "steps_ns": own_ns, "wait_ns": 0, "ready_steps": steps, "ready_steps_ns": own_ns}
-        found.append(look(number, pids=(100, 101), end_ns=10 * S + own_ns, **counts))
+    found, passed_s, steps = [], 0.0, 0
+    for step_s, count in [(0.0, 0), *((each, 1) for each in own_s), (2.0, 100), (2.0, 100)]:
+        passed_s, steps, number = passed_s + step_s, steps + count, len(found)
+        counts = {"steps": steps, "seconds": passed_s, "ready_steps": steps, "ready_steps_s": passed_s}
+        found.append(look(number, wait=0.0, pids=(100, 101), end_ns=10 * S + int(passed_s * S), **counts))
     return found
 
 
@@ -74,11 +82,11 @@ def compiled(own_s: tuple[float, ...]) -> list[Look]:
 def test_steps_that_compile_are_in_no_mean(own_s: tuple[float, ...]) -> None:
     found = observed_in(compiled(own_s), ABOUT, 60.0)
     assert found.steps >= 200
-    assert (found.step_s, found.ready_step_s) == pytest.approx((0.02, 0.02))
+    assert (found.step_s, found.ready_s) == pytest.approx((0.02, 0.02))
 
 
 def test_a_start_is_told_until_training_went_on_for_twice_as_long() -> None:
-    looks = [seen(number)._replace(steps=seen(number).steps._replace(wait_ns=0)) for number in range(5)]
+    looks = [dataclasses.replace(seen(number), wait_s=0.0) for number in range(5)]
     assert [observed_in(looks[: count + 1], ABOUT, 60.0).start_s for count in (1, 2, 3, 4)] == [3.0, 3.0, 3.0, 0.0]
 
 
@@ -87,7 +95,7 @@ def test_a_start_is_told_until_training_went_on_for_twice_as_long() -> None:
 )
 def test_workers_that_auto_tried_in_vain_are_those_that_it_took_back(numbers: tuple[int, ...], in_vain: int) -> None:
     decisions = tuple(Decision(1.0, *pair, "") for pair in itertools.pairwise(numbers))
-    last = seen(5)._replace(autotuned=Autotuned(32, decisions))
+    last = dataclasses.replace(seen(5), autotuned=Autotuned(32, decisions))
     assert observed_in([seen(4), last], ABOUT, 60.0).in_vain == in_vain
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from loaderpool.memory.board import Board, Field
-from loaderpool.memory.recorder import CALLS, TICKETS, DeliveryKind, MarkKind
+from loaderpool.memory.recorder import CALLS, TICKETS, DeliveryKind, MarkKind, Status
 from loaderpool.trainer.tracing.chrome import chrome_trace
-from loaderpool.transport.messages import Status
 from tests.support.chrome_traces import Loaded, load
 from tests.support.recordings import MS, SUPERVISOR, TRAINER, HandMadeRecording, ns
 
@@ -248,7 +247,7 @@ def test_rings_that_hold_less_than_is_wanted_say_so() -> None:
 
 
 def test_what_is_recorded_elsewhere_is_said_to_be() -> None:
-    assert any("other nodes" in note for note in notes(has_hosts=True))
+    assert any("other nodes" in note for note in notes(has_nodes=True))
     assert any("spawned" in note for note in notes(pool=None))
     made = HandMadeRecording(workers=5)
     assert any(note.startswith("3 workers are not recorded") for note in chrome_trace(made.recording(), 1.0).notes)

@@ -1,0 +1,247 @@
+"""What an engine hands to the loader: one or several batches that came together, and how to look at them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.config import LoaderConfig, UnitKind
+from loaderpool.element.spec import ElementSpec
+from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
+from loaderpool.plan.base import BasePlan
+from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.sources.stream import StreamSource
+
+if TYPE_CHECKING:
+    from loaderpool.core.engine_statistics import EngineStatistics
+    from loaderpool.memory.batch_form import BatchForm
+    from loaderpool.memory.recorder import Origin
+    from loaderpool.transport.payload.captured_state import CapturedState
+    from loaderpool.transport.reports import Failure, RowFailure
+
+_BYTE = ctypes.c_byte
+
+
+def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
+    """`uint8[nbytes]` at an address that TensorFlow aliases instead of copying."""
+    raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
+    start = -address_of(raw) % ALIGNMENT_BYTES
+    return raw[start : start + nbytes]
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return where an array that is not empty begins, as `array.ctypes.data` does, in a quarter of the time."""
+    return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]  # it is a buffer
+
+
+class Delivery:
+    """Batches that came together in one slot, or in a private copy of it.
+
+    Attributes:
+        count: how many of its batches are handed out.
+        waited_ns: how long the consumer has waited for it.
+        origin: what is recorded of where it came from; None: nothing is.
+
+    Args:
+        form: how to look at the batches.
+        anchor: their bytes.
+        first: number of the first one, counted from its run's first epoch on.
+        count: how many there are.
+        rows: rows of each (varying batches tell their own).
+        row_failures: rows left out or replaced in those that are handed out.
+        keep: which of them are handed out, in rising order, counted from `first`; None: all.
+    """
+
+    __slots__ = (
+        "_anchor",
+        "_keep",
+        "_stored",
+        "count",
+        "first",
+        "form",
+        "origin",
+        "row_failures",
+        "rows",
+        "waited_ns",
+    )
+
+    def __init__(
+        self,
+        form: BatchForm,
+        anchor: npt.NDArray[np.uint8],
+        first: int,
+        count: int,
+        rows: int,
+        row_failures: tuple[RowFailure, ...] = (),
+        keep: tuple[int, ...] | None = None,
+    ) -> None:
+        self.form = form
+        self._anchor = anchor
+        self._keep = keep
+        self._stored = self.count = count
+        self.first, self.rows = first, rows
+        self.row_failures = row_failures
+        self.waited_ns = 0
+        self.origin: Origin | None = None
+        if keep is not None:
+            self.count = len(keep)
+            self.row_failures = tuple(each for each in row_failures if each.batch in keep)
+
+    def head(self, count: int) -> Delivery:
+        """The first `count` of its batches, in the same memory."""
+        keep = tuple(self._numbers()[:count])
+        head = Delivery(self.form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
+        head.waited_ns, head.origin = self.waited_ns, self.origin
+        return head
+
+    def failures(self) -> list[list[Failure]]:
+        """For each batch, in order, what failed in it."""
+        by_batch: dict[int, list[Failure]] = {number: [] for number in self._numbers()}
+        for each in self.row_failures:
+            by_batch[each.batch].append(each.failure)
+        return list(by_batch.values())
+
+    def _numbers(self) -> Sequence[int]:
+        return range(self._stored) if self._keep is None else self._keep
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """Bytes of data in each batch; None: they differ, see `data_bytes`."""
+        return None if self.form.fixed is None else self.form.fixed.used_bytes(self.rows)
+
+    def counts(self) -> Sequence[BatchCounts]:
+        """Of each batch that is handed out its rows, and how much of it is padding."""
+        if self.form.fixed is not None:
+            return [BatchCounts(self.rows, 0, 0)] * self.count
+        counts = varying_counts(self._anchor)
+        return counts if self._keep is None else [counts[at] for at in self._keep]
+
+    def numbers(self) -> range | list[int]:
+        """Of the batches that are handed out, counted from their run's first epoch on."""
+        if self._keep is None:
+            return range(self.first, self.first + self._stored)
+        return [self.first + at for at in self._keep]
+
+    def batches(self) -> Iterator[tuple[int, Sequence[Any]]]:
+        """Rows and components of each batch."""
+        batches = self.form.read(self._anchor, self.rows, self._stored)
+        if self._keep is None:
+            return batches
+        return itertools.compress(batches, [at in self._keep for at in range(self._stored)])
+
+    def joined(self) -> list[npt.NDArray[Any]]:
+        """The components of all batches in one array each, `dtype[count, rows, ...]`; for fixed forms only."""
+        assert self.form.fixed is not None
+        arrays = self.form.fixed.arrays(self._anchor, 0, self.rows * self._stored)
+        parts = [array.reshape(self._stored, self.rows, *array.shape[1:]) for array in arrays]
+        return parts if self._keep is None else [part[list(self._keep)] for part in parts]
+
+
+def data_bytes(parts: Sequence[Any]) -> int:
+    """Bytes of data in a batch's components; of text its characters."""
+    return sum(
+        sum(map(len, part.flat)) if isinstance(part, np.ndarray) and part.dtype.hasobject else part.nbytes
+        for part in parts
+    )
+
+
+class Subscription(Protocol):
+    """Batches of consecutive epochs, in order (or as they are finished)."""
+
+    first_epoch: int
+    outlives_interrupts: bool  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
+    limit: int  # batches before this one are wanted, or may be made ahead
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has a delivery, without waiting; batches that are only made when they are taken never are."""
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it is of a stream, all of which was taken."""
+
+    @property
+    def ended_lanes(self) -> Mapping[int, int]:
+        """Generators that are through: how many batches each lane had that has ended."""
+
+    def take(self) -> Delivery:
+        """The next batches. Blocks until they are there. Raises what the user's function raised, and StopIteration."""
+
+    def extend(self, limit: int) -> None:
+        """Batches up to `limit` (counted from the first epoch on) are wanted, or may be made ahead."""
+
+    def end(self) -> None:
+        """The consumer abandoned the rest. Never blocks; may be called in a finalizer, and twice."""
+
+
+class Engine(Protocol):
+    """Makes one loader's batches: a pool's workers, or this process.
+
+    Attributes:
+        captured: what was pickled, to be compared; None: nothing was.
+    """
+
+    captured: CapturedState | None
+
+    def form(self) -> BatchForm:
+        """The batches' form. Blocks until the first sample has been made."""
+
+    def spec(self) -> ElementSpec:
+        """The spec of all batches, as a dataset must know it beforehand.
+
+        Blocks as `form`, and where a call makes a whole batch until the second has been made.
+        """
+
+    def read_ahead(self, is_sure: bool) -> int:
+        """How many batches of the next epoch it may well make before they are asked for. There is a form.
+
+        Args:
+            is_sure: whether it will be asked for; else they may be made in vain.
+        """
+
+    def begin(
+        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+    ) -> Subscription:
+        """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
+
+        Args:
+            first_epoch: the epoch.
+            limit: batches before this one are wanted, or may be made ahead; of a stream as many as are read.
+            plan: of the batches.
+            taken: ranges of them that are not wanted: first ones and lengths; only where there is no order.
+            lanes: of generators: what is not wanted of each.
+        """
+
+    def update(self, changes: dict[str, Any]) -> None:
+        """Batches begun from now on see these attributes of the source's object changed."""
+
+    def statistics(self) -> EngineStatistics:
+        """What it knows for `Loader.statistics()`, but for its cache."""
+
+    def cache_counts(self) -> Sequence[int]:
+        """What its processes have counted of the loader's cache: for each `Count` a number; zeros where it has none."""
+
+    def close(self) -> None:
+        """End; runs end with it."""
+
+
+class CheckedArguments(NamedTuple):
+    """What a loader's arguments come to; `trainer.arguments.check_arguments` makes it.
+
+    Ownership: a pool's loader lets go of it once its payload has travelled, for that holds function and source.
+    """
+
+    config: LoaderConfig  # the settings
+    plan: BasePlan  # which item is when
+    unit: UnitKind  # what one call of the function makes
+    given_spec: ElementSpec | None  # the user's `element_spec`
+    stream: StreamSource | None  # what is read in the trainer, where the source has no index
+    payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
+    has_epoch_begin: bool = False  # a hook of the user's runs before an epoch's first sample is made
+    has_hooks: bool = False  # hooks of the user's run between epochs; what they change is sent
+    needs_lengths: bool = False  # the plan is not the one yet: `Buckets.by` must first tell the items' lengths

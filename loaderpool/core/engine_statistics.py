@@ -1,0 +1,162 @@
+"""What an engine knows for `Loader.statistics()`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from loaderpool.memory.board import Board, Field, NodeField
+from loaderpool.system import capacity
+
+if TYPE_CHECKING:
+    from loaderpool.core.pool import Pool, Worker
+    from loaderpool.core.stream.feeds import StreamFeeds
+    from loaderpool.transport.payload.ship import Placement, Shipment
+
+_STATES: tuple[Literal["starting"], Literal["running"], Literal["leaving"]] = ("starting", "running", "leaving")
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerStatistics:
+    """Counts of one worker since it started; with a `RayPool`, of all workers on a node."""
+
+    index: int  # Number of the worker; a replacement gets a new number.
+    pid: int | None  # Process ID; `None` for a node.
+    batches: int  # Batches finished.
+    samples: int  # Samples computed.
+    busy_s: float  # Seconds spent on tasks.
+    wait_s: float  # Seconds spent waiting for a batch buffer or a task.
+    cpu_s: float  # CPU time in seconds; 0.0 for a node.
+    node: str = ""  # Address of the node, or empty.
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeStatistics:
+    """Counts of one node of a `RayPool`."""
+
+    node: str  # Ray's ID of the node.
+    address: str  # Address of the node.
+    workers: int  # Number of workers; 0 while the node starts.
+    state: Literal["starting", "running", "leaving"]  # State of the node in the pool.
+    batches: int  # Batches loaded on the node.
+    busy_s: float  # Seconds spent on tasks, summed over its workers.
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryStatistics:
+    """Batch buffers in shared memory."""
+
+    buffers: int = 0  # Number of batch buffers; 0 before the first batch.
+    buffer_bytes: int = 0  # Size of one batch buffer in bytes.
+    buffers_in_use: int = 0  # Batch buffers that your arrays use now.
+    batches_zero_copy: int = 0  # Batches delivered as zero-copy views.
+    batches_copied: int = 0  # Batches copied because too few batch buffers were free.
+    batches_oversize: int = 0  # Batches larger than their buffer.
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineStatistics:
+    """An engine's share of `Statistics`, which says what each is; as they stand here, one that has nothing of it."""
+
+    memory: MemoryStatistics = MemoryStatistics()
+    restarts: int = 0
+    supervisor_restarts: int = 0
+    workers_start: Literal["fork", "exec", "spawn"] | None = None
+    workers: tuple[WorkerStatistics, ...] = ()
+    nodes: tuple[NodeStatistics, ...] = ()
+    nodes_lost: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class SlotCounts(NamedTuple):
+    """Slots of a loader's latest run."""
+
+    number: int = 0  # 0 before the first batch
+    nbytes: int = 0  # of each
+    wanted: int = 0  # that it would have, were memory no limit
+    lent: int = 0  # of all its runs: they have views
+
+
+@dataclasses.dataclass
+class DeliveryCounts:
+    """How a loader's batches were handed over. Changed with the session's lock held."""
+
+    largest_chunk: int = 1  # batches of a delivery of a stream
+    lent: int = 0
+    copied: int = 0
+    copied_ns: int = 0  # that this took
+    oversize: int = 0
+    load_s: float = 0.0  # of the payload, in the supervisor that took longest
+
+
+def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None) -> EngineStatistics:
+    """What is known of a loader in a pool once function and source have travelled."""
+    placements = [placement] if feeds is None else [placement, feeds.placement]
+    shared = sum(each.shared_bytes for each in placements)
+    notes = [f"{shared:,} bytes of arrays are shared with the workers and not copied"] if shared else []
+    notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
+    if shipment.packed_items:
+        notes.append(f"{shipment.packed_items:,} items of the source were packed into bytes that the workers share")
+    if feeds is not None and feeds.read_by == "process":
+        notes.append("the stream is read in a separate process")
+    elif feeds is not None:
+        notes.append(f"the stream is read on a thread of the main process: {feeds.why_on_thread}")
+    return EngineStatistics(notes=tuple(notes))
+
+
+def with_counts(known: EngineStatistics, pool: Pool, slots: SlotCounts, counts: DeliveryCounts) -> EngineStatistics:
+    """The same with the counts of this moment."""
+    workers, nodes = _workers(pool)  # first: it takes in the latest news
+    return EngineStatistics(
+        memory=MemoryStatistics(
+            buffers=slots.number,
+            buffer_bytes=slots.nbytes,
+            buffers_in_use=slots.lent,
+            batches_zero_copy=counts.lent,
+            batches_copied=counts.copied,
+            batches_oversize=counts.oversize,
+        ),
+        restarts=pool.workers.restarts,
+        supervisor_restarts=pool.supervisor_restarts,
+        workers_start="spawn" if not pool.hands_over_files else "exec" if pool.warnings.obstacles else "fork",
+        workers=workers,
+        nodes=nodes,
+        nodes_lost=pool.workers.nodes_lost,
+        notes=known.notes,
+    )
+
+
+def _workers(pool: Pool) -> tuple[tuple[WorkerStatistics, ...], tuple[NodeStatistics, ...]]:
+    """Those that run; and all nodes."""
+    if pool.is_closed:
+        return (), ()
+    pool.catch_up()
+    board, found = pool.arena.board, list(pool.workers.values())
+    workers = tuple(
+        WorkerStatistics(
+            index=worker.number,
+            pid=worker.pid or None,
+            batches=board.read(worker.cell, Field.BATCHES),
+            samples=board.read(worker.cell, Field.SAMPLES),
+            busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
+            wait_s=board.read(worker.cell, Field.WAIT_NS) / 1e9,
+            cpu_s=capacity.process_cpu_s(worker.pid) if worker.pid else 0.0,
+            node="" if worker.place is None else worker.place.address,
+        )
+        for worker in found
+        if worker.place is None or worker.place.workers
+    )
+    return workers, tuple(_node(board, worker) for worker in found if worker.place is not None)
+
+
+def _node(board: Board, found: Worker) -> NodeStatistics:
+    assert found.place is not None
+    node, address, workers = found.place
+    return NodeStatistics(
+        node=node,
+        address=address,
+        workers=workers,
+        state=_STATES[board.read(found.cell, NodeField.STATE)],
+        batches=board.read(found.cell, Field.BATCHES),
+        busy_s=board.read(found.cell, Field.BUSY_NS) / 1e9,
+    )

@@ -1,0 +1,377 @@
+"""A random walk over the supervisor's state: no process, no clock.
+
+A consumer that waits while no worker has anything to do is a deadlock.
+
+Workers finish, fail, die, cannot be started, say things twice. Runs begin, end, give their slots back and begin again,
+in order and out of it, of items and of generators. Loaders come and go. What is released may have been ended before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, LoaderFailed, Message, Ticket
+from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, ToWorker
+from loaderpool.core.slots import Space
+from loaderpool.core.state import State
+from tests.support.state import check_state
+
+
+@dataclasses.dataclass
+class WalkedPlan:
+    size: int
+    batch_size: int
+    lanes: int = 0
+    lengths: tuple[int, ...] = ()  # samples of each lane
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return 1 << 40 if self.lanes else -(-self.size // self.batch_size)
+
+    def locate(self, number: int) -> tuple[int, int, int]:
+        return *divmod(number, self.batches_per_epoch), 0
+
+    def alike(self, number: int) -> int:
+        return max(1, self.size // self.batch_size - number % self.batches_per_epoch)
+
+    def total_rows(self, number: int, count: int) -> int:
+        rest = self.size - (number + count - 1) % self.batches_per_epoch * self.batch_size
+        return (count - 1) * self.batch_size + (self.batch_size if self.lanes else min(self.batch_size, rest))
+
+    def made(self, batch: int) -> int:
+        """The rows of a batch of a lane."""
+        turn, lane = divmod(batch, self.lanes)
+        return max(0, min(self.batch_size, self.lengths[lane] - turn * self.batch_size))
+
+
+class Consumer:
+    """A run as the main process has it: takes batches, keeps some slots, gives them back at random."""
+
+    def __init__(self, number: int, loader: int, first: int, plan: WalkedPlan, is_ordered: bool) -> None:
+        self.number, self.loader, self.next, self.plan = number, loader, first, plan
+        self.is_ordered = is_ordered or plan.lanes > 0
+        self.ready: dict[int, Filled | BatchFailed] = {}
+        self.lent: list[int] = []
+        self.over: dict[int, int] = {}  # batches of lanes that have no more
+        self.empty: list[int] = []  # slots that told so
+        self.had: set[int] = set()  # taken out of order, after `next`
+        self.is_ended = self.is_asked = False
+
+    def hear(self, message: Filled | BatchFailed) -> None:
+        for batch in batches_of(message):
+            assert batch >= self.next and batch not in self.had, "a batch was made twice"
+            assert all(batch not in batches_of(other) for other in self.ready.values()), "a batch was made twice"
+        if self.plan.lanes and (isinstance(message, BatchFailed) or message.is_last):
+            turn, lane = divmod(message.batch, self.plan.lanes)
+            batches = turn + (isinstance(message, BatchFailed) or message.rows > 0)
+            assert batches < self.over.get(lane, 1 << 62)
+            self.over[lane] = batches
+            for number in [each for each in self.ready if each % self.plan.lanes == lane]:
+                if number // self.plan.lanes >= batches:  # an earlier batch of the lane has failed since
+                    self.empty.append(self.ready.pop(number).offset)
+            if isinstance(message, Filled) and not message.rows:
+                self.empty.append(message.offset)
+                return
+        assert isinstance(message, BatchFailed) or not self.plan.lanes or message.rows, "an empty batch"
+        self.ready[message.batch] = message
+
+    def pass_lanes_that_are_over(self) -> None:
+        while self.plan.lanes and not self.is_over:
+            turn, lane = divmod(self.next, self.plan.lanes)
+            if turn < self.over.get(lane, turn + 1):
+                return
+            self.next += 1
+
+    @property
+    def is_over(self) -> bool:
+        turns = range(self.next, self.next + self.plan.lanes)
+        ends = [self.over.get(number % self.plan.lanes, number) <= number // self.plan.lanes for number in turns]
+        return 0 < self.plan.lanes == len(self.over) and all(ends) and not self.ready
+
+    def take(self) -> Filled | BatchFailed | None:
+        number = self.next if self.is_ordered else next(iter(self.ready), -1)
+        message = self.ready.pop(number, None)
+        if message is not None:
+            self.had.update(batches_of(message))
+        while self.next in self.had:
+            self.had.remove(self.next)
+            self.next += 1
+        return message
+
+
+def batches_of(message: Filled | BatchFailed) -> range:
+    return range(message.batch, message.batch + (message.batches if isinstance(message, Filled) else 1))
+
+
+class Walk:
+    """The state, with pretended workers and a pretended main process around it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = chance = random.Random(seed)
+        self.most_slots = chance.choice([12, 40, 160])
+        memory = Space(4096, chance.choice([150_000, 1_000_000, 100_000_000]))
+        self.state = State(chance.randint(1, 4), memory, self.most_slots)
+        self.channels: dict[int, list[Message]] = {}  # of each worker: what it has not answered
+        self.stopping: set[int] = set()
+        self.consumers: dict[int, Consumer] = {}
+        self.plans: dict[int, WalkedPlan] = {}
+        self.loaded: dict[int, tuple[WalkedPlan, Layout]] = {}  # those that are closed, too
+        self.dealt: dict[int, set[int]] = {}  # batches of each run
+        self.takes, self.kills = chance.choice([2, 40]), chance.choice([0, 2, 8])
+        self.failures, self.failing_starts = chance.choice([0, 0.03, 0.3]), chance.choice([0, 0, 0.3])
+        self.times = chance.choice([[1e-6], [1e-6, 1e-4, 0.01, 0.3]])
+        self.grows = chance.choice([0, 0, 0.02])
+        self.now, self.taken = 0.0, 0
+
+    def run(self, steps: int) -> None:
+        self.load()
+        self.begin()
+        events = {
+            self.answer: 40, self.kill: self.kills, self.take: self.takes, self.give_back: 20, self.begin: 1.5,
+            self.end: 1, self.load: 0.3, self.resize: 0.5, self.unload: 0.05, self.stray: 0.5, self.tick: 2,
+        }  # fmt: skip
+        for _ in range(steps):
+            self.random.choices([*events], [*events.values()])[0]()
+            self.turn()
+        self.drain()
+
+    # ---- the supervisor's loop
+
+    def turn(self) -> None:
+        self.state.deal()
+        check_state(self.state)
+        while self.state.instructions:
+            instructions, self.state.instructions = self.state.instructions, []
+            for instruction in instructions:
+                self.obey(instruction)
+            self.state.deal()
+            check_state(self.state)
+
+    def obey(self, instruction: Any) -> None:
+        match instruction:
+            case ToWorker(worker, message) if worker in self.channels:
+                self.channels[worker].append(message)
+                self.look_at(message)
+            case ToMain(Filled(run=run) | BatchFailed(run=run) as message) if not self.consumers[run].is_ended:
+                if isinstance(message, BatchFailed) and message.offset < 0:
+                    self.consumers[run].is_ended = True
+                else:
+                    self.consumers[run].hear(message)
+            case ToMain(LoaderFailed(loader)):
+                for consumer in self.consumers.values():
+                    if consumer.loader == loader:
+                        self.end_of(consumer)
+                if loader in self.plans:
+                    self.state.look(loader, 0, 0)
+            case ToMain(GiveBack(run)):
+                self.consumers[run].is_asked = True
+            case Start(worker) if self.channels and self.random.random() < self.failing_starts:
+                self.state.not_started(worker, self.now, b"no process")
+            case Start(worker):
+                self.channels[worker] = []
+            case Stop(worker):
+                self.stopping.add(worker)
+        for consumer in self.consumers.values():
+            while consumer.empty:
+                self.state.release(consumer.number, consumer.empty.pop())
+        held = sum(len(consumer.ready) + len(consumer.lent) for consumer in self.consumers.values())
+        assert held <= self.most_slots, "more messages on their way than the channel holds"
+        for worker in [each for each in self.stopping if not self.channels.get(each, [None])]:
+            self.leave(worker)
+
+    def look_at(self, message: Message) -> None:
+        if isinstance(message, Ticket) and message.run and (lanes := self.consumers[message.run].plan.lanes):
+            consumer, seen = self.consumers[message.run], self.dealt.setdefault(message.run, set())
+            if message.batch not in seen:
+                lane = message.batch % lanes
+                assert consumer.is_ended or lane not in consumer.over, "LANE-2"
+                assert all(other < message.batch for other in seen if other % lanes == lane), "LANE-3"
+            seen.add(message.batch)
+
+    # ---- what the main process does
+
+    def load(self) -> None:
+        if len(self.plans) == 4:
+            return
+        chance, number = self.random, len(self.loaded) + 1
+        lanes, rows, row_bytes = chance.choice([0, 0, 1, 3, 7]), chance.randint(1, 9), chance.choice([8, 8000])
+        lengths = tuple(chance.choice([0, 3, 20, rows, 2 * rows, 10**6]) for _ in range(lanes))
+        plan = self.plans[number] = WalkedPlan(chance.randint(1, 60), rows, lanes, lengths)
+        most = max(1, min(2048, 262_144 // (rows * row_bytes)))
+        slot_bytes = -(-most * rows * row_bytes // 4096) * 4096
+        self.loaded[number] = plan, Layout(slot_bytes, most, chance.random() < 0.7, room=chance.choice([2, 2, 5]))
+        self.state.load(number, plan, leaves_out=not lanes and chance.random() < 0.2)
+        self.state.look(number, 0, 0)
+
+    def unload(self) -> None:
+        if self.plans:
+            number = self.random.choice([*self.plans])
+            for consumer in self.consumers.values():
+                if consumer.loader == number:
+                    self.end_of(consumer)
+            del self.plans[number]
+            self.state.unload(number)
+
+    def begin(self) -> None:
+        if self.plans and len(self.living()) < 3:
+            loader = self.random.choice([*self.plans])
+            first = 0 if self.plans[loader].lanes else self.random.randint(0, 30)
+            self.start(Consumer(self.new_run(), loader, first, self.plans[loader], self.random.random() < 0.7))
+
+    def begin_again(self, old: Consumer) -> None:
+        self.end_of(old)
+        new = Consumer(self.new_run(), old.loader, old.next, old.plan, old.is_ordered)
+        new.had = set(old.had)
+        turns = {
+            number % new.plan.lanes: number // new.plan.lanes for number in range(new.next, new.next + new.plan.lanes)
+        }
+        new.over = {lane: batches for lane, batches in old.over.items() if turns[lane] >= batches}
+        self.start(new)
+
+    def new_run(self) -> int:
+        return 1001 + len(self.consumers)
+
+    def start(self, consumer: Consumer) -> None:
+        self.consumers[consumer.number] = consumer
+        had = tuple(sorted(consumer.had))
+        self.state.begin(consumer.number, consumer.loader, consumer.next, had, tuple(consumer.over))
+
+    def end(self) -> None:
+        if living := self.living():
+            self.end_of(self.random.choice(living))
+
+    def end_of(self, consumer: Consumer) -> None:
+        if not consumer.is_ended:
+            consumer.is_ended = True
+            consumer.ready.clear()
+            self.state.end(consumer.number, tuple(consumer.lent))
+
+    def living(self) -> list[Consumer]:
+        return [consumer for consumer in self.consumers.values() if not consumer.is_ended]
+
+    def take(self) -> None:
+        for consumer in self.living():
+            consumer.pass_lanes_that_are_over()
+            if consumer.is_asked and self.random.random() < 0.5:
+                self.begin_again(consumer)
+            elif (message := consumer.take()) is not None:
+                self.taken += 1
+                if isinstance(message, Filled) and len(consumer.lent) < message.may_lend:
+                    consumer.lent.append(message.offset)
+                else:  # an error, or copied
+                    self.state.release(consumer.number, message.offset)
+
+    def give_back(self) -> None:
+        for consumer in self.consumers.values():
+            if consumer.lent and self.random.random() < 0.5:
+                at = self.random.randrange(len(consumer.lent))
+                self.state.release(consumer.number, consumer.lent.pop(at))
+
+    def resize(self) -> None:
+        self.state.resize(self.random.randint(1, 5))
+
+    def stray(self) -> None:
+        """An answer to no ticket, and releases that crossed an end."""
+        if self.channels:
+            self.state.done(self.random.choice([*self.channels]), Answer(10**9, 1, 0.1))
+        for consumer in self.consumers.values():
+            if consumer.is_ended and not consumer.lent:
+                self.state.release(consumer.number, 4096 * self.random.randint(1, 11))
+
+    def tick(self) -> None:
+        self.now += 1.0
+        self.state.tick(self.now)
+
+    # ---- what workers do
+
+    def answer(self) -> None:
+        if not (busy := [worker for worker, messages in self.channels.items() if messages]):
+            return
+        worker = self.random.choice(busy)
+        message = self.channels[worker].pop(0)
+        if not isinstance(message, Ticket):
+            return
+        plan, layout = self.loaded[message.loader]
+        if message.offset < 0:
+            found = Found(message.number, message.loader, 0, b"", 0.0)
+            self.state.found(worker, found, layout, self.random.choice([1e-6, 0.001, 0.3]))
+        elif self.random.random() < self.failures:
+            self.state.failed(worker, message.number, b"error")
+        else:
+            rows = plan.made(message.batch) if plan.lanes else message.stop - message.start
+            oversize = layout.slot_bytes * 2 if self.random.random() < self.grows else 0
+            failures = b"left out" if message.left_out else b""
+            took = rows * self.random.choice(self.times)
+            self.state.done(worker, Answer(message.number, rows, took, oversize, failures))
+        if self.random.random() < 0.02:
+            self.state.done(worker, Answer(message.number, 1, 0.1))  # said twice
+
+    def kill(self) -> None:
+        if self.channels:
+            worker = self.random.choice([*self.channels])
+            tickets = [message for message in self.channels[worker] if isinstance(message, Ticket)]
+            self.die(worker, tickets[0].number if tickets else 0, self.random.randint(0, 2))
+
+    def die(self, worker: int, ticket: int, index: int) -> None:
+        del self.channels[worker]
+        self.stopping.discard(worker)
+        hung_s = self.random.choice([0.0, 0.0, 0.0, 1.0])
+        self.state.died(worker, self.now, ticket, Death(lambda *_: b"dead", index, hung_s))
+
+    def leave(self, worker: int) -> None:
+        del self.channels[worker]
+        self.stopping.discard(worker)
+        self.state.died(worker, self.now, 0, Death(lambda *_: b"dead"))
+
+    # ---- the end
+
+    def drain(self) -> None:
+        """All consumers get batch after batch, though workers get ahead; each keeps all that it gets, or the last."""
+        keeps_all = self.random.random() < 0.5
+        self.failing_starts = 0
+        for _ in range(3):
+            self.tick()
+        for _ in range(60):
+            self.settle()
+            for consumer in self.living():
+                consumer.pass_lanes_that_are_over()
+                is_ready = consumer.next in consumer.ready if consumer.is_ordered else consumer.ready
+                assert is_ready or consumer.is_over, f"deadlock: {vars(consumer)}"
+            self.take()
+            for consumer in self.consumers.values():
+                while not keeps_all and len(consumer.lent) > 1:
+                    self.state.release(consumer.number, consumer.lent.pop(0))
+        for consumer in self.consumers.values():
+            self.end_of(consumer)
+            while consumer.lent:
+                self.state.release(consumer.number, consumer.lent.pop())
+        self.settle()
+        assert not self.state.runs and not self.state.due, "something is left"
+
+    def settle(self) -> None:
+        for _ in range(100):
+            self.turn()
+            while any(self.channels.values()):
+                self.answer()
+                self.turn()
+            if not (asked := [consumer for consumer in self.living() if consumer.is_asked]):
+                return
+            self.begin_again(asked[0])
+        raise AssertionError("runs ask one another for their slots, for ever")
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_no_consumer_waits_for_ever_and_nothing_is_left(first: int) -> None:
+    taken = 0
+    for seed in range(first, first + 100):
+        walk = Walk(seed)
+        try:
+            walk.run(400)
+        except BaseException as error:
+            raise AssertionError(f"walk {seed}: {error}") from error
+        taken += walk.taken
+    assert taken > 2000

@@ -1,0 +1,167 @@
+"""The supervisor's state whose workers are nodes of a cluster: how many tickets each has, and what their ends cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderpool.core.messages import BatchFailed, Filled, Found, Ticket
+from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, ToWorker
+from loaderpool.core.slots import Space
+from loaderpool.core.state import State
+from tests.property.test_state_holes import Endless
+from tests.support.state import check_state
+
+LOADER, RUN, DEATHS = 1, 1001, 3
+
+
+class Cluster:
+    """The state, and what it had others do."""
+
+    def __init__(self, nodes: int, limit_bytes: int = 1 << 30, last: int = 400) -> None:
+        self.state = State(0, Space(4096, 1 << 30), 160, None, of_nodes=True)
+        self.tickets: dict[int, list[Ticket]] = {}  # of each node that was started
+        self.told: list[Any] = []
+        self.state.load(LOADER, Endless(), most_deaths=DEATHS)
+        self.state.resize(nodes)
+        self.turn()
+        self.state.lay_out(LOADER, Layout(4096, 64, True, limit_bytes), 0.001)
+        self.state.begin(RUN, LOADER, 0, stop=last)
+        self.turn()
+
+    def turn(self) -> None:
+        self.state.deal()
+        check_state(self.state)
+        while self.state.instructions:
+            instructions, self.state.instructions = self.state.instructions, []
+            for instruction in instructions:
+                self.obey(instruction)
+            self.state.deal()
+            check_state(self.state)
+
+    def obey(self, instruction: Any) -> None:
+        match instruction:
+            case Start(node):
+                self.tickets[node] = []
+            case Stop(node):
+                del self.tickets[node]
+                self.state.died(node, 0.0, 0, None)
+            case ToWorker(node, Ticket() as ticket):
+                self.tickets[node].append(ticket)
+            case ToMain(Filled() as message):
+                self.told.append(message)
+                self.state.release(RUN, message.offset)
+            case ToMain(message):
+                self.told.append(message)
+
+    def join(self, node: int, workers: int) -> None:
+        self.state.joined(node, workers)
+        self.turn()
+
+    def answer(self, node: int, place: int = 0, row_s: float = 0.001) -> Ticket:
+        ticket = self.tickets[node].pop(place)
+        rows = ticket.stop - ticket.start
+        self.state.done(node, Answer(ticket.number, rows, rows * row_s))
+        self.turn()
+        return ticket
+
+    def die(self, node: int) -> list[Ticket]:
+        tickets = self.tickets.pop(node)
+        self.state.died(node, 0.0, 0, Death(lambda verdict, deaths, _: f"{verdict.name} {deaths}".encode()))
+        self.turn()
+        return tickets
+
+    def full(self) -> list[int]:
+        """All batches that have come."""
+        filled = [message for message in self.told if isinstance(message, Filled)]
+        return sorted(batch for message in filled for batch in range(message.batch, message.batch + message.batches))
+
+
+def test_a_node_has_no_ticket_before_it_runs_and_then_two_for_each_worker() -> None:
+    cluster = Cluster(3)
+    assert not any(cluster.tickets.values())
+    cluster.join(0, 1)
+    cluster.join(1, 8)
+    assert {node: len(tickets) for node, tickets in cluster.tickets.items()} == {0: 4, 1: 16, 2: 0}
+    assert all((ticket.start, ticket.stop) == (0, 4 * ticket.batches) for ticket in cluster.tickets[1])
+
+
+def test_tickets_of_nodes_take_64_ms() -> None:
+    cluster = Cluster(1, last=1 << 20)
+    cluster.join(0, 1)
+    for _ in range(40):
+        ticket = cluster.answer(0, row_s=0.001)
+    assert ticket.batches == 16
+
+
+def test_answers_in_any_order_and_a_loader_that_comes_later_keep_the_node() -> None:
+    cluster = Cluster(1)
+    cluster.join(0, 2)
+    cluster.answer(0, place=2)
+    cluster.state.load(LOADER + 1, Endless())
+    cluster.turn()
+    assert [*cluster.tickets] == [0] and len(cluster.tickets[0]) == 4
+
+
+@given(st.data())
+def test_whatever_nodes_do_each_batch_comes_once(data: st.DataObject) -> None:
+    cluster = Cluster(data.draw(st.integers(1, 4)), last=60)
+    for _ in range(200):
+        starting = [node for node in cluster.tickets if not cluster.state.workers[node].workers]
+        busy = [node for node, tickets in cluster.tickets.items() if tickets]
+        what = data.draw(st.sampled_from(["answer", "answer", "answer", "join", "die", "resize"]))
+        if what == "join" and starting:
+            cluster.join(data.draw(st.sampled_from(starting)), data.draw(st.integers(1, 5)))
+        elif what == "die" and cluster.tickets and data.draw(st.integers(0, 9)) == 0:
+            cluster.die(data.draw(st.sampled_from([*cluster.tickets])))
+        elif what == "resize" and data.draw(st.integers(0, 4)) == 0:
+            cluster.state.resize(data.draw(st.integers(1, 4)))
+            cluster.turn()
+        elif busy:
+            node = data.draw(st.sampled_from(busy))
+            cluster.answer(node, data.draw(st.integers(0, len(cluster.tickets[node]) - 1)))
+    lost = [message for message in cluster.told if isinstance(message, BatchFailed)]
+    for _ in range(500):
+        for node in [*cluster.tickets]:
+            if not cluster.state.workers[node].workers:
+                cluster.join(node, 1)
+            while cluster.tickets.get(node):
+                cluster.answer(node)
+    assert sorted([*cluster.full(), *(message.batch for message in lost)]) == list(range(60))
+
+
+def test_a_ticket_that_ends_nodes_is_dealt_alone_and_given_up_and_no_other_is() -> None:
+    cluster, deaths, alone = Cluster(2, last=40), 0, 0
+    cluster.join(0, 2)
+    cluster.join(1, 2)
+    while any(cluster.tickets.values()):
+        for node in [*cluster.tickets]:
+            if any(ticket.batch <= 7 < ticket.batch + ticket.batches for ticket in cluster.tickets[node]):
+                alone += len(cluster.die(node)) == 1
+                deaths += 1
+            elif cluster.tickets[node]:
+                cluster.answer(node)
+        for node in cluster.tickets:
+            if not cluster.state.workers[node].workers:
+                cluster.join(node, 2)
+    (failed,) = [message for message in cluster.told if isinstance(message, BatchFailed)]
+    assert (failed.batch, failed.error, deaths, alone) == (7, b"NODE 3", DEATHS, 1)
+    assert cluster.full() == [batch for batch in range(40) if batch != 7]
+
+
+def test_a_run_that_is_whole_has_one_slot_and_one_ticket() -> None:
+    """As a node makes a ticket of the dispatcher's."""
+    state, told = State(1, Space(4096, 1 << 30), 160), []
+    state.load(LOADER, Endless())
+    state.lay_out(LOADER, Layout(4096, 64, True), 0.001)
+    state.begin(RUN, LOADER, 5, stop=45, is_whole=True)
+    state.deal()
+    (ticket,) = [each.message for each in state.instructions if isinstance(each, ToWorker)]
+    assert isinstance(ticket, Ticket) and (ticket.batch, ticket.batches, ticket.stop) == (5, 40, 160)
+    state.failed(0, ticket.number, b"error")
+    state.deal()
+    told = [each.message for each in state.instructions if isinstance(each, ToMain)]
+    assert [type(message) for message in told] == [BatchFailed]  # and it is not made again in parts
+    assert Found not in map(type, told)

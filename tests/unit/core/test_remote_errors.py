@@ -1,0 +1,71 @@
+"""What a lost host's error says."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderpool.core.failures import lost_error
+from loaderpool.errors import WorkerLostError
+from loaderpool.transport.reports import LostReport, Verdict
+
+LOST = (("10.0.0.7", "no answer for 15 s"), ("10.0.0.8", "its node has died"))
+
+
+def node_lost(batches: range = range(0), indices: tuple[int, ...] = ()) -> LostReport:
+    return LostReport(Verdict.NODE, None, 3, None, None, deaths=4, batches=batches, indices=indices, nodes=LOST)
+
+
+@pytest.mark.parametrize(
+    ("batches", "indices", "said"),
+    [
+        (range(7, 8), (4, 9), "Nodes were lost 4 times over batch 7 of epoch 3 (source indices [4, 9]). The last "),
+        (range(7, 10), (), "Nodes were lost 4 times over batches 7 to 9 of epoch 3. The last "),
+        (
+            range(0),
+            tuple(range(9)),
+            "the same task in epoch 3 (source indices [0, 1, 2, 3, 4, 5, 6, 7, ...]). The",
+        ),
+        (range(0), (), "Nodes were lost 4 times over the same task in epoch 3. The last "),
+    ],
+)
+def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
+    batches: range, indices: tuple[int, ...], said: str
+) -> None:
+    error = lost_error(node_lost(batches, indices), preface="Buckets.by: ")
+    assert isinstance(error, WorkerLostError) and isinstance(error, WorkerLostError)
+    assert said in str(error) and str(error).startswith("Buckets.by: ")
+    assert (error.epoch, error.indices) == (3, indices)
+    assert error.batch == (batches.start if batches else None)
+
+
+def test_the_last_node_is_named_and_why_a_host_was_lost_there() -> None:
+    error = lost_error(node_lost())
+    assert "with no other task, was node 10.0.0.8: its node has died. A crash" in str(error)
+    assert isinstance(error, WorkerLostError)
+    assert (error.nodes, error.node) == (LOST, "10.0.0.8")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        (
+            Verdict.STORM,
+            "Nodes were lost 7 times within 600 s, more than restarts=(6, 600) allows. The last was node 10.0.0.8: ",
+        ),
+        (
+            Verdict.BEFORE,
+            "Nodes were lost 7 times in a row before they started any batch. The last was node 10.0.0.8: its node ",
+        ),
+    ],
+)
+def test_storms_of_hosts_speak_of_hosts(verdict: Verdict, said: str) -> None:
+    error = lost_error(LostReport(verdict, None, 0, None, None, deaths=7, max_restarts=(6, 600.0), nodes=LOST))
+    assert isinstance(error, WorkerLostError) and str(error).startswith(said)
+    assert "worker" not in str(error) and "pid" not in str(error)
+
+
+def test_a_workers_death_is_told_with_its_node() -> None:
+    error = lost_error(LostReport(Verdict.ALONE, 5, 0, -9, 77, deaths=3, node="10.0.0.7"))
+    told = "A worker (pid 77, node 10.0.0.7) was killed by SIGKILL while loading source index 5 (epoch 0). "
+    assert str(error).startswith(told)
+    assert (error.node, error.index, error.signal_name) == ("10.0.0.7", 5, "SIGKILL")

@@ -1,0 +1,43 @@
+"""Batches that arrive in any order: each is given once, also where some were taken before a new begin."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderpool.core.buffers import Arrived, LaneBuffer, OrderedBuffer, ReorderBuffer, UnorderedBuffer
+
+
+def test_batches_that_were_taken_before_a_new_begin_are_left_out_of_their_chunks() -> None:
+    shelf = UnorderedBuffer(0, 100)
+    for begin, count in ((1, 2), (4, 1), (6, 1), (7, 3)):
+        shelf.put(Arrived(begin, count, 2, 1))
+        shelf.drop_front()
+    shelf = shelf.rest()
+    assert shelf.begin_at == 0
+    assert not shelf.put(Arrived(8, 2, 2, 1))  # all of them were
+    assert shelf.put(Arrived(0, 6, 2, 1)) and shelf.put(Arrived(10, 4, 2, 2))
+    assert (shelf.front().first, shelf.front().keep) == (0, (0, 3, 5))
+    shelf.drop_front()
+    assert shelf.begin_at == 10
+    assert (shelf.front().first, shelf.front().keep) == (10, None)
+    shelf.drop_front()
+    assert shelf.begin_at == 14 == shelf.rest().begin_at
+
+
+def test_a_stream_without_end_keeps_nothing_of_the_epochs_behind_it() -> None:
+    shelf = UnorderedBuffer(0, 2)
+    for batch in range(1000):
+        shelf.put(Arrived(batch, 1, 2, 1))
+        shelf.drop_front()
+    assert not shelf._by_epoch and not shelf._taken
+
+
+@pytest.mark.parametrize("buffer", [OrderedBuffer(0), UnorderedBuffer(0, 10), LaneBuffer(2, in_order=True)])
+def test_it_tells_how_many_slots_wait_in_it(buffer: ReorderBuffer) -> None:
+    for first in (2, 0, 1):
+        buffer.put(Arrived(first, 1, 2, first))
+    assert buffer.waiting == 3
+    buffer.drop_front()
+    assert buffer.waiting == 2
+    buffer.clear()
+    assert buffer.waiting == 0

@@ -1,0 +1,111 @@
+"""Source lines that only the trainer has stand below the frames of a worker's traceback, and no others change."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderpool.core import failures
+from loaderpool.core.failures import with_source_lines
+from loaderpool.transport.reports import LostReport, Verdict, describe_failure
+
+CELL = "/tmp/ipykernel_4711/1234.py"  # as ipykernel names a cell: no such file
+SOURCE = "def load(item):\n    raise ValueError(\n        item)\n\ndef outer(item):\n    return load(item)\n"
+
+
+@pytest.fixture
+def cell() -> Iterator[dict[str, Any]]:
+    """The cell's functions; its source is in `linecache`, as IPython puts it there."""
+    namespace: dict[str, Any] = {}
+    exec(compile(SOURCE, CELL, "exec"), namespace)
+    linecache.cache[CELL] = (len(SOURCE), None, SOURCE.splitlines(True), CELL)
+    yield namespace
+    linecache.cache.pop(CELL, None)
+
+
+def formatted_elsewhere(raise_it: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """The traceback as this process formats it, and as one does that has not this linecache."""
+    try:
+        raise_it()
+    except BaseException as error:
+        here = "".join(traceback.format_exception(error))
+        with monkeypatch.context() as patch:
+            patch.setattr(linecache, "cache", {})
+            return here, "".join(traceback.format_exception(error))
+    raise AssertionError
+
+
+def without_carets(text: str) -> str:
+    return "".join(line for line in text.splitlines(True) if set(line.strip(" |\n")) - set("~^") or not line.strip())
+
+
+def test_missing_lines_are_filled_in_as_python_shows_them(
+    cell: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chained() -> None:
+        try:
+            cell["load"](1)
+        except ValueError as error:
+            raise RuntimeError("second") from error
+
+    for raise_it in (lambda: cell["outer"](3), chained):
+        here, elsewhere = formatted_elsewhere(raise_it, monkeypatch)
+        assert "raise ValueError(" in here and "raise ValueError(" not in elsewhere
+        filled = with_source_lines(elsewhere)
+        assert without_carets(filled) == without_carets(here)
+        assert with_source_lines(filled) == filled
+        assert with_source_lines(here) == here
+
+
+def test_frames_of_an_exception_group_keep_their_margin(cell: dict[str, Any]) -> None:
+    text = f'  | Traceback:\n  |   File "{CELL}", line 6, in outer\n  | ValueError: 3\n'
+    assert with_source_lines(text).splitlines()[2] == "  |     return load(item)"
+
+
+def test_a_stack_of_faulthandler_gets_lines(cell: dict[str, Any]) -> None:
+    text = f'Thread 0x1 (most recent call first):\n  File "{CELL}", line 2 in load\n  File "{CELL}", line 6 in outer'
+    assert with_source_lines(text).splitlines()[1:] == [
+        f'  File "{CELL}", line 2 in load',
+        "    raise ValueError(",
+        f'  File "{CELL}", line 6 in outer',
+        "    return load(item)",
+    ]
+
+
+def test_what_nobody_knows_stays_out(monkeypatch: pytest.MonkeyPatch, cell: dict[str, Any]) -> None:
+    monkeypatch.setitem(linecache.cache, "<string>", (1, None, ["wrong\n"], "<string>"))  # Python 3.13's `-c`
+    text = "\n".join(f'  File "{name}", line 99, in f' for name in ("<string>", "<stdin>", "/nowhere.py", CELL))
+    assert with_source_lines(text) == text
+    monkeypatch.setattr(linecache, "getline", None)  # broken by somebody
+    text = f'  File "{CELL}", line 2, in load'
+    assert with_source_lines(text) == text
+
+
+def test_all_errors_of_workers_have_them(cell: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        cell["outer"](3)
+    except ValueError as error:
+        with monkeypatch.context() as patch:
+            patch.setattr(linecache, "cache", {})
+            failure = describe_failure(error, epoch=0, worker=1, index=3)
+    assert "return load(item)" not in failure.traceback_text
+    sample = failures.sample_error(failure)
+    assert "    return load(item)\n" in str(sample) and "    return load(item)\n" in sample.remote_traceback
+    source = failures.source_error(failure, 3)
+    assert "    return load(item)\n" in str(source) and "    return load(item)\n" in source.remote_traceback
+    setup = failures.sample_error(failure._replace(is_setup=True))
+    assert "    return load(item)\n" in str(setup)
+    stacks = f'  File "{CELL}", line 6 in outer'
+    lost = failures.lost_error(LostReport(Verdict.ALONE, 3, 0, -11, 17, 5, stacks))
+    assert str(lost).endswith("    return load(item)")
+
+
+def test_lines_of_real_files_come_from_the_trainers_disk(tmp_path: Path) -> None:
+    path = tmp_path / "there.py"
+    path.write_text("x = 1\n\u00e4 = 2\n")
+    assert with_source_lines(f'  File "{path}", line 2 in f').endswith("\n    \u00e4 = 2")
