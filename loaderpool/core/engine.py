@@ -172,7 +172,8 @@ class PoolEngine:
     ) -> PoolRun:
         """Begin a run in the pool."""
         self.form()
-        if self.session.import_anew:
+        reads_apart = self.feeds is not None and self.feeds.read_by == "process"
+        if self.session.import_anew or reads_apart:  # what begins now imports modules anew
             self.session.warn_of_modules()
         with self.session.lock:
             self.session.check_usable()

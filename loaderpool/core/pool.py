@@ -144,7 +144,7 @@ class Pool:
         self.long_work: LongWork | None = None
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
-        self.supervisor_restarts = self.deliveries = 0
+        self.supervisor_restarts = self.deliveries = self._restarts_seen = 0
         self.loaders: dict[int, Loads] = {}
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
@@ -289,6 +289,9 @@ class Pool:
     def _turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
         checkpoint()
+        if self.import_anew and self.workers.restarts != self._restarts_seen:  # by workers that import modules anew
+            self._restarts_seen = self.workers.restarts
+            self.warn_of_modules()
         if self.warnings.due:
             self.warnings.say()
         if (work := self.long_work) is not None:

@@ -17,7 +17,6 @@ from loaderpool.element.spec import ArraySpec, fill_value, mismatch
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.layout import Block, VaryingLayout
-from loaderpool.plan.base import bounds_of
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.jobs import Abandoned, Exclusions, Filled, Job, Opened, WorkFailed
@@ -57,7 +56,7 @@ class BatchMaker:
         batches: list[tuple[int, list[Block]]] = []
         failures: list[RowFailure] = []
         make = self._of_samples if self._unit == "sample" else self._of_one_call
-        for number, (start, stop) in enumerate(bounds_in(job, len(indices))):
+        for number, (start, stop) in enumerate(job.bounds(len(indices))):
             places, part = positions[start:stop], indices[start:stop]
             if arrays is None:
                 batch, failed = make(calls, job, start, places, part)
@@ -168,16 +167,6 @@ class BatchMaker:
             stand_in = stand_in if leaves is None else leaves
             replaced.append(stand_in)
         return replaced[::-1], indices, failures
-
-
-def bounds_in(job: Job, rows: int) -> list[tuple[int, int]]:
-    """Return where each batch of a job begins and ends among its rows."""
-    if job.count == 1:
-        return [(0, rows)]
-    if job.batch_rows:
-        return bounds_of(job.batch_rows)
-    size = rows // job.count  # a chunk is of full batches only
-    return [(start, start + size) for start in range(0, rows, size)]
 
 
 # ---- samples into the blocks of a varying batch: stacked, padded, ragged or text ----

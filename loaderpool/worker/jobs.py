@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import VaryingLayout
-from loaderpool.plan.base import Start
+from loaderpool.plan.base import Start, bounds_of
 from loaderpool.system import process
 from loaderpool.transport.reports import Failure, RowFailure, describe_timeout, how_it_ended
 
@@ -45,6 +45,15 @@ class Job:
     after: Start = 0  # where the plan begins: batches are counted from there
     feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
+
+    def bounds(self, rows: int) -> list[tuple[int, int]]:
+        """Return where each batch begins and ends among the rows, of which there are so many."""
+        if self.count == 1:
+            return [(0, rows)]
+        if self.batch_rows:
+            return bounds_of(self.batch_rows)
+        size = rows // self.count  # a chunk is of full batches only
+        return [(start, start + size) for start in range(0, rows, size)]
 
 
 class Opened(NamedTuple):

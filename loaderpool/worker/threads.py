@@ -23,7 +23,6 @@ import numpy.typing as npt
 from loaderpool.errors import LoaderpoolWarning
 from loaderpool.system import clock
 from loaderpool.worker.after_fork import end_stray
-from loaderpool.worker.batches import bounds_in
 from loaderpool.worker.calls import Calls, refuse_draws
 from loaderpool.worker.jobs import Abandoned, Exclusions, Filled, Job, Opened
 from loaderpool.worker.progress import Progress
@@ -152,7 +151,7 @@ class ThreadCalls:
             self._watch.arm()
         job, indices, positions = opened.job, opened.indices, opened.positions.tolist()
         ticket = self._tickets[_key(job)] = TicketCalls(opened, self._progress)
-        bounds = bounds_in(job, len(indices)) if self._makes_units else zip(range(len(indices)), itertools.count(1))
+        bounds = job.bounds(len(indices)) if self._makes_units else zip(range(len(indices)), itertools.count(1))
         for start, stop in bounds:
             places, part, row = positions[start:stop], indices[start:stop], job.row_start + start
             if self._exclusions.find(job.epoch, part) is not None:

@@ -29,7 +29,7 @@ PLAIN = {
     "doctor", "element", "epoch", "error", "exclusions", "explain", "explanation", "failure", "fault", "feature",
     "field", "file", "filling", "finding", "fingerprint", "fit", "flow", "fork", "format", "frame", "function", "gate",
     "globals", "group", "handle", "held", "here", "hooks", "identity", "imports", "in", "info", "interleave",
-    "interrupts", "item", "iterator", "kind", "launch", "leaf", "lease", "lender", "lending", "lengths", "life",
+    "interrupts", "item", "iterator", "kind", "launch", "leaf", "lease", "lender", "lending", "lengths",
     "limit", "lines", "list", "listener", "load", "log", "machine", "maker", "malloc", "map", "measurement", "memory",
     "mix", "numbering", "observed", "observer", "obstacle", "opened", "order", "original", "owner", "pace", "packed",
     "packing", "page", "part", "pass", "permutation", "pickle", "place", "placement", "points", "policy", "profile",

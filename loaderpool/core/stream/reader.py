@@ -18,20 +18,17 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from loaderpool.core.channel import Channel
 from loaderpool.core.failures import reader_lost_error, reading_error, setup_error
 from loaderpool.core.launch import Surroundings
-from loaderpool.core.stream.reading import ANSWER, ROOM, Answer, Kind
+from loaderpool.core.stream.reading import ANSWER, ROOM, Answer, GivesRooms, Kind
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error
 from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, clock, fault_points, machine
 from loaderpool.transport import child_process
 from loaderpool.transport.reports import LostReport, Verdict
-
-if TYPE_CHECKING:
-    from loaderpool.core.stream.feed import Feed
 
 # How long a reader may take to let go of a stream that is not wanted any more, and to end. Smaller: the user's code
 # that happens to wait is killed instead of closed. Larger: the loader's end waits as long.
@@ -79,7 +76,7 @@ class ReaderProcess:
             with contextlib.suppress(OSError):  # it will look anyhow, or has ended
                 self._wake.send(b"\0", socket.MSG_DONTWAIT)
 
-    def run(self, feed: Feed) -> Callable[[], LoaderpoolError] | None:
+    def run(self, feed: GivesRooms) -> Callable[[], LoaderpoolError] | None:
         """Read until the end, or until the feed is over; returns what makes the stream's error, if it has one.
 
         Whatever it raises ended the stream, too.
@@ -142,7 +139,7 @@ class ReaderProcess:
             environment=around.environment,
         )
 
-    def _serve(self, feed: Feed, ours: socket.socket, woken: socket.socket, pid: int) -> Answer | None:
+    def _serve(self, feed: GivesRooms, ours: socket.socket, woken: socket.socket, pid: int) -> Answer | None:
         """Give rooms and hear answers; returns the last one, or None: it sends no more, or the feed is over."""
         poll, watch = select.poll(), machine.StopWatch()
         poll.register(ours, select.POLLIN)

@@ -23,7 +23,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.stream import StreamSource, read_batches
@@ -32,9 +32,6 @@ from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.pickling import Frame, frames
 from loaderpool.transport.reports import describe_failure, what_ended
 from loaderpool.worker.after_fork import become_worker, end_stray, serve, settle_libraries
-
-if TYPE_CHECKING:
-    from loaderpool.core.stream.feed import Feed
 
 ROOM, ANSWER = struct.Struct("<2Q"), struct.Struct("<6Q")
 _MOST_ROOMS = 256  # in one packet; a feed gives fewer
@@ -66,6 +63,23 @@ class Answer(NamedTuple):
     buffers: int = 0  # as in `Bundle`, and so the others
     first: int = 0
     rows: int = 0
+
+
+class GivesRooms(Protocol):
+    """A feed, as its reader sees it."""
+
+    is_over: bool  # the rest is not wanted
+    shared: Any  # the arena's mapping
+
+    @property
+    def position(self) -> int:
+        """Where the batch begins that is read now."""
+
+    def grant(self) -> list[Room]:
+        """Return rooms that the reader may have beside those that it has."""
+
+    def hear(self, answer: Answer) -> None:
+        """Take in what has become of a room."""
 
 
 class Unwanted(BaseException):
@@ -114,7 +128,7 @@ class ReadHere:
         # Of its kind only this queue may be put to in a finalizer, which may run in the middle of anything.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def run(self, feed: Feed) -> None:
+    def run(self, feed: GivesRooms) -> None:
         rooms: collections.deque[Room] = collections.deque()
 
         def next_room() -> Room:

@@ -21,7 +21,7 @@ from loaderpool.memory.adoption import LEAST_BYTES, DataFile, place_of, why_copi
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.share import share_array as share
 from loaderpool.system import capacity, machine
-from loaderpool.transport.payload.loaded import Payloads, ReceivedDescriptors
+from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.ship import place, put_shipment, ship
 from tests.support.processes import read_pss, status_of_fork
 
@@ -397,7 +397,7 @@ def test_payloads_lie_on_files_and_copies_side_by_side() -> None:
     assert placement.copied_because == (f"{small.nbytes:,} bytes: it is smaller than 16 MiB",)
     extents, offset, nbytes = put_shipment(arena, shipment, placement)
     assert sum(extent.nbytes for extent in extents) < 2 * small.nbytes
-    payloads = Payloads(arena, ReceivedDescriptors(None, {1: [os.dup(file) for file in placement.descriptors]}))
+    payloads = Payloads(arena, {1: [os.dup(file) for file in placement.descriptors]})
     payloads.load(1, offset, nbytes)
     loaded = payloads.loaded[1]
     for name, array in {"large": large[100:], "small": small, "shared": shared}.items():

@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from loaderpool.core.delivery import Delivery, aligned_empty
+from loaderpool.core.forms import spec_of_batches, with_batches
 from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, sample_spec, widened
 from loaderpool.element.structure import Structure
 from loaderpool.memory.batch_form import BatchForm, batch_form, read_text
@@ -21,9 +23,6 @@ from loaderpool.memory.layout import (
     varying_counts,
     varying_nbytes,
 )
-from loaderpool.core.delivery import Delivery, aligned_empty
-from loaderpool.core.forms import spec_of_batches
-from loaderpool.trainer.engine.ring import with_chunk
 
 LAYOUTS = [
     FixedLayout(((),), (np.dtype(bool),), 1),
@@ -202,7 +201,7 @@ def test_only_tiny_batches_are_chunked(row_bytes: int, max_chunk: int) -> None:
 @pytest.mark.parametrize("sample", [(np.zeros(3), 1), np.zeros((2, 2), np.uint8)], ids=["two", "one"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_chunk_is_read_batch_by_batch(sample: Any, count: int) -> None:
-    form = with_chunk(form_of(sample), 5)
+    form = with_batches(form_of(sample), 5)
     assert form.fixed is not None and form.max_chunk == 5
     slot = aligned_empty(form.slot_bytes)
     for array in form.fixed.arrays(slot, 0, 4 * count):
@@ -219,7 +218,7 @@ def test_a_chunk_is_read_batch_by_batch(sample: Any, count: int) -> None:
 
 
 def test_used_bytes_reach_to_the_end_of_the_last_row() -> None:
-    form = with_chunk(form_of((np.zeros(3), np.zeros(100, np.uint8))), 3)
+    form = with_batches(form_of((np.zeros(3), np.zeros(100, np.uint8))), 3)
     assert form.fixed is not None
     slot = aligned_empty(form.slot_bytes)
     for rows in (1, 4, 12):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.config import ErrorPolicy
+from loaderpool.core.delivery import Delivery
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.order import Plan
-from loaderpool.core.delivery import Delivery
 from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.epoch_pass import ErrorBudget
 from loaderpool.transport.reports import RowFailure, describe_failure

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from loaderpool.core.failures import sample_error
 from loaderpool.errors import LoaderpoolError, SampleError
 from loaderpool.trainer.epochs.epoch_tracker import LastError
-from loaderpool.core.failures import sample_error
 from loaderpool.transport.reports import describe_failure
 
 
