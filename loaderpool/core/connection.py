@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from loaderpool.core.channel import ChannelClosed, Received
-from loaderpool.core.messages import Done, Message, decode, encode
+from loaderpool.core.failures import of_sample
+from loaderpool.core.messages import Done, Message, TicketFailed, decode, encode
+from loaderpool.transport.reports import describe_failure
 
 _END, _ASK_FOR_STACKS, _STACKS = b"", b"?", b"S"  # what is no message; after the last one are stacks
 _ALIGNED = 64  # as slots are: TensorFlow copies what is not
@@ -146,7 +148,10 @@ class Connected(Queued):
 def _unpacked(frame: bytes) -> Received:
     message, content = decode(frame), None
     if isinstance(message, Done) and message.oversize:
-        room = np.empty(message.oversize + _ALIGNED, np.uint8)
+        try:
+            room = np.empty(message.oversize + _ALIGNED, np.uint8)
+        except MemoryError as error:
+            return Received(TicketFailed(message.ticket, of_sample(describe_failure(error, epoch=0, worker=None))))
         content = room[-room.ctypes.data % _ALIGNED :][: message.oversize]
         content[:] = np.frombuffer(frame, np.uint8)[-message.oversize :]
     return Received(message, (), content)
@@ -154,7 +159,8 @@ def _unpacked(frame: bytes) -> Received:
 
 def _stacks() -> bytes:
     """Return what all other threads of this process are at, as faulthandler has it."""
-    with tempfile.TemporaryFile() as file:
+    with contextlib.suppress(OSError), tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return b"\n\n".join(each for each in file.read().split(b"\n\n") if not each.startswith(b"Current"))
+    return b""  # no room for a file

@@ -43,6 +43,7 @@ class Cutter:
         loader, plan, layout, offset = run.loader, run.plan, run.loader.layout, run.free.pop()
         assert layout is not None
         batch_s, may_lend, count = loader.row_s * plan.batch_size, lendable(run.slots, workers), 1
+        run.window = None
         if run.lanes:
             run.lanes[batch % len(run.lanes)].turn += 1
         elif batch == run.next:
@@ -96,16 +97,27 @@ def next_batch(run: RunRecord, worker: int, making: Iterator[int]) -> int | None
             run.had.remove(run.next)
             run.next += 1
         return run.next if run.next < run.stop else None
-    lanes, best = len(run.lanes), None
+    run.window = run.window or _window(run, making)
+    before, by_home = run.window
+    batch = min((by_home[home] for home in (None, worker) if home in by_home), default=None)
+    return batch if batch is not None and batch < before else None
+
+
+def _window(run: RunRecord, making: Iterator[int]) -> tuple[float, dict[int | None, int]]:
+    """Return the batch before which lanes' batches may be made, and the first one of the lanes at home with a worker.
+
+    Those at home with none are under None.
+    """
+    lanes, by_home, lowest = len(run.lanes), dict[int | None, int](), 1 << 1000
     for number, lane in enumerate(run.lanes):
         while lane.turn * lanes + number in run.had:
             run.had.remove(lane.turn * lanes + number)
             lane.turn += 1
         batch = lane.turn * lanes + number
-        if not lane.is_over and lane.home in (None, worker) and (best is None or batch < best):
-            best = batch
-    if best is None or not run.is_in_order:  # without an order what has a slot is taken: nothing waits for a lane
-        return best
-    to_cut = (lane.turn * lanes + number for number, lane in enumerate(run.lanes) if not lane.is_over)
-    lowest = min(itertools.chain(making, to_cut), default=0)  # of those that are not full
-    return best if best < lowest + max(run.slots - run.may_lend, 1) else None
+        if not lane.is_over:
+            by_home[lane.home] = min(batch, by_home.get(lane.home, batch))
+            lowest = min(batch, lowest)
+    if not run.is_in_order:  # what has a slot is taken: nothing waits for a lane
+        return float("inf"), by_home
+    lowest = min(lowest, min(making, default=lowest))  # of those that are not full
+    return lowest + max(run.slots - run.may_lend, 1), by_home

@@ -104,14 +104,18 @@ class PoolEngine:
             self._placement = place(shipment, pool.hands_over_files)
             cache_plan = None if cache is None else cache.plan
             self._extents, *self._place = put_shipment(pool.arena, shipment, self._placement, cache_plan)
+        try:
             if stream is not None:
-                news = self._feed_ahead, self._on_feed_news
-                self.feeds = StreamFeeds(pool, stream, for_reader, self.config, *news)
-            pool.loaders[self.number] = self
-            pool.session.loaders[self.number] = self
+                with pool.lock:
+                    news = self._feed_ahead, self._on_feed_news
+                    self.feeds = StreamFeeds(pool, stream, for_reader, self.config, *news)
             self._shipped = shipped(shipment, self._placement, self.feeds)
-            pool.session.catch_up()  # what was said of other loaders: the channel shall never be full of it
-            self.load(pool.session)
+            self._begin_loading()
+            if self.feeds is not None:
+                self.feeds.begin(first_epoch, self.plan)
+        except BaseException:
+            self.close()
+            raise
         compared = dict(named_parts(checked.payload))
         if self.feeds is not None and self.feeds.read_by == "process":
             assert stream is not None
@@ -119,12 +123,14 @@ class PoolEngine:
         if checked.has_hooks:  # what changes in it is sent
             compared.pop("source", None)
         self.captured: CapturedState | None = CapturedState(compared, shipment.without)
-        if self.feeds is not None:
-            try:
-                self.feeds.begin(first_epoch, self.plan)
-            except BaseException:
-                self.close()
-                raise
+
+    def _begin_loading(self) -> None:
+        pool = self.session
+        with pool.lock:
+            pool.loaders[self.number] = self
+            pool.session.loaders[self.number] = self
+            pool.session.catch_up()  # what was said of other loaders: the channel shall never be full of it
+            self.load(pool.session)
 
     # ---- delivery.Engine
 
@@ -180,9 +186,16 @@ class PoolEngine:
             self.check_open()
             self.check()
             feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
-            run = PoolRun(self, first_epoch, limit, plan, taken, lanes, feed)
-            if feed is not None and not feed.is_started:
-                feed.start()
+            try:
+                run = PoolRun(self, first_epoch, limit, plan, taken, lanes, feed)
+                if feed is not None and not feed.is_started:
+                    feed.start()
+            except BaseException:
+                for begun in [run for run in self.runs.values() if run.feed is feed and feed is not None]:
+                    begun.end()
+                if feed is not None:
+                    feed.stop()
+                raise
             return run
 
     def update(self, changes: dict[str, Any]) -> None:
@@ -238,7 +251,7 @@ class PoolEngine:
 
     def load(self, session: Session) -> None:
         """Tell this supervisor of the loader, unless its import ends supervisors. The pool's lock is held."""
-        if self._has_ended_supervisor:
+        if self._has_ended_supervisor or self.is_closed:
             return
         files = list(self._placement.descriptors)  # in the order in which `Payloads.load` takes them
         if self.cache is not None and self.cache.descriptor >= 0:

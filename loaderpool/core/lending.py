@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,7 @@ class Lender:
         self._slots, self._recorder, self._send = slots, recorder, send
         self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
         self.returned: collections.deque[_Lease] = collections.deque()
+        self._claims: dict[int, int] = {}  # threads that settle, by the lease's id
         self._is_lost = False
         forks.guard(self)
 
@@ -85,30 +87,38 @@ class Lender:
         self._leases[offset] = lease, follower
         return slot
 
-    def release(self, run: int, offset: int) -> None:
+    def release(self, run: int, offset: int, ticket: int) -> None:
         """Release a slot that has no views."""
-        self._send(Release(run, offset))
+        self._send(Release(run, offset, ticket))
 
     def settle(self) -> None:
-        """Release the slots whose last views have died; none while a forked child still copies them."""
+        """Release the slots whose last views have died; none while a forked child still copies them.
+
+        Of several threads one settles each. What an interrupt has broken off, the same thread may do again.
+        """
+        me = threading.get_ident()
         while self.returned and not forks.is_waiting():
             try:
                 lease = self.returned[0]
             except IndexError:  # another thread has settled it
                 return
-            found = self._leases.get(lease.offset)
-            if found is not None and found[0] is lease:
-                lease.lent.pop(lease.offset, None)
-                self._leases.pop(lease.offset, None)
-            if self._is_lost:
-                self._slots.drop_pages(lease.offset, lease.nbytes)
-            else:
-                self._send(Release(lease.run, lease.offset))
-            self._recorder.mark(_RELEASED, lease.ticket, lease.offset // PAGE_BYTES)
-            try:
+            if self._claims.setdefault(id(lease), me) != me:  # another thread does, and goes on with the rest
+                return
+            if self.returned and self.returned[0] is lease:
+                self._settle(lease)
                 self.returned.remove(lease)
-            except ValueError:
-                pass
+            self._claims.pop(id(lease), None)
+
+    def _settle(self, lease: _Lease) -> None:
+        found = self._leases.get(lease.offset)
+        if found is not None and found[0] is lease:
+            lease.lent.pop(lease.offset, None)
+            self._leases.pop(lease.offset, None)
+        if self._is_lost:
+            self._slots.drop_pages(lease.offset, lease.nbytes)
+        else:
+            self._send(Release(lease.run, lease.offset, lease.ticket))
+        self._recorder.mark(_RELEASED, lease.ticket, lease.offset // PAGE_BYTES)
 
     def keep_only_lent(self) -> None:
         """The supervisor is gone: give back all memory but that of slots with views, which give back their own."""

@@ -99,6 +99,7 @@ class Release(NamedTuple):
 
     run: int
     offset: int  # where the slot begins in the memory file; this is the slot's name
+    ticket: int  # that `Filled` named; of another one it is not meant, the slot was filled again
 
 
 class Resize(NamedTuple):

@@ -218,7 +218,9 @@ class Pool:
         if os.getpid() == self._owner_pid and not self.is_closed:
             with InterruptsHeld():
                 session.catch_up()
-                if not session.is_usable and self._broken is None:
+                with self.lock:  # or another thread might be in the middle of taking in what has arrived
+                    is_usable = session.is_usable
+                if not is_usable and self._broken is None:
                     self.replace(session)
 
     def replace(self, lost: Session) -> None:
@@ -250,7 +252,9 @@ class Pool:
             self.warn_of_modules()
             try:
                 session = self._start()
-            except LoaderpoolError as error:
+            except (LoaderpoolError, OSError, ValueError) as error:
+                if self.is_closed:  # meanwhile, and so is the arena
+                    return
                 how = f"{how}, and it could not be restarted: {error}"
                 self._broken = functools.partial(self._deaths.error, lost.name, how)
                 raise self._broken() from error
@@ -259,6 +263,9 @@ class Pool:
                 listener.on_supervisor_lost()
             lost.runs.clear()
             self.session = session
+            if self.is_closed:  # meanwhile, and what was closed was the lost one
+                session.close()
+                return
             for loader in [*self.loaders.values()]:
                 loader.load(session)
             self._news.notify_all()

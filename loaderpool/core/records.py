@@ -116,11 +116,12 @@ class RunRecord:
     had: set[int]  # batches from `next` on that are not to be made
     again: list[int] = dataclasses.field(default_factory=list)  # heap: batches to be made one by one, before `next`
     free: list[int] = dataclasses.field(default_factory=list)  # offsets; the last one released is used first
-    filled: set[int] = dataclasses.field(default_factory=set)  # offsets that the main process has until `Release`
+    filled: dict[int, int] = dataclasses.field(default_factory=dict)  # offset to ticket, until `Release`
     fresh: set[int] = dataclasses.field(default_factory=set)  # offsets of slots that have had no batch
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)  # bytes of each slot, by offset
     may_lend: int = 0  # the most that was ever told
     lanes: list[Lane] = dataclasses.field(default_factory=list)
+    window: tuple[float, dict[int | None, int]] | None = None  # of lanes, until something changes: see `next_batch`
     is_in_order: bool = True
     feed: int = 0  # where the items of a stream are; 0: they are read by index
     last_rows: int = 0  # of the batch before `stop`; 0: as many as by the plan

@@ -6,7 +6,7 @@ import functools
 import os
 import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -213,11 +213,14 @@ class PoolRun:
 
     def hear(self, received: Received) -> None:
         """Keep what has come until its turn."""
-        message = received.message
-        if isinstance(message, GiveBack):
-            self._begin_again()
-        elif isinstance(message, Ended):
+        message: Any = received.message
+        if isinstance(message, Ended):
             self._engine.on_run_ended(message.number)
+        elif self.is_over or message.run != self.number:  # it has begun again since: those slots are free
+            for descriptor in received.descriptors:
+                os.close(descriptor)
+        elif isinstance(message, GiveBack):
+            self._begin_again()
         elif isinstance(message, BatchFailed) and message.offset < 0:
             self._failure = message.error
         elif isinstance(message, BatchFailed):
@@ -247,7 +250,7 @@ class PoolRun:
             finally:
                 os.close(file)
         if message.is_last and not message.rows:
-            self._session.lender.release(self.number, message.offset)
+            self._session.lender.release(self.number, message.offset, message.ticket)
         else:
             self._put(arrived)
         if message.is_last:  # where its lane's next batch would be, there is none
@@ -261,14 +264,14 @@ class PoolRun:
             assert isinstance(buffer, LaneBuffer)
             for after in buffer.end_lane():
                 if after.slot is not None:
-                    self._session.lender.release(self.number, after.slot)
+                    self._session.lender.release(self.number, after.slot, after.ticket)
             front = buffer.front()
         return front
 
     def _put(self, arrived: Arrived) -> None:
         if not self.buffer.put(arrived):
             assert arrived.slot is not None
-            self._session.lender.release(self.number, arrived.slot)
+            self._session.lender.release(self.number, arrived.slot, arrived.ticket)
             if self.feed is not None:
                 self.feed.take(range(arrived.first, arrived.first + arrived.count), self.buffer.done_before)
 
@@ -323,7 +326,8 @@ class PoolRun:
             for lane, taken in enumerate(places.taken):
                 first = lane + lanes * (-(-(buffer.begin_at - lane) // lanes))
                 had += range(first, taken * lanes + lane, lanes)
-            return tuple(number + self._base for number in sorted(had)), tuple(sorted(places.over))
+            over = sorted((lane + self._base) % lanes for lane in places.over)  # as the supervisor numbers them
+            return tuple(number + self._base for number in sorted(had)), tuple(over)
         if isinstance(buffer, UnorderedBuffer):
             ranges = buffer.taken_ranges
             return tuple(
@@ -344,7 +348,10 @@ class PoolRun:
         if self.feed is None:
             session.runs.pop(number, None)
             self._engine.on_run_ended(number)
-        session.send(End(number, tuple(self.lent.copy())))  # a copy: another one may die while this is built
+        try:
+            session.send(End(number, tuple(self.lent.copy())))  # a copy: another one may die while this is built
+        except OSError:  # no descriptor for a long message: another supervisor knows nothing of the run
+            session.tear()
 
     def _end_way(self) -> None:
         way, self._way = self._way, None
@@ -376,7 +383,7 @@ class PoolRun:
         nbytes, may_lend = self._slots.pop(offset, (0, 0))
         if arrived.oversize is not None:
             anchor: npt.NDArray[np.uint8] = np.ndarray((arrived.oversize[1],), np.uint8, buffer=arrived.oversize[0])
-            self._session.lender.release(self.number, offset)
+            self._session.lender.release(self.number, offset, arrived.ticket)
             counts.oversize += arrived.count
             way = DeliveryKind.OVERSIZE
         elif len(self.lent) < may_lend:
@@ -390,7 +397,7 @@ class PoolRun:
             anchor = aligned_empty(nbytes)
             anchor[:] = shown[:nbytes]
             del shown
-            self._session.lender.release(self.number, offset)
+            self._session.lender.release(self.number, offset, arrived.ticket)
             took_ns = clock.monotonic_ns() - begun_ns
             way, copied_us = DeliveryKind.COPIED, took_ns // 1000
             counts.copied += arrived.count

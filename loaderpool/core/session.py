@@ -205,6 +205,10 @@ class Session:
             os.write(self._wake_ends[1], b"\0")
         self.news.notify_all()
 
+    def tear(self) -> None:
+        """Something could not be said: who waits next has another supervisor begin in this one's place."""
+        self._is_torn = True
+
     def catch_up(self) -> None:
         """Take in what has arrived, without waiting."""
         with self.news:

@@ -15,6 +15,7 @@ class Slots:
     Attributes:
         starved: runs without a slot, the first one first.
         free_bytes: that the machine has; looked at when slots are given.
+        kept_bytes: that ended runs have left in the file, for those that come.
         most: slots of all runs together.
 
     Args:
@@ -28,7 +29,7 @@ class Slots:
         self, memory: Space, most: int, runs: dict[int, RunRecord], say: Callable[[Instruction], None]
     ) -> None:
         self.starved: list[RunRecord] = []
-        self.free_bytes = 1 << 62
+        self.free_bytes, self.kept_bytes = 1 << 62, 0
         self._memory, self.most, self.runs, self._say = memory, most, runs, say
 
     def give(self, run: RunRecord, workers: int, returning: LoaderRecord | None = None) -> None:
@@ -50,11 +51,14 @@ class Slots:
         wanted = slots_of(size, layout.most, workers, layout.room, min(limit, self._memory.size // living))
         wanted = min(wanted, 1) if run.is_whole else wanted
         left = self.most - sum(each.slots for each in self.runs.values())
-        room = min(self.most // living - run.slots, left, self._memory.largest // size, self.free_bytes // size)
+        room = min(self.most // living - run.slots, left, self._memory.largest // size)
+        room = min(room, (self.free_bytes + self.kept_bytes) // size)
         more = min(wanted - run.slots, room)
         if more > 0:
             offset = self._memory.take(more * size).offset
-            self.free_bytes -= more * size
+            kept = min(more * size, self.kept_bytes)
+            self.kept_bytes -= kept
+            self.free_bytes -= more * size - kept
             new = [offset + number * size for number in reversed(range(more))]
             run.sizes.update(dict.fromkeys(new, size))
             run.free.extend(new)
@@ -115,6 +119,8 @@ class Slots:
             self._memory.give_back(Extent(offset, size))
             if returns_pages:
                 self._say(ReturnPages(offset, size))
+            else:
+                self.kept_bytes += size * (offset not in run.fresh)
         run.free.clear()
         run.fresh.clear()
 

@@ -261,7 +261,7 @@ class SpawnedWorkers(Processes):
 
     def end_all(self) -> None:
         super().end_all()
-        for worker in [*self.by_number.values()]:
+        for worker in list(self.by_number.values()):
             worker.channel.close()
             _let_go(worker.process)
 

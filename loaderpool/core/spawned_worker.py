@@ -44,7 +44,7 @@ def _work(start: dict[str, Any], connection: Any) -> None:
             raise EOFError
 
     def end() -> None:  # with the main process
-        os._exit(0 if machine.file_identity(channel.fileno()) == identity else LOST_PIPES_STATUS)
+        os._exit(0 if machine.file_identity(connection.fileno()) == identity else LOST_PIPES_STATUS)
 
     class SpawnedWorker(Worker):
         def _send_batch(self, answer: Done, batch: VaryingLayout) -> None:

@@ -46,7 +46,7 @@ from loaderpool.transport.reports import Verdict
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
 _RETRY_S = 1.0  # after a worker could not be started
-_NODE_TICKETS = 4  # that a node may have at least
+_NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256  # that a node may have at least, and at most: each has a slot there
 
 
 class State:
@@ -126,8 +126,9 @@ class State:
 
     def fail(self, number: int, error: bytes) -> None:
         """No batch of a loader can be made."""
-        if number in self.loaders:
-            self._fail_loader(self.loaders[number], error)
+        loader = self.loaders.get(number)
+        if loader is not None and loader.failure != error:
+            self._fail_loader(loader, error)
 
     def unload(self, number: int) -> None:
         """The loader is closed, and so are its runs."""
@@ -188,24 +189,23 @@ class State:
         run = self.runs.get(number)
         if run is None or run.is_ended:
             return
-        run.is_ended = True
-        run.loader.has_given_back = run.is_asked
+        run.is_ended, run.loader.has_given_back = True, run.is_asked
         self._say(MarkEnded(number))
-        for worker in self.workers if run.lanes else ():  # they end the generators that they have of it
+        for worker in {lane.home for lane in run.lanes if lane.home is not None}:  # they end its generators
             self._say(ToWorker(worker, Ended(number)))
-        run.free.extend(run.filled.difference(lent))
-        run.filled.intersection_update(lent)
+        run.free.extend(run.filled.keys() - set(lent))
+        run.filled = {offset: run.filled[offset] for offset in lent if offset in run.filled}
         for job in [job for job in self.due if job.slot is not None and job.slot.run is run]:
             self.due.remove(job)
             self._answered(job, None)
         self._settle(run)
 
-    def release(self, number: int, offset: int) -> None:
-        """The last view of a slot is gone. A release that names nothing changes nothing: it crossed an `End`."""
+    def release(self, number: int, offset: int, ticket: int) -> None:
+        """The last view of a slot is gone. What names nothing changes nothing: it crossed an `End`, or came twice."""
         run = self.runs.get(number)
-        if run is None or offset not in run.filled:
+        if run is None or run.filled.get(offset) != ticket:
             return
-        run.filled.remove(offset)
+        del run.filled[offset]
         self.slots.free(run, offset)
         self._settle(run)
 
@@ -351,6 +351,8 @@ class State:
         if not self.due and not any(run.free and not run.is_ended for run in self.runs.values()):
             return
         level, has_homes = 0, self._of_nodes or any(run.lanes for run in self.runs.values())
+        for run in self.runs.values():
+            run.window = None
         while True:
             busier = 1 << 30
             for worker in [*self.workers.values()]:
@@ -375,7 +377,7 @@ class State:
     def _may_have_more(self, worker: WorkerRecord) -> bool:
         jobs = worker.jobs
         if self._of_nodes:
-            room = max(_NODE_TICKETS, MOST_TICKETS * worker.workers) if worker.workers else 0
+            room = min(max(_NODE_TICKETS, MOST_TICKETS * worker.workers), _MOST_NODE_TICKETS) * bool(worker.workers)
             return len(jobs) < room and not any(_is_alone(job) for job in jobs.values())
         if not jobs:
             return True
@@ -397,7 +399,7 @@ class State:
                 self.due.remove(job)
                 return job
         for run in sorted(self.runs.values(), key=lambda run: run.last_ticket):
-            if run.free and not run.is_ended and (batch := self._next_batch(run, worker.number)) is not None:
+            if run.free and not run.is_ended and (batch := self._next_batch(run, worker)) is not None:
                 return self._cut(run, batch)
         return None
 
@@ -407,16 +409,16 @@ class State:
             keeper = self.workers.get(loader.keepers.pop(job.slot.batch))
             if keeper is not None and not keeper.is_leaving and len(keeper.jobs) < MOST_TICKETS and job.lane is None:
                 worker = keeper
-        if job.lane is not None:
-            job.lane.home = worker.number
+        if job.lane is not None and job.slot is not None:
+            job.lane.home, job.slot.run.window = worker.number, None
         if loader.left_out:
             left_out = tuple(sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch)
             job.ticket = job.ticket._replace(left_out=left_out)
         worker.jobs[job.ticket.number] = job
         self._say(ToWorker(worker.number, job.ticket))
 
-    def _next_batch(self, run: RunRecord, worker: int) -> int | None:
-        return next_batch(run, worker, (slot.batch for slot in self._slots_of(run)))
+    def _next_batch(self, run: RunRecord, worker: WorkerRecord) -> int | None:
+        return next_batch(run, worker.number, (slot.batch for slot in self._slots_of(run)))
 
     def _cut(self, run: RunRecord, batch: int) -> Job:
         """Make tickets of a run's next batches, for one slot. Return the first; the others are due."""
@@ -456,13 +458,12 @@ class State:
                 heapq.heappush(run.again, batch)
             self.slots.free(run, slot.offset)
             return
-        run.filled.add(slot.offset)
         if slot.failure is not None or slot.answer is None:
-            error = b"" if slot.failure is None else slot.failure[1]
+            run.filled[slot.offset], (_, error) = 0, slot.failure or (0, b"")
             self._say(ToMain(BatchFailed(run.number, slot.batch, slot.offset, error)))
             return
-        answer = slot.answer
-        layout = run.loader.layout
+        answer, layout = slot.answer, run.loader.layout
+        run.filled[slot.offset] = answer.ticket
         if answer.oversize and layout is not None:
             grown = -(-(answer.oversize // slot.count * layout.most * 5 // 4) // 4096) * 4096
             if grown > layout.slot_bytes:
@@ -494,8 +495,8 @@ class State:
             self.slots.give(other, self._width, returning=run.loader)
 
     def _slots_of(self, run: RunRecord) -> Iterator[Filling]:
-        jobs = itertools.chain(self.due, *(worker.jobs.values() for worker in self.workers.values()))
-        return (job.slot for job in jobs if job.slot is not None and job.slot.run is run)
+        for jobs in itertools.chain([self.due], (worker.jobs.values() for worker in self.workers.values())):
+            yield from (job.slot for job in jobs if job.slot is not None and job.slot.run is run)
 
     # ---- failures
 

@@ -72,6 +72,7 @@ from loaderpool.transport.reports import LostReport, Verdict, describe_failure, 
 _LOOK_MS = 200  # without pidfds, processes are looked at so often
 _FOR_OTHERS = 48  # messages in the main process' channel that are not about slots
 _SIGKILL = -9
+_DEATHS_WITH_THREADS = 3  # over one sample, at least: the first two attempts use threads, which blame another one
 
 
 class Supervisor:
@@ -216,8 +217,8 @@ class Supervisor:
     def _on_main(self, received: Received) -> None:
         state, message = self._state, received.message
         match message:
-            case Release(run, offset):
-                state.release(run, offset)
+            case Release():
+                state.release(*message)
             case Begin():
                 self._begin(message)
             case Extend(run, stop, last_rows):
@@ -283,7 +284,10 @@ class Supervisor:
         if config.limits.timeout_s is not None:
             self._timeouts[number] = config.limits.timeout_s
         self._main.send(Loaded(number, seconds))
-        self._state.load(number, Numbering(payload["plan"]), leaves_out, config.limits.restarts_per_item)
+        most_deaths = config.limits.restarts_per_item
+        if config.threads > 1:  # only what is made by one thread tells for certain which sample ends its worker
+            most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
+        self._state.load(number, Numbering(payload["plan"]), leaves_out, most_deaths)
 
     @staticmethod
     def _by_sample(payload: Mapping[str, Any]) -> bool:
@@ -319,8 +323,8 @@ class Supervisor:
         self._main.send(Ended(number))
         self._payloads.unload(number)
         self._forms.pop(number, None)
-        self._timeouts.pop(number, None)
-        self._carry_out()
+        self._carry_out()  # its timeout stays: a worker may still be at one of its samples
+        self._state.slots.kept_bytes = 0
         for hole in self._space.holes():
             self._slots.return_pages(*hole)
 

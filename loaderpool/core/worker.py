@@ -104,6 +104,8 @@ class Worker:
         except ChannelClosed:
             return False
         for ticket in self._tickets:
+            if ticket.deaths:  # it is to be alone
+                return False
             if ticket.number <= self._begun:
                 continue
             work = self._works.get(ticket.loader)
@@ -146,6 +148,8 @@ class Worker:
         answer: Done | Found | TicketFailed
         oversize: VaryingLayout | None = None
         try:
+            if ticket.run and self._numbers[Board.mark(ticket.run)] == ticket.run:
+                raise Abandoned  # first: the loader's function may be where another one's is by now
             work = self._work(ticket.loader)
             work.ensure_setup()
             for index, hung_s, exit_code in ticket.left_out:
@@ -164,6 +168,7 @@ class Worker:
                 failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
                 answer = Done(ticket.number, filled.items, 0.0, 0, failed)
         except Abandoned:
+            self._forget(ticket.run)
             answer = Done(ticket.number, 0, 0.0, 0, b"")
         except WorkFailed as error:
             answer = TicketFailed(ticket.number, failures.of_sample(error.failure))

@@ -48,7 +48,7 @@ from loaderpool.ray.cluster import Cluster, Node, Order
 from loaderpool.ray.node import Made
 from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import clock, machine
-from loaderpool.transport.reports import LostReport, Verdict
+from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
 _BEAT_S = 1.0  # so often each node says that it is there
 _PIECE_BYTES = 4 << 20  # of payloads: with small objects a store of any size does
@@ -179,7 +179,7 @@ class Dispatcher(Supervisor):
             self._cluster.call(node, functools.partial(self._on_group, node, group), "make", places, forms)
 
     def _on_group(self, node: Node, group: list[Ticket], answers: list[Made]) -> None:
-        node.runs.subtract(ticket.run for ticket in group)
+        node.runs -= collections.Counter(ticket.run for ticket in group)
         for ticket, made in zip(group, answers, strict=True):
             self._on_made(node, ticket, made)
 
@@ -272,9 +272,8 @@ class Dispatcher(Supervisor):
         answer: Message = Done(ticket.number, 0, 0.0, 0, b"")
         descriptors = []
         match made:
-            case LoaderFailed(loader, error) if ticket.run:
+            case LoaderFailed(loader, error):
                 self._state.fail(loader, error)
-            case LoaderFailed(_, error):
                 answer = TicketFailed(ticket.number, error)
             case BatchFailed(error=error):
                 answer = TicketFailed(ticket.number, error or failures.of_error(MemoryLimitError(_NO_MEMORY)))
@@ -282,13 +281,17 @@ class Dispatcher(Supervisor):
                 answer = made._replace(ticket=ticket.number)
             case seconds, rows, failed, content:
                 nbytes, oversize = content.nbytes, 0
-                if nbytes > ticket.slot_bytes:
-                    descriptors, oversize = [_file_of(content)], nbytes
-                else:
-                    if ticket.is_fresh:
-                        self._slots.take_pages(ticket.offset, ticket.slot_bytes)
-                    self._slots.slot(ticket.offset, nbytes)[:] = content
-                answer = Done(ticket.number, rows, seconds, oversize, failed)
+                try:
+                    if nbytes > ticket.slot_bytes:
+                        descriptors, oversize = [_file_of(content)], nbytes
+                    else:
+                        if ticket.is_fresh:
+                            self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+                        self._slots.slot(ticket.offset, nbytes)[:] = content
+                    answer = Done(ticket.number, rows, seconds, oversize, failed)
+                except (MemoryError, OSError) as error:  # no memory, or no descriptor
+                    failure = describe_failure(error, epoch=ticket.epoch, worker=None)
+                    answer = TicketFailed(ticket.number, failures.of_sample(failure))
                 counts = (Field.BATCHES, ticket.batches), (Field.SAMPLES, rows), (Field.BUSY_NS, int(seconds * 1e9))
                 for field, more in counts:
                     self._put(node, field, self._arena.board.read(node.cell, field) + more)
@@ -375,9 +378,14 @@ def _unseen(node: str, failed: bytes) -> str:
 def _file_of(content: Any) -> int:
     """Return a memory file with a batch that does not fit its slot."""
     file = machine.create_memory_file("oversize")
-    os.ftruncate(file, content.nbytes)
-    with mmap.mmap(file, content.nbytes) as view:
-        np.ndarray((content.nbytes,), np.uint8, view)[:] = content
+    try:
+        os.ftruncate(file, content.nbytes)
+        machine.reserve(file, 0, content.nbytes)
+        with mmap.mmap(file, content.nbytes) as view:
+            np.ndarray((content.nbytes,), np.uint8, view)[:] = content
+    except BaseException:
+        os.close(file)
+        raise
     return file
 
 

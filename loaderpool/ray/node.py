@@ -25,9 +25,11 @@ from loaderpool.core.messages import (
     BatchFailed,
     Begin,
     End,
+    Ended,
     Filled,
     Found,
     Load,
+    Loaded,
     LoaderFailed,
     Look,
     Message,
@@ -92,7 +94,7 @@ class _Loader(Listener):
                 self.answer(received, *self._calls)
             case Filled(run=about) | BatchFailed(run=about) | Found(batch=about):
                 self.answer(received, about)
-            case _:  # Loaded; or Ended: no process looks at it any more
+            case Loaded() | Ended():  # or no process looks at it any more
                 self.answer(received, _LOADING)
 
     def answer(self, received: Received | None, *calls: int) -> None:

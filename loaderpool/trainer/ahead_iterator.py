@@ -48,6 +48,8 @@ class AheadIterator(LoaderIterator):
                     if is_of_a_handler(error):
                         raise
                     self._error = error
+            if not self._taken:  # closed meanwhile
+                raise StopIteration
             batch, self._given = self._taken.popleft()
             return batch
 

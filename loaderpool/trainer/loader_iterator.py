@@ -51,7 +51,7 @@ class LoaderIterator(Iterator[Any]):
             refuse_reentry(self)
         with self._turn:
             one_pass = self._pass
-            if not one_pass.left and self._is_over():  # `take` would raise, which costs microseconds between two epochs
+            if one_pass.left < 1 and self._is_over():  # `take` would raise, which costs microseconds between two epochs
                 self._end()
                 raise StopIteration
             try:
@@ -64,7 +64,7 @@ class LoaderIterator(Iterator[Any]):
                 # No batch is ever made again; who saves the place next means this one, and not the next epoch.
                 if isinstance(error, ClusterError) and self._core.tracker.lost_at is None:
                     self._core.tracker.lost_at = self.position
-                if not one_pass.left and self._is_over():
+                if one_pass.left < 1 and self._is_over():
                     self._end()
                 raise
 

@@ -135,7 +135,7 @@ class ThreadCalls:
     ) -> None:
         self._calls, self._threads, self._makes_units = calls, threads, makes_units
         self._progress, self._exclusions, self._watch = progress, exclusions, calls.watch
-        self._executor = ThreadPoolExecutor(threads, "loaderpool")
+        self._executor = _started(threads)
         self._of_thread = threading.local()
         self._tickets: dict[_Key, TicketCalls] = {}
         self.is_one_by_one = False
@@ -163,11 +163,7 @@ class ThreadCalls:
             call.running.acquire()
             # As the `setup` hook has left it: `numpy.errstate` and the like are the context's, not the process's.
             run = contextvars.copy_context().run
-            try:
-                call.future = self._executor.submit(run, call.make, self._make, opened, places, part, arrays, row)
-            except RuntimeError:  # the machine, or a limit, has no more threads
-                self._drop_tickets()
-                raise
+            call.future = self._executor.submit(run, call.make, self._make, opened, places, part, arrays, row)
         return ticket
 
     def _make(
@@ -252,6 +248,28 @@ class ThreadCalls:
     def close(self) -> None:
         """End the threads; a worker ends without this."""
         self._executor.shutdown()
+
+
+def _started(threads: int) -> ThreadPoolExecutor:
+    """Return an executor all of whose threads run: one that starts them later would have queued a call that fails.
+
+    Raises:
+        RuntimeError: the machine, or a limit, has no thread at all; where it has fewer, they do the work.
+    """
+    while True:
+        executor, go, have = ThreadPoolExecutor(threads, "loaderpool"), threading.Event(), 0
+        try:
+            while have < threads:
+                executor.submit(go.wait)
+                have += 1
+            return executor
+        except RuntimeError:
+            if not have:
+                raise
+        finally:
+            go.set()
+        executor.shutdown()
+        threads = have
 
 
 def _key(job: Job) -> _Key:

@@ -18,7 +18,7 @@ from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, Loade
 from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, ToWorker
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
-from tests.support.state import check_state
+from tests.support.state import check_state, release
 
 
 @dataclasses.dataclass
@@ -177,7 +177,7 @@ class Walk:
                 self.stopping.add(worker)
         for consumer in self.consumers.values():
             while consumer.empty:
-                self.state.release(consumer.number, consumer.empty.pop())
+                release(self.state, consumer.number, consumer.empty.pop())
         held = sum(len(consumer.ready) + len(consumer.lent) for consumer in self.consumers.values())
         assert held <= self.most_slots, "more messages on their way than the channel holds"
         for worker in [each for each in self.stopping if not self.channels.get(each, [None])]:
@@ -263,13 +263,13 @@ class Walk:
                 if isinstance(message, Filled) and len(consumer.lent) < message.may_lend:
                     consumer.lent.append(message.offset)
                 else:  # an error, or copied
-                    self.state.release(consumer.number, message.offset)
+                    release(self.state, consumer.number, message.offset)
 
     def give_back(self) -> None:
         for consumer in self.consumers.values():
             if consumer.lent and self.random.random() < 0.5:
                 at = self.random.randrange(len(consumer.lent))
-                self.state.release(consumer.number, consumer.lent.pop(at))
+                release(self.state, consumer.number, consumer.lent.pop(at))
 
     def resize(self) -> None:
         self.state.resize(self.random.randint(1, 5))
@@ -280,7 +280,7 @@ class Walk:
             self.state.done(self.random.choice([*self.channels]), Answer(10**9, 1, 0.1))
         for consumer in self.consumers.values():
             if consumer.is_ended and not consumer.lent:
-                self.state.release(consumer.number, 4096 * self.random.randint(1, 11))
+                release(self.state, consumer.number, 4096 * self.random.randint(1, 11))
 
     def tick(self) -> None:
         self.now += 1.0
@@ -344,11 +344,11 @@ class Walk:
             self.take()
             for consumer in self.consumers.values():
                 while not keeps_all and len(consumer.lent) > 1:
-                    self.state.release(consumer.number, consumer.lent.pop(0))
+                    release(self.state, consumer.number, consumer.lent.pop(0))
         for consumer in self.consumers.values():
             self.end_of(consumer)
             while consumer.lent:
-                self.state.release(consumer.number, consumer.lent.pop())
+                release(self.state, consumer.number, consumer.lent.pop())
         self.settle()
         assert not self.state.runs and not self.state.due, "something is left"
 

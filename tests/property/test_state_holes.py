@@ -15,7 +15,7 @@ from loaderpool.core.records import Answer, Death, Layout, MarkEnded, Start, Sto
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
 from loaderpool.core.supervisor import Supervisor
-from tests.support.state import check_state
+from tests.support.state import check_state, release
 
 LAYOUT = Layout(4096, 1, False)  # one batch a slot, made by one worker
 LOADER, RUN = 1, 1001
@@ -206,7 +206,7 @@ def test_a_release_that_arrives_behind_its_runs_end_changes_nothing(lent: tuple[
     pool, offset = lent
     pool.state.end(RUN, ())
     pool.turn()
-    pool.state.release(RUN, offset)
+    release(pool.state, RUN, offset)
     while pool.busy():
         pool.answer(pool.busy()[0])
         pool.turn()
@@ -219,9 +219,22 @@ def test_a_release_that_is_said_twice_is_said_once(lent: tuple[Pool, int], is_st
     if not is_still_there:
         pool.state.end(RUN, (offset,))
     for _ in range(2):
-        pool.state.release(RUN, offset)
+        release(pool.state, RUN, offset)
         pool.turn()
     assert (RUN in pool.state.runs) is (is_still_there or bool(pool.busy()))
+
+
+def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(lent: tuple[Pool, int]) -> None:
+    """Two threads settled one lease, and both said so: workers wrote the next batch over the one that had views."""
+    pool, offset = lent
+    ticket = pool.state.runs[RUN].filled[offset]
+    pool.state.release(RUN, offset, ticket)
+    while pool.state.runs[RUN].filled.get(offset, ticket) == ticket:
+        pool.turn()
+        pool.answer(pool.busy()[0])
+        pool.turn()
+    pool.state.release(RUN, offset, ticket)
+    assert offset in pool.state.runs[RUN].filled
 
 
 def test_a_late_release_takes_no_slot_of_the_run_that_has_the_memory_now(lent: tuple[Pool, int]) -> None:
@@ -229,7 +242,7 @@ def test_a_late_release_takes_no_slot_of_the_run_that_has_the_memory_now(lent: t
     pool.state.end(RUN, ())
     pool.state.begin(RUN + 1, LOADER, 0)
     for _ in range(40):
-        pool.state.release(RUN, offset)
+        release(pool.state, RUN, offset)
         if pool.busy():
             pool.answer(pool.busy()[0])
         pool.turn()

@@ -12,7 +12,7 @@ from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, 
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
 from tests.property.test_state_holes import Endless
-from tests.support.state import check_state
+from tests.support.state import check_state, release
 
 LOADER, RUN, DEATHS = 1, 1001, 3
 
@@ -52,7 +52,7 @@ class Cluster:
                 self.tickets[node].append(ticket)
             case ToMain(Filled() as message):
                 self.told.append(message)
-                self.state.release(RUN, message.offset)
+                release(self.state, RUN, message.offset)
             case ToMain(message):
                 self.told.append(message)
 

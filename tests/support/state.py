@@ -17,3 +17,9 @@ def check_state(state: State) -> None:
         making = {job.slot.offset for job in jobs if job.slot is not None and job.slot.run is run}
         offsets = [*run.free, *run.filled, *making]
         assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= run.sizes.keys()
+
+
+def release(state: State, number: int, offset: int) -> None:
+    """Release a slot's latest batch."""
+    run = state.runs.get(number)
+    state.release(number, offset, 0 if run is None else run.filled.get(offset, 0))

@@ -110,8 +110,8 @@ class Feed:
 
     def start(self) -> None:
         """Begin to read; the listener for news knows this feed by now."""
-        self.is_started = True
         threading.Thread(target=self._run, name="loaderpool-feed", daemon=True).start()
+        self.is_started = True
 
     def rows_of(self, batch: int) -> int:
         """Rows of a batch that is made."""

@@ -158,7 +158,7 @@ class Pass:
             LoaderpoolError: what ended the pass.
         """
         while True:
-            if not self.left:
+            if self.left < 1:  # below 0: it was closed in the middle of the last one
                 if self.is_over:
                     raise StopIteration
                 with InterruptsHeld():
@@ -181,7 +181,7 @@ class Pass:
                     counters.nbytes += nbytes
                     self.consumed += 1
                     self.left -= 1
-                    if not self.left:  # else the last batch's slot would be lent until the next one is asked for
+                    if self.left < 1:  # else the last batch's slot would be lent until the next one is asked for
                         self._delivery, self._batches = None, _NONE
                     return batch
             except BaseException:
@@ -329,7 +329,7 @@ class Pass:
             self.log.omitted.append(self.consumed)
             self.consumed += 1
             self.left -= 1
-            if not self.left:
+            if self.left < 1:
                 self._delivery, self._batches = None, _NONE
 
     def _owe_end(self) -> None:

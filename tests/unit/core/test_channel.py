@@ -293,7 +293,7 @@ def receive_nothing(channel: Channel) -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        lambda channel: channel.send(Release(1, 4096)),
+        lambda channel: channel.send(Release(1, 4096, 9)),
         lambda channel: channel.send(LONG),
         lambda channel: channel.end_sending(),
         lambda channel: channel.close(),

@@ -18,7 +18,7 @@ def test_a_thousand_nodes_never_fill_the_channel() -> None:
     while dispatcher._untold:
         dispatcher._tell_of_nodes()
         for offset in range(capacity() * 3 // 4):  # what `_open` leaves for all others: no send of these may wait
-            ours.send(Release(1, offset))
+            ours.send(Release(1, offset, 9))
         while (received := theirs.receive()) is not None:
             if isinstance(received.message, NodeIs):
                 told.append(received.message.number)
