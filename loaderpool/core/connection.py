@@ -19,7 +19,7 @@ import numpy as np
 
 from loaderpool.core.channel import ChannelClosed, Received
 from loaderpool.core.failures import of_sample
-from loaderpool.core.messages import Done, Message, TicketFailed, decode, encode
+from loaderpool.core.messages import Done, Message, decode, encode
 from loaderpool.transport.reports import describe_failure
 
 _END, _ASK_FOR_STACKS, _STACKS = b"", b"?", b"S"  # what is no message; after the last one are stacks
@@ -151,7 +151,7 @@ def _unpacked(frame: bytes) -> Received:
         try:
             room = np.empty(message.oversize + _ALIGNED, np.uint8)
         except MemoryError as error:
-            return Received(TicketFailed(message.ticket, of_sample(describe_failure(error, epoch=0, worker=None))))
+            return Received(Done(message.ticket, error=of_sample(describe_failure(error, epoch=0, worker=None))))
         content = room[-room.ctypes.data % _ALIGNED :][: message.oversize]
         content[:] = np.frombuffer(frame, np.uint8)[-message.oversize :]
     return Received(message, (), content)

@@ -136,6 +136,7 @@ class PoolEngine:
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
+        self.session.check_owner()  # first: in a fork a thread that is not there may hold the lock
         with InterruptsHeld():
             if self.known_form is None:
                 with self.session.lock:

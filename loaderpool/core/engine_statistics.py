@@ -118,7 +118,7 @@ def with_counts(known: EngineStatistics, pool: Pool, slots: SlotCounts, counts: 
         ),
         restarts=pool.workers.restarts,
         supervisor_restarts=pool.supervisor_restarts,
-        workers_start="spawn" if not pool.hands_over_files else "exec" if pool.warnings.obstacles else "fork",
+        workers_start="spawn" if not pool.hands_over_files else "exec" if pool.warnings.are_not_forked else "fork",
         workers=workers,
         nodes=nodes,
         nodes_lost=pool.workers.nodes_lost,

@@ -12,11 +12,10 @@
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
 | `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
 | `GiveBack`, `Ended` | supervisor -> main | one for each run |
-| `NotForked` | supervisor -> main | one |
 | `NodeIs`, `Warn` | supervisor -> main | a few for each node |
 | `Found` | worker -> supervisor -> main and all other workers; main -> supervisor | one for each `Look` or `Load` |
 | `Ticket` | supervisor -> worker | what the worker has room for |
-| `Done`, `TicketFailed` | worker -> supervisor | one for each ticket |
+| `Done` | worker -> supervisor | one for each ticket |
 
 The right column is why no send ever blocks: a channel holds so many (`channel.capacity` measures how many, and the
 number of slots follows from that).
@@ -166,13 +165,6 @@ class GiveBack(NamedTuple):
     run: int
 
 
-class NotForked(NamedTuple):
-    """Supervisor -> main process: workers are started by exec from now on. Comes before the first such worker."""
-
-    obstacles: tuple[tuple[str, int, tuple[str, ...]], ...]  # the fields of each `ForkObstacle`
-    node: str  # where that is; empty: this machine
-
-
 class NodeIs(NamedTuple):
     """Supervisor -> main process: what is known of a node that takes a worker's place."""
 
@@ -186,6 +178,7 @@ class Warn(NamedTuple):
     """Supervisor -> main process: the user should know this."""
 
     text: str
+    are_not_forked: bool = False  # that is what it says: workers are executed
 
 
 class Found(NamedTuple):
@@ -228,33 +221,27 @@ class Ticket(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Worker -> supervisor: the rows of a ticket are in their slot (or they are not wanted any more).
+    """Worker -> supervisor: a ticket is done: its rows are in their slot, or they failed, or are not wanted any more.
 
     With a file: as in `Filled`.
     """
 
     ticket: int
-    rows: int  # by the plan: fewer than asked for if a lane ends
-    seconds: float
-    oversize: int
-    failures: bytes
-
-
-class TicketFailed(NamedTuple):
-    """Worker -> supervisor: the user's code raised an exception over this ticket."""
-
-    ticket: int
-    error: bytes
+    rows: int = 0  # by the plan: fewer than asked for if a lane ends
+    seconds: float = 0.0
+    oversize: int = 0
+    failures: bytes = b""
+    error: bytes = b""  # what the user's code raised
 
 
 Message = (
     Load | Unload | Update | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded
-    | LoaderFailed | GiveBack | NotForked | NodeIs | Warn | Found | Ticket | Done | TicketFailed
+    | LoaderFailed | GiveBack | NodeIs | Warn | Found | Ticket | Done
 )  # fmt: skip
 
 KINDS: tuple[type, ...] = (
     Load, Unload, Update, Look, Begin, Extend, End, Ended, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed,
-    GiveBack, NotForked, NodeIs, Warn, Found, Ticket, Done, TicketFailed,
+    GiveBack, NodeIs, Warn, Found, Ticket, Done,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 

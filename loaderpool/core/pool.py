@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from loaderpool.core.launch import SUPERVISOR, ModuleFiles, Program, Surroundings
-from loaderpool.core.messages import NodeIs, NotForked, Resize, Warn
+from loaderpool.core.messages import NodeIs, Resize, Warn
 from loaderpool.core.session import Session, SupervisorLost
 from loaderpool.core.warnings import PendingWarnings
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
@@ -164,7 +164,7 @@ class Pool:
         settings = {**self._program.settings, "is_first": not self.supervisor_restarts}
         program = self._program._replace(settings=settings)
         session = self._make_session(program)
-        session.on_obstacles, session.on_nodes = self._on_obstacles, self._on_nodes
+        session.on_news = self._on_news
         return session
 
     def _make_arena(self) -> Arena:
@@ -176,7 +176,7 @@ class Pool:
     @property
     def import_anew(self) -> bool:
         """Whether workers are no forks, and import modules themselves."""
-        return bool(self.warnings.obstacles) or not self.hands_over_files
+        return self.warnings.are_not_forked or not self.hands_over_files
 
     @property
     def nodes(self) -> int:
@@ -278,14 +278,10 @@ class Pool:
         else:
             self._deaths.note(indices, self.deliveries)
 
-    def _on_obstacles(self, message: NotForked) -> None:
-        from loaderpool.transport.payload.fork_check import ForkObstacle  # few pools ever come here
-
-        self.warnings.note_obstacles(tuple(ForkObstacle(*each) for each in message.obstacles), message.node)
-
-    def _on_nodes(self, message: NodeIs | Warn) -> None:
+    def _on_news(self, message: NodeIs | Warn) -> None:
         if isinstance(message, Warn):
-            self.warnings.note(message.text)
+            say = self.warnings.note_not_forked if message.are_not_forked else self.warnings.note
+            say(message.text)
             return
         places = self.workers.places
         places.pop(message.number, None)

@@ -194,6 +194,7 @@ class PoolRun:
 
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
+        self._pool.check_owner()
         with self._pool.lock:  # or a run that begins again on another thread might be told of the old limit
             self.limit = limit
             if self.feed is None:

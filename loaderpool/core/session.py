@@ -30,7 +30,6 @@ from loaderpool.core.messages import (
     LoaderFailed,
     Message,
     NodeIs,
-    NotForked,
     Warn,
 )
 from loaderpool.errors import PoolBrokenError
@@ -66,8 +65,7 @@ class Session:
         is_lost: it is gone.
         lacks_descriptors: a file that it sent could not be received.
         lender: its slots that have views.
-        on_obstacles: told why workers are not forked.
-        on_nodes: told of nodes that take workers' places, and of warnings.
+        on_news: told of nodes that take workers' places, and of warnings.
 
     Args:
         arena: what the pool's processes share beside slots.
@@ -93,8 +91,7 @@ class Session:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
         self.runs: dict[int, Listener] = {}
         self.loaders: dict[int, Listener] = {}
-        self.on_obstacles: Callable[[NotForked], None] | None = None
-        self.on_nodes: Callable[[NodeIs | Warn], None] | None = None
+        self.on_news: Callable[[NodeIs | Warn], None] | None = None
         self.news = news
         self._reader: int | None = None  # the thread that reads for all
         self._sleepers = 0  # threads that wait for it; an interrupt may leave one too many
@@ -263,10 +260,8 @@ class Session:
                 listener = self.runs.get(run)
             case Found(loader=loader) | Loaded(loader=loader) | LoaderFailed(loader=loader):
                 listener = self.loaders.get(loader)
-            case NotForked() if self.on_obstacles is not None:
-                self.on_obstacles(message)
-            case NodeIs() | Warn() if self.on_nodes is not None:
-                self.on_nodes(message)
+            case NodeIs() | Warn() if self.on_news is not None:
+                self.on_news(message)
         if listener is not None:
             listener.hear(received)
         else:  # of a run that was ended meanwhile: its slots are free
@@ -303,7 +298,7 @@ class Session:
         self.is_lost = True
         self.reap()
         # These refer to the pool: what is closed, and its descriptors, shall go without the collector of garbage.
-        self.on_obstacles, self.on_nodes, self.runs, self.loaders = None, None, {}, {}
+        self.on_news, self.runs, self.loaders = None, {}, {}
 
 
 def _launch(

@@ -41,6 +41,7 @@ from loaderpool.transport.payload.loaded import plain
 
 _NAME = "loaderpool-worker-"
 _MOST_MESSAGES = 4096  # queues hold any number: it bounds the slots
+_LOOKS = 5  # at a process that has ended, one each 0.2 s: then what it said last has been read
 _LOOK_S = 0.2  # a wait ends so often, for a signal's handler to run: on Windows nothing else has it run
 # From the end of a worker's connection, and from a kill, to its own end. Longer only in an uninterruptible system call.
 _ENDS_S, _KILLED_S = 1.0, 5.0
@@ -187,7 +188,7 @@ class SpawnedSupervisor(Supervisor):
         self._hear_main()
         for worker in [*self._workers.by_number.values()]:
             self._hear_worker(worker)
-            if worker.channel.has_ended:
+            if worker.channel.has_ended or worker.has_ended_long_ago:
                 self._dead.append(worker)
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
@@ -286,6 +287,13 @@ class SpawnedWorker(WorkerProcess):
         channel: Any = Connected(connection, bell, look, bell.ring)
         super().__init__(number, process, cell, channel, channel)
         self.sample = _Sample(self)
+        self._looks = 0  # at it since its end
+
+    @property
+    def has_ended_long_ago(self) -> bool:
+        """Whether it is gone, and its connection, which a fork of it may have, has not ended."""
+        self._looks += self.process.exitcode is not None  # type: ignore[union-attr]
+        return self._looks > _LOOKS
 
     def kill(self) -> None:
         with contextlib.suppress(OSError, ValueError):

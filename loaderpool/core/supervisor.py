@@ -32,13 +32,12 @@ from loaderpool.core.messages import (
     LoaderFailed,
     Look,
     Message,
-    NotForked,
     Release,
     Resize,
     Ticket,
-    TicketFailed,
     Unload,
     Update,
+    Warn,
 )
 from loaderpool.core.processes import READABLE, Processes, Signals, WorkerProcess
 from loaderpool.core.records import (
@@ -64,7 +63,7 @@ from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.base import Numbering
 from loaderpool.system import capacity as machine_capacity
 from loaderpool.system import clock, fault_points, machine, process
-from loaderpool.transport.payload.fork_check import ForkCheck, refuse_open_handles
+from loaderpool.transport.payload.fork_check import ForkCheck, refuse_open_handles, why_not_forked
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure, describe_timeout
@@ -389,11 +388,11 @@ class Supervisor:
     def _on_worker(self, number: int, received: Received) -> None:
         message: Message = received.message
         match message:
+            case Done(ticket, error=error) if error:
+                self._state.failed(number, ticket, error)
             case Done(ticket, rows, seconds, oversize, failed):
                 descriptor = received.descriptors[0] if received.descriptors else -1
                 self._state.done(number, Answer(ticket, rows, seconds, oversize, failed, descriptor))
-            case TicketFailed(ticket, error):
-                self._state.failed(number, ticket, error)
             case Found(_, loader, batch, content, _):
                 if loader not in self._payloads.loaded:
                     self._state.found(number, message, None)
@@ -508,8 +507,7 @@ class Supervisor:
         obstacles = self._fork_check.obstacles()
         if obstacles and not self._has_told_of_exec:  # before anything that a worker by exec may say
             self._has_told_of_exec = True
-            told = tuple((each.cause, each.threads, each.runtimes) for each in obstacles)
-            self._main.send(NotForked(told, process.node()))
+            self._main.send(Warn(why_not_forked(obstacles, process.node()), are_not_forked=True))
         return not obstacles
 
     def _start(self, number: int) -> None:

@@ -12,7 +12,6 @@ from loaderpool.system import process
 
 if TYPE_CHECKING:
     from loaderpool.transport.payload.captured_state import CapturedState
-    from loaderpool.transport.payload.fork_check import ForkObstacle
     from loaderpool.transport.payload.ship import Shipment
 
 _OWN_PREFIX = "loaderpool"
@@ -23,19 +22,19 @@ class PendingWarnings:
     """What came up in other processes, for the user to be warned of in a line of his.
 
     Attributes:
-        obstacles: why workers are not forked.
+        are_not_forked: workers are executed, as a fork would be unsafe.
         due: texts that were not said.
     """
 
     def __init__(self) -> None:
-        self.obstacles: tuple[ForkObstacle, ...] = ()
+        self.are_not_forked = False
         self.due: collections.deque[str] = collections.deque()
 
-    def note_obstacles(self, obstacles: tuple[ForkObstacle, ...], node: str) -> None:
-        """Workers are not forked, on this node or (where it is empty) this machine; said of the first such node."""
-        if not self.obstacles:
-            self.obstacles = obstacles
-            self.note(_why_not_forked(obstacles, node))
+    def note_not_forked(self, text: str) -> None:
+        """Workers are not forked; why, is said of the first machine on which that is so."""
+        if not self.are_not_forked:
+            self.are_not_forked = True
+            self.note(text)
 
     def note(self, text: str) -> None:
         """Something else; what a node is told of its own workers its dispatcher passes on."""
@@ -54,19 +53,6 @@ class PendingWarnings:
             except IndexError:  # another thread has said it
                 return
             warnings.warn(text, LoaderpoolWarning, stacklevel=level_outside())
-
-
-def _why_not_forked(obstacles: tuple[ForkObstacle, ...], node: str) -> str:
-    causes = "; ".join(obstacle.describe() for obstacle in obstacles[:3])
-    more = f"; and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
-    advice = "start threads in setup= instead of at import time"
-    if any(obstacle.runtimes for obstacle in obstacles):
-        advice += ", run no operation of a framework at import time, and capture NumPy arrays instead of tensors"
-    where = f" on node {node}" if node else ""
-    return (
-        f"Workers{where} are started without fork() because {causes}{more}. This is safe, but start-up is slower and "
-        f"uses more memory. To use fork(), {advice}."
-    )
 
 
 def level_outside() -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from loaderpool.core import failures
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.memory import SlotFile
-from loaderpool.core.messages import Done, Ended, Found, Ticket, TicketFailed
+from loaderpool.core.messages import Done, Ended, Found, Ticket
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
@@ -145,7 +145,7 @@ class Worker:
             self._recorder.ticket = ticket.number
         begun_ns = clock.monotonic_ns()
         rows = batches = 0
-        answer: Done | Found | TicketFailed
+        answer: Done | Found
         oversize: VaryingLayout | None = None
         try:
             if ticket.run and self._numbers[Board.mark(ticket.run)] == ticket.run:
@@ -166,15 +166,15 @@ class Worker:
                 rows, oversize = filled.rows, filled.oversize
                 batches = ticket.batches if ticket.batches > 1 or work.items.ends_batch(job) else 0
                 failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
-                answer = Done(ticket.number, filled.items, 0.0, 0, failed)
+                answer = Done(ticket.number, filled.items, failures=failed)
         except Abandoned:
             self._forget(ticket.run)
-            answer = Done(ticket.number, 0, 0.0, 0, b"")
+            answer = Done(ticket.number)
         except WorkFailed as error:
-            answer = TicketFailed(ticket.number, failures.of_sample(error.failure))
+            answer = Done(ticket.number, error=failures.of_sample(error.failure))
         except (MemoryError, OSError) as error:  # no pages for the slot
             failure = describe_failure(error, epoch=ticket.epoch, worker=self._number)
-            answer = TicketFailed(ticket.number, failures.of_sample(failure))
+            answer = Done(ticket.number, error=failures.of_sample(failure))
         took_ns = clock.monotonic_ns() - begun_ns
         self._check_channel()
         fault_points.reach("worker.before_note")
@@ -194,16 +194,14 @@ class Worker:
         if self._recorder is not None:
             self._record(ticket, begun_ns, took_ns, answer, oversize is not None)
 
-    def _record(
-        self, ticket: Ticket, begun_ns: int, took_ns: int, answer: Done | Found | TicketFailed, is_oversize: bool
-    ) -> None:
+    def _record(self, ticket: Ticket, begun_ns: int, took_ns: int, answer: Done | Found, is_oversize: bool) -> None:
         assert self._recorder is not None
         if ticket.offset < 0:
             self._recorder.note_call(begun_ns, took_ns, 0, CallKind.PROBE)
             return
-        status = (
-            Status.FAILED if isinstance(answer, TicketFailed) else Status.OVERSIZE if is_oversize else Status.FINISHED
-        )
+        status = Status.OVERSIZE if is_oversize else Status.FINISHED
+        if isinstance(answer, Done) and answer.error:
+            status = Status.FAILED
         place = (
             ticket.epoch, ticket.batch, ticket.batches, ticket.start, ticket.stop, ticket.offset // PAGE_BYTES,
             ticket.deaths,
@@ -223,7 +221,7 @@ class Worker:
             self._send_batch(answer._replace(oversize=batch.nbytes), batch)
         except (MemoryError, OSError) as error:  # no memory, or no descriptor
             failure = describe_failure(error, epoch=epoch, worker=self._number)
-            self._channel.send(TicketFailed(answer.ticket, failures.of_sample(failure)))
+            self._channel.send(Done(answer.ticket, error=failures.of_sample(failure)))
 
     def _send_batch(self, answer: Done, batch: VaryingLayout) -> None:
         """Send a batch that does not fit its slot, in a file of its own."""

@@ -35,7 +35,6 @@ from loaderpool.core.messages import (
     NodeIs,
     Resize,
     Ticket,
-    TicketFailed,
     Update,
     Warn,
 )
@@ -269,14 +268,14 @@ class Dispatcher(Supervisor):
 
     def _on_made(self, node: Node, ticket: Ticket, made: Made) -> None:
         """Take in what a node has made of a ticket: write its bytes into the slot."""
-        answer: Message = Done(ticket.number, 0, 0.0, 0, b"")
+        answer: Message = Done(ticket.number)
         descriptors = []
         match made:
             case LoaderFailed(loader, error):
                 self._state.fail(loader, error)
-                answer = TicketFailed(ticket.number, error)
+                answer = Done(ticket.number, error=error)
             case BatchFailed(error=error):
-                answer = TicketFailed(ticket.number, error or failures.of_error(MemoryLimitError(_NO_MEMORY)))
+                answer = Done(ticket.number, error=error or failures.of_error(MemoryLimitError(_NO_MEMORY)))
             case Found():
                 answer = made._replace(ticket=ticket.number)
             case seconds, rows, failed, content:
@@ -291,12 +290,12 @@ class Dispatcher(Supervisor):
                     answer = Done(ticket.number, rows, seconds, oversize, failed)
                 except (MemoryError, OSError) as error:  # no memory, or no descriptor
                     failure = describe_failure(error, epoch=ticket.epoch, worker=None)
-                    answer = TicketFailed(ticket.number, failures.of_sample(failure))
+                    answer = Done(ticket.number, error=failures.of_sample(failure))
                 counts = (Field.BATCHES, ticket.batches), (Field.SAMPLES, rows), (Field.BUSY_NS, int(seconds * 1e9))
                 for field, more in counts:
                     self._put(node, field, self._arena.board.read(node.cell, field) + more)
                 if failed and (text := _unseen(node.address, failed)):
-                    answer = TicketFailed(ticket.number, failures.of_error(SourceError(text)))
+                    answer = Done(ticket.number, error=failures.of_error(SourceError(text)))
         self._on_worker(node.number, Received(answer, descriptors))
 
     def lose(self, node: Node, why: str) -> None:

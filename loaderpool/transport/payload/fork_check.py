@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -187,3 +187,17 @@ def _path_of(connection: Any) -> str:
         return next((path for _, _, path in connection.execute("PRAGMA database_list") if path), "")
     except Exception:
         return ""
+
+
+def why_not_forked(obstacles: Sequence[ForkObstacle], node: str) -> str:
+    """Return a warning's text; `node` is empty on the main process' machine."""
+    causes = "; ".join(obstacle.describe() for obstacle in obstacles[:3])
+    more = f"; and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
+    advice = "start threads in setup= instead of at import time"
+    if any(obstacle.runtimes for obstacle in obstacles):
+        advice += ", run no operation of a framework at import time, and capture NumPy arrays instead of tensors"
+    where = f" on node {node}" if node else ""
+    return (
+        f"Workers{where} are started without fork() because {causes}{more}. This is safe, but start-up is slower and "
+        f"uses more memory. To use fork(), {advice}."
+    )

@@ -17,12 +17,12 @@ import pytest
 
 from loaderpool.core import channel as channels_module
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, capacity
-from loaderpool.core.messages import KINDS, BatchFailed, Load, Release, Resize, TicketFailed
+from loaderpool.core.messages import KINDS, BatchFailed, Done, Load, Release, Resize
 from tests.support.processes import count_fds, status_of_fork
 
 pytestmark = pytest.mark.no_leaks
 
-LONG = TicketFailed(1, bytes(20_000))  # a message and a traceback
+LONG = Done(1, error=bytes(20_000))  # a message and a traceback
 
 
 @pytest.fixture
