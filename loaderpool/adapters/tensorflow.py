@@ -32,7 +32,7 @@ from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, mismatc
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
-from loaderpool.memory.batch_form import BatchForm
+from loaderpool.memory.layout import BatchForm
 from loaderpool.settings.checks import whole_number
 from loaderpool.settings.groups import Shard
 from loaderpool.system import ctrl_c, malloc

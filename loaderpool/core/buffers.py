@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.board import Field
-from loaderpool.plan.base import BasePlan
-from loaderpool.plan.generator_positions import LanePlaces, generated_item
+from loaderpool.plan.base import BasePlan, LanePlaces, generated_item
 from loaderpool.system.long_work import LongWork
 from loaderpool.transport.reports import RowFailure
 
@@ -27,10 +26,8 @@ class Arrived:
     count: int
     rows: int  # of each batch
     slot: int | None  # None: it holds another batch
-    rows_done: int = 0
     # Makes a new error for each that takes it: a kept exception would keep, through its traceback, all its frames.
     make_error: Callable[[], LoaderpoolError] | None = None
-    error_row: int = 0
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
     row_failures: tuple[RowFailure, ...] = ()
     ticket: int = 0  # one of those whose work the slot holds
@@ -39,7 +36,7 @@ class Arrived:
 
 
 class ReorderBuffer(Protocol):
-    """What the two shelves have in common. The caller holds the session's lock."""
+    """What the buffers have in common. The caller holds the pool's lock."""
 
     @property
     def begin_at(self) -> int:
@@ -68,9 +65,6 @@ class ReorderBuffer(Protocol):
     @property
     def waiting(self) -> int:
         """How many slots' batches wait. Runs in: any thread, without the lock."""
-
-    def clear(self) -> list[Arrived]:
-        """Take out all that wait."""
 
     def rest(self) -> ReorderBuffer:
         """An empty buffer for what was not taken from this one."""
@@ -111,10 +105,6 @@ class OrderedBuffer:
     @property
     def waiting(self) -> int:
         return len(self._by_first)
-
-    def clear(self) -> list[Arrived]:
-        waiting, self._by_first = self._by_first, {}
-        return list(waiting.values())
 
     def rest(self) -> OrderedBuffer:
         return OrderedBuffer(self.begin_at)
@@ -196,10 +186,6 @@ class UnorderedBuffer:
     @property
     def waiting(self) -> int:
         return sum(len(queue) for queue in list(self._by_epoch.values()))
-
-    def clear(self) -> list[Arrived]:
-        waiting, self._by_epoch = self._by_epoch, {}
-        return [arrived for queue in waiting.values() for arrived in queue]
 
     def rest(self) -> UnorderedBuffer:
         return UnorderedBuffer(self.begin_at, self._per_epoch, dict(self._taken), self._taken_count)
@@ -337,10 +323,6 @@ class LaneBuffer:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
-
-    def clear(self) -> list[Arrived]:
-        waiting, self._waiting, self._ready = self._waiting, {}, {}
-        return list(waiting.values())
 
     def rest(self) -> LaneBuffer:
         return LaneBuffer(self._lanes, self._in_order, self.places)

@@ -13,13 +13,12 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
-from loaderpool.plan.base import BasePlan
-from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.plan.base import BasePlan, LanePlaces
 from loaderpool.sources.stream import StreamSource
 
 if TYPE_CHECKING:
     from loaderpool.core.engine_statistics import EngineStatistics
-    from loaderpool.memory.batch_form import BatchForm
+    from loaderpool.memory.layout import BatchForm
     from loaderpool.memory.recorder import Origin
     from loaderpool.transport.payload.captured_state import CapturedState
     from loaderpool.transport.reports import Failure, RowFailure

@@ -19,10 +19,9 @@ from loaderpool.core.session import Session
 from loaderpool.core.warnings import warn_of_data
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error
-from loaderpool.memory.batch_form import BatchForm
-from loaderpool.memory.extents import Extent
-from loaderpool.plan.base import BasePlan
-from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.memory.arena import Extent
+from loaderpool.memory.layout import BatchForm
+from loaderpool.plan.base import BasePlan, LanePlaces
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.long_work import LongWork
@@ -67,7 +66,6 @@ class PoolEngine:
         # What a supervisor needs to know that does not load the payload.
         self.settings = {name: checked.payload[name] for name in ("config", "plan", "given_spec")}
         self.settings["batch_fn"] = None if checked.payload["batch_fn"] is None else True
-        self._has_given_spec = checked.given_spec is not None
         self.cache, self._first_epoch = cache, first_epoch
         self.runs: dict[int, PoolRun] = {}
         self.counts = DeliveryCounts()

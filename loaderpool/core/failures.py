@@ -21,7 +21,7 @@ from loaderpool.errors import (
     WorkerLostError,
     counted,
 )
-from loaderpool.plan.generator_positions import generated_item, item_name
+from loaderpool.plan.base import generated_item, item_name
 from loaderpool.transport.reports import (
     LOST_PIPES_STATUS,
     Failure,

@@ -15,8 +15,7 @@ from loaderpool.core.slots import slots_of
 from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_of, widened
 from loaderpool.errors import MemoryLimitError, SpecMismatchError, shortened
 from loaderpool.memory.arena import HEADROOM_BYTES
-from loaderpool.memory.batch_form import BatchForm, batch_form
-from loaderpool.memory.layout import FixedLayout
+from loaderpool.memory.layout import BatchForm, FixedLayout, batch_form
 from loaderpool.plan.base import BasePlan
 from loaderpool.system import capacity
 from loaderpool.worker.jobs import Probe

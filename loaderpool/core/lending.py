@@ -20,7 +20,7 @@ import numpy.typing as npt
 from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import Release
 from loaderpool.memory import forks
-from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.memory.arena import PAGE_BYTES
 from loaderpool.memory.recorder import MarkKind, MarkRecorder
 from loaderpool.system import interrupts
 

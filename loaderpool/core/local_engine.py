@@ -21,12 +21,10 @@ from loaderpool.core.failures import sample_error, source_error
 from loaderpool.core.forms import SECOND, SecondLook, choose_form, stated_probe, with_batches
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
-from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.board import BOARD_BYTES
-from loaderpool.memory.layout import is_empty
+from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.base import BasePlan
-from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.plan.base import BasePlan, LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed, is_of_a_handler

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory import arena as arenas
-from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.memory.arena import PAGE_BYTES
 from loaderpool.system import machine
 
 _BYTES = 1 << 40

@@ -20,7 +20,7 @@ from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, fo
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.recorder import MarkKind
-from loaderpool.plan.generator_positions import item_name
+from loaderpool.plan.base import item_name
 from loaderpool.system import clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.long_work import LongWork

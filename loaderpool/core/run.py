@@ -16,11 +16,9 @@ from loaderpool.core.buffers import Arrived, LaneBuffer, OrderedBuffer, ReorderB
 from loaderpool.core.delivery import Delivery, aligned_empty
 from loaderpool.core.messages import BatchFailed, Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
-from loaderpool.memory.arena import map_private
-from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.memory.arena import PAGE_BYTES, map_private
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.base import BasePlan, Numbering
-from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.plan.base import BasePlan, LanePlaces, Numbering
 from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from loaderpool.core.pool import Pool
     from loaderpool.core.session import Session
     from loaderpool.core.stream.feed import Feed
-    from loaderpool.memory.batch_form import BatchForm
+    from loaderpool.memory.layout import BatchForm
 
 
 class RunOwner(Protocol):

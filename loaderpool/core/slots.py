@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from loaderpool.core.messages import BatchFailed, GiveBack
 from loaderpool.core.records import Instruction, LoaderRecord, ReturnPages, RunRecord, ToMain
-from loaderpool.memory.extents import Extent, ExtentMap
+from loaderpool.memory.arena import Extent, ExtentMap
 
 
 class Slots:

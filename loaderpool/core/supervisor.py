@@ -56,9 +56,8 @@ from loaderpool.core.slots import Space
 from loaderpool.core.state import State
 from loaderpool.core.watch import SampleWatch, fault_in
 from loaderpool.errors import LoaderpoolError
-from loaderpool.memory.arena import HEADROOM_BYTES, Arena
+from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena
 from loaderpool.memory.board import Field
-from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.base import Numbering
 from loaderpool.system import capacity as machine_capacity

@@ -18,10 +18,9 @@ from loaderpool.core import failures
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import Done, Ended, Found, Ticket
-from loaderpool.memory.arena import Arena
+from loaderpool.memory.arena import PAGE_BYTES, Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
-from loaderpool.memory.extents import PAGE_BYTES
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind, Status
 from loaderpool.system import clock, fault_points, machine

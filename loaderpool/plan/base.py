@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -344,3 +344,52 @@ class Numbering:
         if plan.rows_vary:
             return sum(plan.rows(epoch, each) for each in range(batch, batch + count))
         return (count - 1) * plan.most_rows + (plan.most_rows if batch + count <= plan.full_batches else plan.last_rows)
+
+
+class LanePlaces(NamedTuple):
+    """How many batches of each lane were taken; the batches of one lane are always taken in their order."""
+
+    taken: tuple[int, ...]
+    """By lane."""
+    over: frozenset[int] = frozenset()
+    """Lanes that have no more."""
+
+    @property
+    def begin_at(self) -> int:
+        """The lowest number of a batch that was not taken; where all lanes are over, one behind all batches."""
+        lanes = len(self.taken)
+        left = [batch * lanes + lane for lane, batch in enumerate(self.taken) if lane not in self.over]
+        return min(left) if left else max(self.taken) * lanes
+
+
+_MARK = 1 << 62
+_ITEM_BITS = 40  # more items than any generator yields in a week, in few enough bits
+MOST_GENERATORS = 1 << 22
+
+
+def first_position(generator: int) -> int:
+    """Return the position of the first item that a generator yields."""
+    return _MARK | generator << _ITEM_BITS
+
+
+def generated_item(position: int) -> tuple[int, int] | None:
+    """Return the numbers of the generator and of its item; None where it is an index into a source."""
+    if position < _MARK:
+        return None
+    return (position ^ _MARK) >> _ITEM_BITS, position & ((1 << _ITEM_BITS) - 1)
+
+
+def item_name(position: int) -> str:
+    """Return what messages call what is at a position."""
+    return f"{'source index' if generated_item(position) is None else 'item'} {item_number(position)}"
+
+
+def item_number(position: int) -> str:
+    """Return the same without a word for what it is: 17, or 17 of generator 2."""
+    generated = generated_item(position)
+    return numbered(position) if generated is None else numbered(generated[1], generated[0])
+
+
+def numbered(item: int, generator: int | None = None) -> str:
+    """Return how texts number an item of a source, or of a generator."""
+    return f"{item}" if generator is None else f"{item} of generator {generator}"

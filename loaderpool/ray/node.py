@@ -38,9 +38,8 @@ from loaderpool.core.messages import (
 )
 from loaderpool.core.session import Listener, Session, SupervisorLost
 from loaderpool.core.supervisor import Supervisor, serve
-from loaderpool.memory.arena import Arena, map_whole_file
+from loaderpool.memory.arena import Arena, Extent, map_whole_file
 from loaderpool.memory.board import Field
-from loaderpool.memory.extents import Extent
 from loaderpool.memory.layout import varying_nbytes
 from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.system import clock, process

@@ -15,8 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, SourceError, brief
-from loaderpool.plan.base import BasePlan, shuffled
-from loaderpool.plan.generator_positions import MOST_GENERATORS
+from loaderpool.plan.base import MOST_GENERATORS, BasePlan, shuffled
 from loaderpool.plan.order import Plan
 from loaderpool.settings.checks import check_signature, open_parameter, whole_number
 

@@ -22,7 +22,7 @@ from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
-    from loaderpool.memory.batch_form import BatchForm
+    from loaderpool.memory.layout import BatchForm
     from loaderpool.settings.groups import Buckets, Limits, Shard
     from loaderpool.trainer.lengths import Lengths
     from loaderpool.trainer.loader_iterator import LoaderIterator

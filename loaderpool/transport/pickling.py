@@ -26,8 +26,7 @@ from cloudpickle import Pickler, dumps
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.errors import UnpicklableError
-from loaderpool.memory.arena import Arena
-from loaderpool.memory.extents import Extent
+from loaderpool.memory.arena import Arena, Extent
 
 # Arrays of fewer bytes go into the pickle, and are copied once more there and once more out of it. Smaller: the calls
 # for each of them cost more than these copies. Larger: copies that cost more.

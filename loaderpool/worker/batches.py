@@ -15,8 +15,7 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ArraySpec, fill_value, mismatch
 from loaderpool.errors import SpecMismatchError
-from loaderpool.memory.batch_form import BatchForm
-from loaderpool.memory.layout import Block, VaryingLayout
+from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.jobs import Abandoned, Exclusions, Filled, Job, Opened, WorkFailed

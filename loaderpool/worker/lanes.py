@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.base import shuffled, stream_key
-from loaderpool.plan.generator_positions import first_position, item_name
+from loaderpool.plan.base import first_position, item_name, shuffled, stream_key
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import Permutation
 from loaderpool.sources.stream import WorkerInfo

@@ -13,7 +13,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.element.leaf import can_write, convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, mismatch, padding_of, widening_code
 from loaderpool.errors import SpecMismatchError
-from loaderpool.plan.generator_positions import item_name
+from loaderpool.plan.base import item_name
 
 # What a Python number may stand in for without loss, as NumPy's weak promotion has it.
 _WEAK_KINDS: dict[type, str] = {bool: "b", int: "iuf", float: "f"}

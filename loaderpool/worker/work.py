@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig, UnitKind, unit_of
 from loaderpool.errors import SpecMismatchError
-from loaderpool.memory.batch_form import BatchForm
 from loaderpool.memory.board import Board
 from loaderpool.memory.call_times import CallClock
-from loaderpool.memory.layout import VaryingLayout
+from loaderpool.memory.layout import BatchForm, VaryingLayout
 from loaderpool.plan.base import BasePlan, Start
 from loaderpool.system import clock
 from loaderpool.worker.after_fork import end_stray

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.memory.extents import PAGE_BYTES, Extent, ExtentMap
+from loaderpool.memory.arena import PAGE_BYTES, Extent, ExtentMap
 
 START, PAGES = 3 * PAGE_BYTES, 64
 END = START + PAGES * PAGE_BYTES

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.core.buffers import Arrived, LaneBuffer
-from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.plan.base import LanePlaces
 from loaderpool.trainer.epochs.position import LaneLog
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)

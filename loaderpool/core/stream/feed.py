@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaderpool.core.failures import reading_error
 from loaderpool.core.stream.reading import Answer, Kind, Room
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.memory.arena import ExtentPool, room_bytes
-from loaderpool.memory.extents import Extent
+from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 from loaderpool.plan.order import Plan
 from loaderpool.system import fault_points

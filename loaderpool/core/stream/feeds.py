@@ -13,8 +13,7 @@ from loaderpool.core.stream.feed import Ahead, Feed
 from loaderpool.core.stream.reader import GRACE_S, ReaderProcess, Shipped
 from loaderpool.core.stream.reading import ReadHere
 from loaderpool.errors import UnpicklableError
-from loaderpool.memory.arena import ExtentPool
-from loaderpool.memory.extents import Extent
+from loaderpool.memory.arena import Extent, ExtentPool
 from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, read_batches

@@ -20,8 +20,7 @@ from loaderpool.errors import ClosedError
 from loaderpool.memory.board import Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
 from loaderpool.memory.recorder import DELIVERIES, DeliveryRecorder, no_records, read_ring
-from loaderpool.plan.base import BasePlan
-from loaderpool.plan.generator_positions import generated_item
+from loaderpool.plan.base import BasePlan, generated_item
 from loaderpool.system import capacity, clock, machine
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.looks import FIRST_STEPS, Look, WorkerCounts, counts_of_workers, observed_in

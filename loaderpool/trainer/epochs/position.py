@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderpool.errors import StateError
-from loaderpool.plan.base import BasePlan, Start
-from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.plan.base import BasePlan, LanePlaces, Start
 
 if TYPE_CHECKING:
     from loaderpool.core.delivery import Delivery, Subscription

@@ -16,8 +16,7 @@ from typing import Any
 
 from loaderpool.config import MAX_EPOCH
 from loaderpool.errors import ArgumentError, StateError, brief
-from loaderpool.plan.base import BasePlan
-from loaderpool.plan.generator_positions import LanePlaces
+from loaderpool.plan.base import BasePlan, LanePlaces
 from loaderpool.sources.stream import StreamSource
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.fingerprint import Fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 
 from loaderpool.errors import readable_s
 from loaderpool.memory.call_times import CallTimes
-from loaderpool.plan.generator_positions import generated_item, numbered
+from loaderpool.plan.base import generated_item, numbered
 from loaderpool.trainer.explain.observed import Observed
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 

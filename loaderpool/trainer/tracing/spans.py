@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from loaderpool.memory.recorder import CallKind, DeliveryKind, MarkKind, RingContent, Status
-from loaderpool.plan.generator_positions import item_number
+from loaderpool.plan.base import item_number
 from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Recording
 
 # Lengths are cut to microseconds, so that what ends in truth before something begins may seem to overlap it, or not to.

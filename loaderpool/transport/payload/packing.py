@@ -313,14 +313,14 @@ def share(data: Any) -> Any:
         return PackedList(*_packed(data))
     if isinstance(data, dict):
         return PackedDict(*_packed(list(data), list(data.values())))
-    from loaderpool.memory.share import share_array  # which most processes do not need
+    from loaderpool.memory.adoption import share_array  # which most processes do not need
 
     return share_array(data)
 
 
 def _packed(*lists: Sequence[Any]) -> list[PackedItems]:
     """Pack lists into one block of shared memory."""
-    from loaderpool.memory.share import shared_block
+    from loaderpool.memory.adoption import shared_block
 
     packed = [_pickled(items) for items in lists]
     block = shared_block(sum(aligned(array.nbytes) for each in packed for array in each.arrays))

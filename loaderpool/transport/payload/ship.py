@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
 from loaderpool.memory.adoption import DataFile, is_in_passing, place_of, why_copied
-from loaderpool.memory.arena import Arena
-from loaderpool.memory.extents import Extent
+from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.system.interrupts import checkpoint, is_of_a_handler
 from loaderpool.transport.payload.by_value import FrameworkFreePickler, FrameworkNeededError, loaded_frameworks

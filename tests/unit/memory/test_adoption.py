@@ -18,8 +18,8 @@ import pytest
 from loaderpool.errors import ArgumentError, MemoryLimitError
 from loaderpool.memory import adoption
 from loaderpool.memory.adoption import LEAST_BYTES, DataFile, place_of, why_copied
+from loaderpool.memory.adoption import share_array as share
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.share import share_array as share
 from loaderpool.system import capacity, machine
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.ship import place, put_shipment, ship

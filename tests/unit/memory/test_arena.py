@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import MemoryLimitError
-from loaderpool.memory.arena import Arena, map_whole_file
-from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.memory.arena import PAGE_BYTES, Arena, map_whole_file
 from loaderpool.system import capacity, machine
 
 pytestmark = pytest.mark.no_leaks

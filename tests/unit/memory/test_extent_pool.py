@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.memory.arena import Arena, ExtentPool, room_bytes
-from loaderpool.memory.extents import PAGE_BYTES
+from loaderpool.memory.arena import PAGE_BYTES, Arena, ExtentPool, room_bytes
 
 
 @given(st.integers(1, 1 << 40))

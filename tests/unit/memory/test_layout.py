@@ -12,13 +12,15 @@ from loaderpool.core.delivery import Delivery, aligned_empty
 from loaderpool.core.forms import spec_of_batches, with_batches
 from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, sample_spec, widened
 from loaderpool.element.structure import Structure
-from loaderpool.memory.batch_form import BatchForm, batch_form, read_text
 from loaderpool.memory.layout import (
     ALIGNMENT_BYTES,
+    BatchForm,
     Block,
     FixedLayout,
     VaryingLayout,
     aligned,
+    batch_form,
+    read_text,
     read_varying,
     varying_counts,
     varying_nbytes,
