@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import pickle
 from collections.abc import Mapping
@@ -103,7 +104,8 @@ class PoolRun:
             buffer = UnorderedBuffer(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
         self.buffer = buffer
         self.number = 0
-        self._failure: bytes | None = None  # of the whole run
+        self._failure: bytes | None = None  # of the whole run; empty: it has no slot
+        self._has_collected = False
         self._begin()
         self._way: WayToPlace | None = WayToPlace(
             self._pool,
@@ -151,6 +153,8 @@ class PoolRun:
                     return delivery
                 else:
                     self._check_end()
+            if self._is_torn:  # to begin again: without the lock, as it runs code of the user's
+                gc.collect()
             started = clock.monotonic_ns()
             pool.wait(self._has_news)
             waited_ns += clock.monotonic_ns() - started
@@ -158,7 +162,9 @@ class PoolRun:
     def _check_end(self) -> None:
         """Raise if no batch will come any more."""
         self._engine.check()
-        if self._failure is not None:
+        if self._failure == b"" and not self._has_collected:  # iterators that were dropped in a cycle have all slots
+            self._has_collected = self._is_torn = True
+        elif self._failure is not None:
             raise self._error()
         if self.is_at_end:
             if self.feed is not None and self.feed.make_error is not None:

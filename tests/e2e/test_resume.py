@@ -254,7 +254,7 @@ def test_a_pass_that_is_broken_off_at_its_last_batch_still_stands_before_it(monk
         batches = iter(loader)
         next(batches), next(batches)
         with monkeypatch.context() as now:
-            now.setattr(batches._reader, "_convert", interrupted)
+            now.setattr(batches._pass, "_convert", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
         assert loader.state_dict() == batches.state_dict()
