@@ -90,9 +90,11 @@ class PoolWorkers:
         tuned = self._loaders.get(weakref.ref(loader))
         if tuned is None:
             pop = self._loaders.pop
-            tuned = self._loaders[weakref.ref(loader, lambda key: pop(key, None))] = _Tuned(
-                about, self._least, self._most
-            )
+
+            def forget_dead(reference: weakref.ref[object]) -> None:
+                pop(reference, None)
+
+            tuned = self._loaders[weakref.ref(loader, forget_dead)] = _Tuned(about, self._least, self._most)
         tuned.seen_s = now_s
         seen = tuned.windows.add(look, workers)
         proposal = None if seen is None else tuned.autotuner.judge(seen, now_s)
