@@ -36,7 +36,7 @@ def arena() -> Iterator[Arena]:
 
 def load(arena: Arena, payload: dict[str, Any]) -> tuple[Payloads, dict[str, Any]]:
     _, offset, nbytes = put_shipment(arena, ship(payload))
-    payloads = Payloads(arena)
+    payloads = Payloads(arena, {})
     payloads.load(LOADER, offset, nbytes)
     return payloads, payloads.loaded[LOADER]
 
