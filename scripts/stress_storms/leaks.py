@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 import loaderpool as lp
+from loaderpool.core.engine import PoolEngine
 
 from .killer import watched
 from .shapes import SHAPES, Faults, make
@@ -86,7 +87,7 @@ def run_abandoned(
                         for _batch in loader:
                             pass
                         del _batch
-            _wait_unloaded(pool, len(loaders))
+            _wait_unloaded(pool)
             found = _settled()
             return {**found, "arena_bytes": found["arena_bytes"] - sum(map(_ahead_bytes, loaders.values()))}
 
@@ -103,12 +104,14 @@ def run_abandoned(
         return [Growth(what, was, after[what], was + _SLACKS.get(what, 0)) for what, was in before.items()]
 
 
-def _wait_unloaded(pool: lp.Pool, loaders: int) -> None:
+def _wait_unloaded(pool: lp.Pool) -> None:
     """Those that were dropped have given their memory back: the pool's trainer does so when it next looks."""
     gc.collect()
     session = pool._session
     deadline = time.monotonic() + _UNLOAD_S
-    while session is not None and len(session.routing.by_loader) > loaders and time.monotonic() < deadline:
+    while session is not None and time.monotonic() < deadline:
+        if not any(isinstance(each, PoolEngine) for each in list(session.session.runs.values())):
+            return
         session.catch_up()
         time.sleep(0.01)
 

@@ -89,7 +89,7 @@ def test_a_function_that_takes_long_to_load_is_told_of(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "slowly_imported", raising=False)  # and again behind the test
     module = importlib.import_module("slowly_imported")
-    found = train(lp.Loader(range(10**6), module.same, batch_size=4, workers=1), steps=60, step_s=0.01)
+    found = train(lp.Loader(range(10**6), module.same, batch_size=2000, workers=1), steps=30, step_s=0.01)
     assert found.verdict is Verdict.START_UP
     assert re.search(r"Loading the function and its imports took 1[.\d]* s\. Then", found.why)
 
