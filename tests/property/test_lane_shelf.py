@@ -65,11 +65,10 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
                 assert number % lanes in shelf.ended or number in taken
             take_all()
         if data.draw(st.booleans(), label="begins anew"):
-            waiting = shelf.clear()
-            slots_out.extend(arrival.slot or 0 for arrival in waiting)
+            slots_out.extend(arrival.slot or 0 for arrival in shelf._waiting.values())
             shelf = shelf.rest()
             assert not shelf.is_ready()
-    slots_out.extend(arrival.slot or 0 for arrival in shelf.clear())
+    slots_out.extend(arrival.slot or 0 for arrival in shelf._waiting.values())
     assert sorted(taken) == in_turn(lengths)
     assert not in_order or taken == sorted(taken)
     for lane in range(lanes):
