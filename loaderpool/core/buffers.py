@@ -283,7 +283,7 @@ class LaneBuffer:
         return self.begin_at
 
     def put(self, arrived: Arrived) -> bool:
-        """Keep what arrived for its turn; False: it was taken, or lies behind its lane's end."""
+        """Keep what arrived for its turn; False: it was taken, or lies after its lane's end."""
         number = arrived.first
         batch, lane = divmod(number, self._lanes)
         if batch < self._taken[lane] or lane in self.ended:
@@ -311,14 +311,14 @@ class LaneBuffer:
         self._move_on()
 
     def end_lane(self) -> list[Arrived]:
-        """What is in front says that its lane has ended; returns it, and what waits behind it."""
+        """What is in front says that its lane has ended; returns it, and what waits after it."""
         number = self._front_number()
         lane = number % self._lanes
         self.ended[lane] = self._taken[lane]
-        behind = [first for first in self._waiting if first % self._lanes == lane]
+        after = [first for first in self._waiting if first % self._lanes == lane]
         del self._ready[number]
         self._move_on()
-        return [self._waiting.pop(first) for first in behind]
+        return [self._waiting.pop(first) for first in after]
 
     @property
     def waiting(self) -> int:

@@ -178,20 +178,21 @@ class PoolEngine:
         """Begin a run in the pool."""
         self.form()
         reads_apart = self.feeds is not None and self.feeds.read_by == "process"
-        if self.session.import_anew or reads_apart:  # what begins now imports modules anew
+        if self.session.import_anew or reads_apart:  # by what begins now
             self.session.warn_of_modules()
         with self.session.lock:
             self.session.check_usable()
             self.check_open()
             self.check()
             feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
+            before = set(self.runs)
             try:
                 run = PoolRun(self, first_epoch, limit, plan, taken, lanes, feed)
                 if feed is not None and not feed.is_started:
                     feed.start()
             except BaseException:
-                for begun in [run for run in self.runs.values() if run.feed is feed and feed is not None]:
-                    begun.end()
+                for number in self.runs.keys() - before:
+                    self.runs[number].end()
                 if feed is not None:
                     feed.stop()
                 raise

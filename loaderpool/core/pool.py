@@ -292,7 +292,7 @@ class Pool:
     def _turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
         checkpoint()
-        if self.import_anew and self.workers.restarts != self._restarts_seen:  # by workers that import modules anew
+        if self.import_anew and self.workers.restarts != self._restarts_seen:  # by later workers
             self._restarts_seen = self.workers.restarts
             self.warn_of_modules()
         if self.warnings.due:

@@ -125,11 +125,7 @@ class PoolRun:
         """
         engine, pool, buffer = self._engine, self._pool, self.buffer
         pool.check_owner()
-        waited_ns = 0
-        if not buffer.is_ready():
-            started = clock.monotonic_ns()
-            pool.wait(self._has_news)
-            waited_ns = clock.monotonic_ns() - started
+        waited_ns = 0 if buffer.is_ready() else self._wait()
         while True:
             if pool.warnings.due:
                 pool.warnings.say()
@@ -155,9 +151,13 @@ class PoolRun:
                     self._check_end()
             if self._is_torn:  # to begin again: without the lock, as it runs code of the user's
                 gc.collect()
-            started = clock.monotonic_ns()
-            pool.wait(self._has_news)
-            waited_ns += clock.monotonic_ns() - started
+            waited_ns += self._wait()
+
+    def _wait(self) -> int:
+        """Return, when `take` has something to look at, how long that took."""
+        began_ns = clock.monotonic_ns()
+        self._pool.wait(self._has_news)
+        return clock.monotonic_ns() - began_ns
 
     def _check_end(self) -> None:
         """Raise if no batch will come any more."""

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -34,13 +33,12 @@ from loaderpool.core.messages import (
 )
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
-from loaderpool.system import capacity, clock, ctrl_c, fault_points, machine
+from loaderpool.system import capacity, ctrl_c, fault_points, machine
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import child_process
 
 _CLOSE_S = 1.0  # how long a close waits for the supervisor to end by itself
-_MOMENT_S = 0.0005
 _LOOK_MS = 200
 
 
@@ -270,28 +268,17 @@ class Session:
 
     def kill(self) -> None:
         """Kill the supervisor and its process group; safe while it is not reaped."""
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        child_process.kill_group(self.pid)
 
     def reap(self) -> str:
         """End what is left of a supervisor that is lost; returns how it ended."""
         self._channel.close()
-        ends_s = clock.monotonic_s() + _CLOSE_S
-        while clock.monotonic_s() < ends_s and not self._has_ended():
-            time.sleep(_MOMENT_S)
-        self.kill()  # before it is reaped: until then the group's number is not reused
-        code = self._process.wait()
+        code = child_process.end(self._process, _CLOSE_S)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # by then the module may be gone
         for end in self.__dict__.pop("_wake_ends", ()):
             close(end)
-
-    def _has_ended(self) -> bool:
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # the program has reaped it, or ignores SIGCHLD
-            return True
 
     def close(self) -> None:
         """End the supervisor and its workers, and wait until it is gone. What has views stays valid."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import mmap
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loaderpool.system import machine
+from loaderpool.system import clock, machine
+
+_MOMENT_S = 0.0005
 
 # sys.path is set before anything is imported, so the process finds what the trainer finds. `-c` has put the working
 # directory in front: not even mmap may come from there. The settings come in a memory file: a script's arguments alone
@@ -68,6 +73,29 @@ def start(
         )
     finally:
         os.close(file)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; it is not reaped by that."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # the program has reaped it, or ignores SIGCHLD
+        return True
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child that is apart, and what it has started; safe while it is not reaped: its number is not reused."""
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def end(process: subprocess.Popen[bytes], grace_s: float) -> int:
+    """Return how a child that is apart has ended: by itself within some seconds, or killed with its group."""
+    ends_s = clock.monotonic_s() + grace_s
+    while clock.monotonic_s() < ends_s and not has_ended(process.pid):
+        time.sleep(_MOMENT_S)
+    kill_group(process.pid)
+    return process.wait()
 
 
 def _inherited(stream: Any, descriptor: int) -> int | None:

@@ -16,7 +16,6 @@ import select
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,14 +25,13 @@ from loaderpool.core.launch import Surroundings
 from loaderpool.core.stream.reading import ANSWER, ROOM, Answer, GivesRooms, Kind
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error
 from loaderpool.memory.arena import Arena
-from loaderpool.system import capacity, clock, fault_points, machine
+from loaderpool.system import capacity, fault_points, machine
 from loaderpool.transport import child_process
 from loaderpool.transport.reports import LostReport, Verdict
 
 # How long a reader may take to let go of a stream that is not wanted any more, and to end. Smaller: the user's code
 # that happens to wait is killed instead of closed. Larger: the loader's end waits as long.
 GRACE_S = 0.5
-_MOMENT_S = 0.0005
 _NOT_LOADED = "the stream process could not load the source"
 
 
@@ -109,11 +107,7 @@ class ReaderProcess:
         """Wait until the process is gone, for which it has a moment. Then nothing writes to rooms any more."""
         process = self._process
         if process is not None and process.returncode is None:
-            ends_s = clock.monotonic_s() + GRACE_S
-            while clock.monotonic_s() < ends_s and not _has_ended(process.pid):
-                time.sleep(_MOMENT_S)
-            _kill(process.pid)  # what it has started, too: until it is reaped its number is not another's
-            process.wait()
+            child_process.end(process, GRACE_S)
         self.is_gone = True
 
     def _launch(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -155,12 +149,12 @@ class ReaderProcess:
                 if has_ended:  # and what it sent was read
                     return None
                 found = poll.poll(watch.look_ms)
-                has_ended = _has_ended(pid)  # children of the user's may hold its end of the socket
+                has_ended = child_process.has_ended(pid)  # children of the user's may hold its end of the socket
                 if found or not machine.is_stopped(pid):
                     watch.runs()
                 elif watch.is_too_long():
                     self._was_stopped = True
-                    _kill(pid)
+                    child_process.kill_group(pid)
                 with contextlib.suppress(BlockingIOError):
                     woken.recv(4096, socket.MSG_DONTWAIT)
                 continue
@@ -188,15 +182,3 @@ def _receive(ours: socket.socket) -> Answer | None:
         except ConnectionResetError:
             continue  # it ended before it read all rooms; what it sent is still to be read
         return Answer(*ANSWER.unpack(packet)) if packet else None
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # the program has reaped it, or ignores SIGCHLD
-        return True
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
