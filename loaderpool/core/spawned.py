@@ -34,6 +34,7 @@ from loaderpool.core.session import Session
 from loaderpool.core.spawned_worker import main
 from loaderpool.core.supervisor import Supervisor
 from loaderpool.core.watch import HungSample
+from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import ctrl_c
 from loaderpool.transport.payload.loaded import plain
@@ -54,6 +55,8 @@ class SpawnedPool(Pool):
     hands_over_files = False
 
     def _make_arena(self) -> Arena:
+        if not sys.executable:  # before the session looks: the block's resource tracker is started with it
+            raise PoolBrokenError("sys.executable is empty. Set it to the path of a Python interpreter")
         self._block = Block()
         return self._block.arena
 
