@@ -348,7 +348,7 @@ class Work:
                 raise
             except self._catches as error:
                 if block == 1 or not isinstance(error, SpecMismatchError):
-                    failing = start + len(results)
+                    failing = start + min(len(results), len(part) - 1)  # a handler may raise after the last
                     where = [indices[failing]], int(positions[failing])
                     raise self._progress.failed(error, job.epoch, *where) from None
                 is_written = False  # the row that is wrong is told by its own call
