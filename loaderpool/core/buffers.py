@@ -25,7 +25,7 @@ class Arrived:
     first: int
     count: int
     rows: int  # of each batch
-    slot: int | None  # None: it holds another batch
+    slot: int | None  # None: there is no such batch, for its lane has ended
     # Makes a new error for each that takes it: a kept exception would keep, through its traceback, all its frames.
     make_error: Callable[[], LoaderpoolError] | None = None
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
@@ -52,9 +52,6 @@ class ReorderBuffer(Protocol):
 
     def put(self, arrived: Arrived) -> bool:
         """Keep what arrived for its turn; False: all its batches were taken before the run began again."""
-
-    def is_ready(self) -> bool:
-        """Whether `front` has something."""
 
     def front(self) -> Arrived | None:
         """What arrived and has its turn now; None: that is still to come. It stays until `drop_front`."""
@@ -92,9 +89,6 @@ class OrderedBuffer:
     def put(self, arrived: Arrived) -> bool:
         self._by_first[arrived.first] = arrived
         return True
-
-    def is_ready(self) -> bool:
-        return self.begin_at in self._by_first
 
     def front(self) -> Arrived | None:
         return self._by_first.get(self.begin_at)
@@ -160,9 +154,6 @@ class UnorderedBuffer:
                 arrived.keep = keep
         self._by_epoch.setdefault(arrived.first // self._per_epoch, collections.deque()).append(arrived)
         return True
-
-    def is_ready(self) -> bool:
-        return self._taken_count // self._per_epoch in self._by_epoch
 
     def front(self) -> Arrived | None:
         queue = self._by_epoch.get(self._taken_count // self._per_epoch)
@@ -293,16 +284,15 @@ class LaneBuffer:
             self._ready[number] = None
         return True
 
-    def is_ready(self) -> bool:
-        return self.begin_at in self._waiting if self._in_order else bool(self._ready)
-
     def front(self) -> Arrived | None:
-        if self._in_order:
-            return self._waiting.get(self.begin_at)
-        return self._waiting[next(iter(self._ready))] if self._ready else None
+        while (front := self._first()) is not None and front.slot is None:
+            self._end_lane(front.first)
+        return front
 
     def drop_front(self) -> None:
-        number = self._front_number()
+        front = self._first()
+        assert front is not None
+        number = front.first
         del self._waiting[number], self._ready[number]
         self._taken[number % self._lanes] += 1
         self.taken += 1
@@ -310,15 +300,20 @@ class LaneBuffer:
             self._ready[number + self._lanes] = None
         self._move_on()
 
-    def end_lane(self) -> list[Arrived]:
-        """What is in front says that its lane has ended; returns it, and what waits after it."""
-        number = self._front_number()
+    def _first(self) -> Arrived | None:
+        """What has its turn, the end of a lane too."""
+        if self._in_order:
+            return self._waiting.get(self.begin_at)
+        return self._waiting[next(iter(self._ready))] if self._ready else None
+
+    def _end_lane(self, number: int) -> None:
+        """All of a lane was taken; this would be its next batch, and after it there are ends only."""
         lane = number % self._lanes
         self.ended[lane] = self._taken[lane]
-        after = [first for first in self._waiting if first % self._lanes == lane]
         del self._ready[number]
+        for after in [first for first in self._waiting if first % self._lanes == lane]:
+            del self._waiting[after]
         self._move_on()
-        return [self._waiting.pop(first) for first in after]
 
     @property
     def waiting(self) -> int:
@@ -326,9 +321,6 @@ class LaneBuffer:
 
     def rest(self) -> LaneBuffer:
         return LaneBuffer(self._lanes, self._in_order, self.places)
-
-    def _front_number(self) -> int:
-        return self.begin_at if self._in_order else next(iter(self._ready))
 
     def _move_on(self) -> None:
         while not self.is_over:

@@ -123,6 +123,7 @@ class Pool:
         arena: shared memory beside the slots; it outlives supervisors.
         workers: what is known of them.
         workers_wanted: how many there shall be.
+        owner_pid: of the process that has it, and not of its forks.
 
     Args:
         workers: at least 1.
@@ -149,7 +150,7 @@ class Pool:
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
         self._broken: Callable[[], LoaderpoolError] | None = None  # makes the error that nothing can go on
-        self._owner_pid = os.getpid()
+        self.owner_pid = os.getpid()
         self._around = Surroundings.of_now()
         self.lock = threading.RLock()  # held while anything changes
         self._news = threading.Condition(self.lock)
@@ -215,7 +216,7 @@ class Pool:
     def catch_up(self) -> None:
         """Take in what has arrived, without waiting."""
         session = self.session
-        if os.getpid() == self._owner_pid and not self.is_closed:
+        if os.getpid() == self.owner_pid and not self.is_closed:
             with InterruptsHeld():
                 session.catch_up()
                 with self.lock:  # or another thread might be in the middle of taking in what has arrived
@@ -314,12 +315,12 @@ class Pool:
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a fork of the one that has the pool."""
-        return os.getpid() != self._owner_pid
+        return os.getpid() != self.owner_pid
 
     def check_owner(self) -> None:
         """Raise in a fork."""
-        if os.getpid() != self._owner_pid:
-            raise foreign_error(self._owner_pid)
+        if os.getpid() != self.owner_pid:
+            raise foreign_error(self.owner_pid)
 
     def check_usable(self) -> None:
         """Raise if no batch will ever come any more."""

@@ -7,7 +7,7 @@ import gc
 import os
 import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,41 +23,10 @@ from loaderpool.plan.base import BasePlan, LanePlaces, Numbering
 from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
-    from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
-    from loaderpool.core.engine_statistics import DeliveryCounts
-    from loaderpool.core.pool import Pool
+    from loaderpool.core.engine import PoolEngine
     from loaderpool.core.session import Session
     from loaderpool.core.stream.feed import Feed
-    from loaderpool.memory.layout import BatchForm
-
-
-class RunOwner(Protocol):
-    """A run's loader: `engine.PoolEngine`. All with the pool's lock held."""
-
-    session: Pool
-    config: LoaderConfig
-    plan: BasePlan
-    number: int
-    runs: dict[int, PoolRun]  # by number
-    lent: list[dict[int, None]]  # of each run: slots that have views
-    slots: int  # of the latest run
-    slot_bytes: int
-    counts: DeliveryCounts
-    known_form: BatchForm | None  # of its batches
-
-    @property
-    def failure(self) -> object:
-        """Why no batch can be made; None: nothing has failed."""
-
-    def check(self) -> None:
-        """Raise if no batch can be made."""
-
-    def check_open(self) -> None:
-        """Raise if it was closed."""
-
-    def on_run_ended(self, number: int) -> None:
-        """No worker looks at what this run needs any more."""
 
 
 class PoolRun:
@@ -79,7 +48,7 @@ class PoolRun:
 
     def __init__(
         self,
-        engine: RunOwner,
+        engine: PoolEngine,
         first_epoch: int,
         limit: int,
         plan: BasePlan,
@@ -103,6 +72,7 @@ class PoolRun:
         elif not engine.config.deterministic:
             buffer = UnorderedBuffer(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
         self.buffer = buffer
+        self._can_end = feed is not None or plan.lanes > 0  # before its last batch
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
         self._has_collected = False
@@ -123,21 +93,23 @@ class PoolRun:
             StopIteration: the run was ended, or the generators have.
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
-        engine, pool, buffer = self._engine, self._pool, self.buffer
-        pool.check_owner()
-        waited_ns = 0 if buffer.is_ready() else self._wait()
+        engine, pool = self._engine, self._pool
+        if os.getpid() != pool.owner_pid:
+            pool.check_owner()
+        waited_ns = 0
         while True:
             if pool.warnings.due:
                 pool.warnings.say()
             with pool.lock:
                 if (lender := self._session.lender).returned:
                     lender.settle()
-                engine.check_open()
+                if engine.is_closed or pool.is_closed:
+                    engine.check_open()
                 if self.is_over:
                     raise StopIteration
                 if self._is_torn or self._session is not pool.session:
                     self._begin_again()
-                elif (arrived := self._front()) is not None:
+                elif (arrived := self.buffer.front()) is not None:
                     if arrived.make_error is not None:
                         raise arrived.make_error()
                     self._is_torn = True  # until it is done
@@ -147,17 +119,13 @@ class PoolRun:
                     if self._way is not None:
                         self._end_way()
                     return delivery
-                else:
+                elif self._can_end or self._failure is not None or engine.failure is not None:
                     self._check_end()
             if self._is_torn:  # to begin again: without the lock, as it runs code of the user's
                 gc.collect()
-            waited_ns += self._wait()
-
-    def _wait(self) -> int:
-        """Return, when `take` has something to look at, how long that took."""
-        began_ns = clock.monotonic_ns()
-        self._pool.wait(self._has_news)
-        return clock.monotonic_ns() - began_ns
+            began_ns = clock.monotonic_ns()
+            pool.wait(self._has_news)
+            waited_ns += clock.monotonic_ns() - began_ns
 
     def _check_end(self) -> None:
         """Raise if no batch will come any more."""
@@ -174,9 +142,10 @@ class PoolRun:
     @property
     def is_ready(self) -> bool:
         """Whether the next batches are there."""
-        if not self.buffer.is_ready():
+        if not self.buffer.waiting:
             self._pool.catch_up()
-        return self.buffer.is_ready()
+        with self._pool.lock:
+            return self.buffer.front() is not None
 
     @property
     def is_at_end(self) -> bool:
@@ -224,6 +193,8 @@ class PoolRun:
         elif self.is_over or message.run != self.number:  # it has begun again since: those slots are free
             for descriptor in received.descriptors:
                 os.close(descriptor)
+        elif isinstance(message, Filled):
+            self._hear_filled(message, received)
         elif isinstance(message, GiveBack):
             self._begin_again()
         elif isinstance(message, BatchFailed) and message.offset < 0:
@@ -232,8 +203,6 @@ class PoolRun:
             arrived = Arrived(message.batch - self._base, 1, 0, message.offset)
             arrived.make_error = functools.partial(failures.unpack, message.error)
             self._put(arrived)
-        elif isinstance(message, Filled):
-            self._hear_filled(message, received)
 
     def on_supervisor_lost(self) -> None:
         """Another supervisor is told when batches are taken."""
@@ -261,18 +230,6 @@ class PoolRun:
         if message.is_last:  # where its lane's next batch would be, there is none
             self.buffer.put(Arrived(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
 
-    def _front(self) -> Arrived | None:
-        """Return what has its turn, if it is there. Takes note of generators that have ended."""
-        buffer = self.buffer
-        front = buffer.front()
-        while front is not None and front.slot is None:
-            assert isinstance(buffer, LaneBuffer)
-            for after in buffer.end_lane():
-                if after.slot is not None:
-                    self._session.lender.release(self.number, after.slot, after.ticket)
-            front = buffer.front()
-        return front
-
     def _put(self, arrived: Arrived) -> None:
         if not self.buffer.put(arrived):
             assert arrived.slot is not None
@@ -284,9 +241,11 @@ class PoolRun:
 
     def _has_news(self) -> bool:
         """Whether `take` has nothing to wait for."""
-        if self.buffer.is_ready() or self.is_over or self._is_torn or self._session is not self._pool.session:
+        pool = self._pool
+        if self.buffer.front() is not None or self.is_over or self._is_torn or self._session is not pool.session:
             return True
-        return self._failure is not None or self._engine.failure is not None or self._pool.is_closed or self.is_at_end
+        has_failed = self._failure is not None or self._engine.failure is not None
+        return has_failed or pool.is_closed or (self._can_end and self.is_at_end)
 
     def _begin(self) -> None:
         """Have the supervisor make what was not taken."""

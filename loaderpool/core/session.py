@@ -129,7 +129,7 @@ class Session:
         for end in self._wake_ends:
             os.set_blocking(end, False)
         self._stop_watch = StopWatch()
-        self._signals = ctrl_c.told_descriptor()
+        self._signals = ctrl_c.descriptor
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send the supervisor a message; see `Channel.send`."""
@@ -160,7 +160,8 @@ class Session:
         Raises:
             SupervisorLost: it will never be.
         """
-        before, me = ctrl_c.note_signals(), threading.get_ident()
+        before = None if ctrl_c.descriptor is None else ctrl_c.note_signals()
+        me = threading.get_ident()
         while True:
             with self.news:
                 if is_ready():
@@ -192,7 +193,8 @@ class Session:
             if is_there:
                 return
             turn(came)
-            ctrl_c.check_patience(before)
+            if ctrl_c.descriptor is not None:
+                ctrl_c.check_patience(before)
 
     def wake(self) -> None:
         """Have all who wait look again. The lock is held."""
@@ -225,20 +227,21 @@ class Session:
 
     def _wait_once(self, poll: select.poll) -> bool:
         """Return whether anything came."""
-        signals = ctrl_c.told_descriptor()
-        if signals != self._signals:
-            self._signals = signals
+        if ctrl_c.descriptor != self._signals:
+            self._signals = ctrl_c.descriptor
             poll = self._poll = self._make_poll()
-        found = poll.poll(self._stop_watch.look_ms)
+        watch = self._stop_watch
+        found = poll.poll(watch.look_ms)
         if found or not machine.is_stopped(self.pid):
-            self._stop_watch.runs()
-        elif self._stop_watch.is_too_long():  # its death is met as any other
+            if watch.stopped_ns:
+                watch.runs()
+        elif watch.is_too_long():  # its death is met as any other
             self.kill()
         for descriptor, _ in found:
             if descriptor == self._wake_ends[0]:
                 with contextlib.suppress(BlockingIOError):
                     os.read(descriptor, 4096)
-            elif descriptor == signals:
+            elif descriptor == self._signals:
                 ctrl_c.note_signals()
         return bool(found)
 

@@ -13,11 +13,10 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
 from typing import Any, NamedTuple
 
 from loaderpool.system import clock, fault_points, machine
-from loaderpool.system.interrupts import InterruptsHeld, is_dropped, send_again
+from loaderpool.system.interrupts import InterruptsHeld, gate_handlers, is_left_to_python
 
 # Longer than nearly all batches take; shorter than the patience of a person whose function hangs.
 _PATIENCE_S = 5.0
@@ -30,7 +29,9 @@ class CtrlC(NamedTuple):
     turns: int  # that the main thread has had until then
 
 
-_told: tuple[int, int] | None = None
+descriptor: int | None = None
+"""What becomes readable with a signal; None: nothing does."""
+_told_by: int | None = None  # its other end
 _latest: CtrlC | None = None
 _turns = 0  # that the main thread has had after a Ctrl-C
 
@@ -49,14 +50,14 @@ def watch() -> None:
 
     Runs in: the main thread; on another one nothing is done. The two descriptors stay for the life of the process.
     """
-    global _told
+    global descriptor, _told_by
     is_main = threading.get_ident() == threading.main_thread().ident
-    if _told is not None or not is_main or not hasattr(os, "set_blocking"):
+    if descriptor is not None or not is_main or not hasattr(os, "set_blocking"):
         return
-    _take_over()
+    gate_handlers()
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None:  # a kernel has Python's own handler back for each cell
-        shell.events.register("pre_run_cell", _take_over)
+        shell.events.register("pre_run_cell", lambda *_: gate_handlers())
     with InterruptsHeld():
         before = signal.set_wakeup_fd(-1)
         if before != -1:  # an event loop's, say
@@ -66,25 +67,20 @@ def watch() -> None:
         for end in ends:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
-        _told = ends
+        descriptor, _told_by = ends
         machine.at_forks(after_in_child=_stop)
 
 
 def _stop() -> None:
     """In a fork: what it is sent would be told to the trainer's waits."""
-    global _told
-    if _told is not None:
-        ours, _told = _told, None
+    global descriptor, _told_by
+    if descriptor is not None and _told_by is not None:
         before = signal.set_wakeup_fd(-1)
-        if before not in (-1, ours[1]):
+        if before not in (-1, _told_by):
             signal.set_wakeup_fd(before)
-        for descriptor in ours:
-            os.close(descriptor)
-
-
-def told_descriptor() -> int | None:
-    """Return what becomes readable with a signal, None where nothing does."""
-    return None if _told is None else _told[0]
+        os.close(descriptor)
+        os.close(_told_by)
+        descriptor = _told_by = None
 
 
 def check_patience(before: CtrlC | None) -> None:
@@ -103,56 +99,14 @@ def check_patience(before: CtrlC | None) -> None:
 def note_signals() -> CtrlC | None:
     """Take in what the descriptor tells; returns the latest Ctrl-C, which is none of a wait's that begins now."""
     global _latest
-    if _told is None:
+    if descriptor is None:
         return _latest
     try:
-        numbers = os.read(_told[0], 4096)
+        numbers = os.read(descriptor, 4096)
     except BlockingIOError:
         return _latest
-    if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _on_ctrl_c):
+    if signal.SIGINT in numbers and is_left_to_python(signal.SIGINT):
         _latest = CtrlC(clock.monotonic_ns(), _turns)
         # Run by the main thread between two bytecodes, after the handlers of signals.
         ctypes.pythonapi.Py_AddPendingCall(_count_turn, None)
     return _latest
-
-
-# ---- where it is raised ----
-#
-# Python's own handler raises KeyboardInterrupt at whatever bytecode is next, in some functions in vain
-# (`interrupts.DROPPED_IN`). There ours has the signal come once more, a moment later.
-
-
-def _take_over(*_: object) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _on_ctrl_c)
-
-
-def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt as by Python's own handler, but behind what would drop it or make another exception of it.
-
-    Before Python 3.12 pybind11 makes a RuntimeError of what is raised as an error of TensorFlow's is constructed. There
-    it is raised in the frame that called: where the error arrives, or at the next line where that frame made it.
-    """
-    if is_dropped(frame):
-        send_again()
-        return
-    caller = frame
-    while caller is not None and _constructs_status_error(caller):
-        caller = caller.f_back
-    if caller is None or caller is frame or sys.gettrace() is not None:
-        raise KeyboardInterrupt
-
-    def trace(traced: FrameType, event: str, _: Any) -> Any:
-        sys.settrace(None)
-        traced.f_trace = None
-        raise KeyboardInterrupt
-
-    caller.f_trace = trace
-    sys.settrace(lambda *_: None)
-
-
-def _constructs_status_error(frame: FrameType) -> bool:
-    if frame.f_code.co_name != "__init__":
-        return False
-    made = frame.f_locals.get("self")
-    return isinstance(made, BaseException) and type(made).__module__.startswith("tensorflow")

@@ -3,13 +3,12 @@
 Python runs a handler between any two bytecodes of the main thread, and what is half done there is lost where it raises.
 So whatever begins, moves or ends something runs in a block of `InterruptsHeld`. In such a block handlers run
 
-- out of a wait (`Session.wait_for`), at which everything that was begun is where its owner will find it;
+- out of a wait (`Session.wait`), at which everything that was begun is where its owner will find it;
 - out of the user's own code, which is called in `InterruptsAllowed`;
 - out of `checkpoint`, between the steps of long work;
 - when the outermost block is left: by then the block's result is stored. `Undoing` ends what lost its owner.
 
-SIGINT has a handler of ours in a block, and the program's outside, for programs look whether that is Python's own. Any
-other handler gets a `_Gate` in front of it, which stays: to set handlers costs each batch a system call for each.
+The program's handlers get a gate in front of them, which stays: to set a handler costs each batch a system call.
 """
 
 from __future__ import annotations
@@ -29,134 +28,74 @@ from typing import Any, Literal
 
 from loaderpool.system import machine
 
-# Each wait for a batch sets the handler four times. The functions of `signal` look numbers and handlers up in enums,
-# which costs ten times what the calls beneath them do.
-_SIGINT = int(signal.SIGINT)
+# The functions of `signal` look numbers and handlers up in enums, which costs ten times what the calls beneath them do.
 _handler_of: Callable[[int], Any] = _signal.getsignal
-_main_thread = threading.main_thread().ident  # of this process; to ask each time costs what setting a handler does
+_main_thread = threading.main_thread().ident  # of this process
 
 # After this a finalizer has returned. Shorter: it may still run, and the signal is sent once more; longer is only felt.
 _MOMENT_S = 0.005
 
-_outermost: InterruptsHeld | None = None  # the block that the main thread is in
-_pending: collections.deque[int] = collections.deque()  # signals whose handlers are due
+_depth = 0  # blocks of `InterruptsHeld` that the main thread is in
+_due: collections.deque[int] = collections.deque()  # signals whose handlers are to be run
 
 
 class InterruptsHeld:
-    """A block in which signals are noted; on leaving it their handlers run, which may raise.
+    """A block in which signals are noted; on leaving the outermost one their handlers run, which may raise.
 
-    On other threads than the main one nothing is to do. A block within another one is part of it: `with` gives the
-    outermost, which knows what is pending.
+    On other threads than the main one nothing is to do.
 
     Args:
-        wake: ends the wait that the block may be in, called by the signal's handler.
         then: what becomes of a signal that came: "tell" the program; "send" it again in a moment, for finalizers, whose
             exceptions Python drops; "drop" it, for the interpreter ends anyway.
     """
 
-    __slots__ = ("_handler", "_outer", "_then", "_wake", "is_pending")
+    __slots__ = ("_then",)
 
-    def __init__(self, wake: Callable[[], None] | None = None, then: Literal["tell", "send", "drop"] = "tell") -> None:
-        self._wake, self._then = wake, then
-        self._handler: Any = None  # the program's of SIGINT; of the module `_signal`: SIG_IGN and SIG_DFL are numbers
-        self._outer: InterruptsHeld | None = None
-        self.is_pending = False
+    def __init__(self, then: Literal["tell", "send", "drop"] = "tell") -> None:
+        self._then = then
 
-    def __enter__(self) -> InterruptsHeld:  # noqa: PYI034 - the outermost, not always self
-        global _outermost
-        if _thread.get_ident() != _main_thread:
-            return self
-        outer = _outermost
-        if outer is not None:
-            self._outer = outer
-            self._wake, outer._wake = outer._wake, self._wake or outer._wake
-            return outer
-        if list(map(_handler_of, _OFTEN)) != _seen:
-            gate_handlers()
-        handler = _handler_of(_SIGINT)
-        try:
-            _outermost = self
-            if callable(handler):
-                self._handler = handler
-                _signal.signal(_SIGINT, self._note)
-            self.is_pending = bool(_pending)
-        except BaseException:  # a Ctrl-C that came before it was held
-            _outermost = None
-            _signal.signal(_SIGINT, handler)
-            raise
-        return self
+    def __enter__(self) -> None:
+        global _depth
+        if _thread.get_ident() == _main_thread:
+            if list(map(_handler_of, _OFTEN)) != _seen:
+                gate_handlers()
+            _depth += 1
 
     def __exit__(self, *_: object) -> None:
-        global _outermost
-        outer = self._outer
-        if outer is not None:
-            self._outer, outer._wake = None, self._wake
-            return
-        if _outermost is not self:
-            return
-        try:
-            if self._handler is not None:
-                _signal.signal(_SIGINT, self._handler)
-            _outermost = None
-        except BaseException:  # a Ctrl-C that came when it was no longer held
-            _outermost = None
-            raise
-        if _pending:
-            if self._then == "tell":
-                _tell()
-            elif self._then == "send":
-                for number in list(_pending):
-                    send_again(number)
-            else:
-                _pending.clear()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if _outermost is None:  # two signals have come as the block was left
-            _signal.signal(_SIGINT, self._handler)
-            self._handler(number, frame)
-        else:
-            _hold(number)
+        global _depth
+        if _thread.get_ident() == _main_thread and _depth:
+            _depth -= 1
+            if _due and not _depth:
+                if self._then == "tell":
+                    _tell()
+                elif self._then == "send":
+                    for number in list(_due):
+                        send_again(number)
+                else:
+                    _due.clear()
 
 
 class InterruptsAllowed:
-    """A part of a block of `InterruptsHeld` in which signals do what the program says; tells of what came before."""
+    """A part of a block of `InterruptsHeld` in which handlers run as signals come; they also run for earlier ones."""
 
     __slots__ = ("_held",)
 
     def __enter__(self) -> None:
-        global _outermost
-        self._held = held = _outermost if _thread.get_ident() == _main_thread else None
-        if held is None:
-            return
-        try:
-            if held._handler is not None:
-                _signal.signal(_SIGINT, held._handler)
-            _outermost = None
-            if _pending:
-                held.is_pending = False
-                _tell()
-        except BaseException:
-            self.__exit__()
-            raise
+        global _depth
+        self._held = 0
+        if _thread.get_ident() == _main_thread and _depth:
+            self._held, _depth = _depth, 0
+            if _due:
+                try:
+                    _tell()
+                except BaseException:
+                    _depth = self._held
+                    raise
 
     def __exit__(self, *_: object) -> None:
-        global _outermost
-        held = self._held
-        if held is None:
-            return
-        _outermost = held
-        handler = _handler_of(_SIGINT)  # the user's code may have set another one
-        if handler is None or (held._handler is None and not callable(handler)):  # in C: it could not be put back
-            held._handler = None
-            return
-        try:
-            _signal.signal(_SIGINT, held._note)
-        except BaseException:  # one more Ctrl-C, at this very call
-            _signal.signal(_SIGINT, held._note)
-            raise
-        finally:
-            if handler is not held._handler and getattr(handler, "__self__", None) is not held:
-                held._handler = handler
+        global _depth
+        if self._held:
+            _depth = self._held
 
 
 class _Gate:
@@ -168,13 +107,14 @@ class _Gate:
         self.__wrapped__ = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if _outermost is not None:
-            _hold(number)
+        if _depth:
+            if number not in _due:
+                _due.append(number)
         elif is_dropped(frame):
             send_again(number)
         else:
-            if number in _pending:
-                _pending.remove(number)
+            if number in _due:
+                _due.remove(number)
             try:
                 self.__wrapped__(number, frame)
             except Exception as error:
@@ -191,43 +131,38 @@ def is_of_a_handler(error: BaseException) -> bool:
     return _MARK in vars(error)
 
 
-# All that a handler may be set for. Of the last five each block looks whether they have another one; of the others as
-# a pass or a loader begins.
+# All that a handler may be set for. Of these each block looks whether they have another one, of all as a pass or a
+# loader begins. A notebook sets that of SIGINT for each cell.
 _OFTEN = [
     int(getattr(signal, name))
-    for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGTERM")
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGTERM")
     if hasattr(signal, name)
 ]
-_ALL = [int(number) for number in signal.valid_signals() if number != _SIGINT]
+_ALL = list(map(int, signal.valid_signals()))
 _seen: list[Any] = [None] * len(_OFTEN)  # the handlers of `_OFTEN`
 
 
 def gate_handlers() -> None:
     """Have the handlers that the program has now wait for blocks of `InterruptsHeld`. A handler may raise in it."""
     global _seen
-    if _thread.get_ident() != _main_thread:
-        return
-    for number in _ALL:
-        handler = _handler_of(number)
-        if callable(handler) and type(handler) is not _Gate:
-            _signal.signal(number, _Gate(handler))
-    _seen = list(map(_handler_of, _OFTEN))
+    if _thread.get_ident() == _main_thread:
+        for number in _ALL:
+            handler = _handler_of(number)
+            if callable(handler) and type(handler) is not _Gate:
+                _signal.signal(number, _Gate(handler))
+        _seen = list(map(_handler_of, _OFTEN))
 
 
-def _hold(number: int) -> None:
-    if number not in _pending:
-        _pending.append(number)
-    held = _outermost
-    if held is not None:
-        held.is_pending = True
-        if held._wake is not None:
-            held._wake()
+def is_left_to_python(number: int) -> bool:
+    """Whether the program has left the handler of SIGINT to Python, which raises KeyboardInterrupt."""
+    handler = _handler_of(number)
+    return getattr(handler, "__wrapped__", handler) is signal.default_int_handler
 
 
 def _tell() -> None:
-    """Do what the program does about signals, in the frame that has left the block."""
-    for _ in range(len(_pending)):  # in a finalizer each is noted once more
-        number = _pending.popleft()
+    """Do what the program does about signals that came, each in its turn: the first exception ends it."""
+    for _ in range(len(_due)):
+        number = _due.popleft()
         handler = _handler_of(number)
         if callable(handler):
             handler(number, sys._getframe(2))
@@ -236,31 +171,26 @@ def _tell() -> None:
 
 
 def _after_fork() -> None:
-    global _main_thread, _outermost
+    global _main_thread, _depth
     before, _main_thread = _main_thread, _thread.get_ident()
-    if before == _main_thread:
-        return
-    # A thread has forked, in whose child no main thread is there to leave the block.
-    held, _outermost = _outermost, None
-    _pending.clear()
-    if held is not None and held._handler is not None:
-        _signal.signal(_SIGINT, held._handler)
+    if before != _main_thread:  # a thread has forked, in whose child no main thread is there to leave the block
+        _depth = 0
+        _due.clear()
 
 
 machine.at_forks(after_in_child=_after_fork)
 
 
 def checkpoint() -> None:
-    """Tell the program of signals that came in this block; called where nothing is half done."""
-    held = _outermost
-    if held is not None and held.is_pending:
+    """Run the handlers of signals that came in this block; called where nothing is half done."""
+    if _due:
         with InterruptsAllowed():  # which does nothing on other threads
             pass
 
 
 # In these functions, and in what they call, an exception is dropped: by others, or by Python in finalizers.
 DROPPED_IN = {
-    ("keras.src.utils.python_utils", "pythonify_logs"),  # `except: pass`, behind each step of a fit
+    ("keras.src.utils.python_utils", "pythonify_logs"),  # `except: pass`, after each step of a fit
     ("tensorflow.python.framework.tensor_shape", "__getitem__"),  # called from C++, which may crash, too
     ("tensorflow.python.framework.tensor_shape", "__len__"),
     ("jax._src.lib", "_xla_gc_callback"),  # called by the garbage collector
@@ -280,35 +210,38 @@ DROPPED_IN = {
 
 
 def is_dropped(frame: FrameType | None) -> bool:
-    """Whether an exception that is raised in this frame comes to one that drops it."""
+    """Whether an exception that is raised in this frame comes to one that drops it, or makes another one of it."""
     while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) in DROPPED_IN:
+        name = frame.f_code.co_name
+        if (frame.f_globals.get("__name__"), name) in DROPPED_IN:
+            return True
+        # Before Python 3.12 pybind11 makes a RuntimeError of what is raised as an error of TensorFlow's is constructed.
+        if name == "__init__" and _is_tensorflows_error(frame.f_locals.get("self")):
             return True
         frame = frame.f_back
     return False
 
 
-def send_again(number: int = _SIGINT) -> None:
+def _is_tensorflows_error(value: Any) -> bool:
+    return isinstance(value, BaseException) and type(value).__module__.startswith("tensorflow")
+
+
+def send_again(number: int = signal.SIGINT) -> None:
     """Have a signal that came where nothing can be raised, as in a finalizer, come once more in a moment."""
-    if number == _SIGINT:
-        if number in _pending:
-            _pending.remove(number)
-    elif number not in _pending:
-        _pending.append(number)  # the next block is told, if it is left before that
+    if number not in _due:
+        _due.append(number)  # the next block is told, if it is left before that
     with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
-        _thread.start_new_thread(_send, (_main_thread, number))
+        _thread.start_new_thread(_send, (number,))
 
 
-def _send(thread: int | None, number: int) -> None:
+def _send(number: int) -> None:
     time.sleep(_MOMENT_S)
-    if number != _SIGINT:
-        if number in _pending:  # where the program has taken its handler away meanwhile, nothing is done
-            _thread.interrupt_main(number)  # type: ignore[arg-type]  # a number is enough
-    elif thread is not None:
+    # Where the program has taken its handler away meanwhile, nothing is done.
+    if number in _due and _main_thread is not None and callable(_handler_of(number)):
         if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(thread, _SIGINT)
+            signal.pthread_kill(_main_thread, number)
         else:
-            signal.raise_signal(signal.SIGINT)  # handled by the main thread in any case
+            signal.raise_signal(number)  # handled by the main thread in any case
 
 
 # ---- what is undone with its owner ----

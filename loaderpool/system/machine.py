@@ -182,7 +182,11 @@ _LOOKS = 5
 
 
 class StopWatch:
-    """Sums up over looks, one each `look_ms`, how long another process has been stopped (SIGSTOP; rule 12)."""
+    """Sums up over looks, one each `look_ms`, how long another process has been stopped (SIGSTOP; rule 12).
+
+    Attributes:
+        stopped_ns: how long; 0: it runs.
+    """
 
     def __init__(self) -> None:
         self._longest_ns = int(fault_points.setting("stopped_s", _LONGEST_STOP_S) * 1e9)
@@ -191,15 +195,15 @@ class StopWatch:
 
     def runs(self) -> None:
         """Note that the process is not stopped now."""
-        self._looked_ns, self._stopped_ns = clock.monotonic_ns(), 0
+        self._looked_ns, self.stopped_ns = clock.monotonic_ns(), 0
 
     def is_too_long(self) -> bool:
         """Note that the process is stopped now; returns whether it is to be ended for it."""
         now = clock.monotonic_ns()
         # A gap in our own time (Ctrl-Z stops us, too; a suspended machine) counts as no more than two looks.
-        self._stopped_ns += min(now - self._looked_ns, 2_000_000 * self.look_ms)
+        self.stopped_ns += min(now - self._looked_ns, 2_000_000 * self.look_ms)
         self._looked_ns = now
-        return self._stopped_ns >= self._longest_ns
+        return self.stopped_ns >= self._longest_ns
 
 
 def _stat_of(pid: int) -> tuple[str, int]:

@@ -52,20 +52,19 @@ class LoaderIterator(Iterator[Any]):
             refuse_reentry(self)
         with self._turn:
             one_pass = self._pass
-            if one_pass.left < 1 and self._is_over():  # `take` would raise, which costs microseconds between two epochs
+            if self._undoing is None:
+                with InterruptsHeld():
+                    self._begin()
+            elif one_pass.left < 1 and one_pass.is_over:  # `take` would raise, which costs microseconds in the gap
                 self._end()
                 raise StopIteration
             try:
-                if self._undoing is None:
-                    with InterruptsHeld():  # one block for both, for the same reason
-                        self._begin()
-                        one_pass.fetch()
                 return one_pass.take()
             except BaseException as error:
                 # No batch is ever made again; who saves the place next means this one, and not the next epoch.
                 if isinstance(error, ClusterError) and self._core.tracker.lost_at is None:
                     self._core.tracker.lost_at = self.position
-                if one_pass.left < 1 and self._is_over():
+                if one_pass.left < 1 and one_pass.is_over:
                     self._end()
                 raise
 
@@ -80,9 +79,6 @@ class LoaderIterator(Iterator[Any]):
         if tracker.latest is not self.iteration:
             tracker.note_iteration(self.iteration, is_dataset=False)
         self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
-
-    def _is_over(self) -> bool:
-        return self._undoing is not None and self._pass.is_over
 
     def _end(self) -> None:
         """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.system import ctrl_c, interrupts
+from loaderpool.system import interrupts
 from tests.support.child import run_child
 
 # Both in the main thread of one process, after the first `as_dataset`.
@@ -68,7 +68,8 @@ _TENSORFLOW = """
 
 @pytest.fixture
 def ours() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, ctrl_c._on_ctrl_c)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.gate_handlers()
     yield
     signal.signal(signal.SIGINT, before)
 
@@ -104,7 +105,7 @@ def test_a_ctrl_c_as_a_finalizer_begins_comes_behind_that(
     def profile(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_globals.get("__name__", "").startswith("loaderpool.") and not begun:
             begun.append(frame)
-            ctrl_c._on_ctrl_c(signal.SIGINT, frame)  # as Python does where the signal came in C++
+            signal.getsignal(signal.SIGINT)(signal.SIGINT, frame)  # as Python does where the signal came in C++
 
     with dying() as held, pytest.raises(KeyboardInterrupt):
         sys.setprofile(profile)
@@ -123,9 +124,10 @@ def test_a_ctrl_c_where_the_collector_calls_jax_comes_a_moment_later() -> None:
         """
         import gc, signal, threading, types
         from jax._src import lib
-        from loaderpool.system import ctrl_c
+        from loaderpool.system import interrupts
 
-        signal.signal(signal.SIGINT, ctrl_c._on_ctrl_c)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.gate_handlers()
         to_come = [signal.SIGINT]
         lib._jax = types.SimpleNamespace(
             collect_garbage=lambda: signal.raise_signal(to_come.pop()) if to_come else None
@@ -145,5 +147,5 @@ def test_the_finalizers_that_it_names_are_there() -> None:
     """A function that was renamed would be looked for in vain."""
     for module, name in interrupts.DROPPED_IN:
         if module.startswith("loaderpool."):
-            path = Path(ctrl_c.__file__).parents[2] / f"{module.replace('.', '/')}.py"
+            path = Path(interrupts.__file__).parents[2] / f"{module.replace('.', '/')}.py"
             assert f"def {name}(" in path.read_text(encoding="utf-8"), (module, name)

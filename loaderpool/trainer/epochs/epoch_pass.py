@@ -130,7 +130,6 @@ class Pass:
         self.consumed = self.left = 0
         self._told = 0  # batches of which the hooks and the budget know
         self._end_is_owed = self._is_under_way = self.is_over = False
-        self._goes_on = False  # with the next epoch, as nothing was left of this one
         self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
         self._delivery: Delivery | None = None  # whose batches are in front
         self._batches = _NONE  # of it
@@ -159,12 +158,14 @@ class Pass:
         """
         while True:
             if self.left < 1:  # below 0: it was closed in the middle of the last one
-                if self.is_over:
-                    raise StopIteration
                 with InterruptsHeld():
-                    self.fetch()
+                    delivery = self.next_delivery()
+                    self._batches, self._assemble = self._convert(delivery)
+                    self._delivery, self.left = delivery, delivery.count
+                    self._batch_bytes = delivery.batch_bytes
+                    del delivery
             try:
-                # A Ctrl-C may come behind any call.
+                # A Ctrl-C may come after any call.
                 for rows, parts in self._batches:
                     if self._has_hooks or self._budget is not None:
                         self._tell()
@@ -195,8 +196,6 @@ class Pass:
 
         Blocks and raises as `take`; it is not called beside that.
         """
-        if self.is_over:
-            raise StopIteration
         with InterruptsHeld():
             delivery = self.next_delivery()
             count = delivery.count
@@ -209,16 +208,6 @@ class Pass:
             self.consumed += count
             return assemble(delivery.joined())
 
-    def fetch(self) -> None:
-        """Ask for the next delivery, whose batches `take` hands over next; it does so itself when there are none left.
-
-        Blocks and raises as `take`. Runs in: a block of `InterruptsHeld`.
-        """
-        delivery = self.next_delivery()
-        self._batches, self._assemble = self._convert(delivery)
-        self._delivery, self.left = delivery, delivery.count
-        self._batch_bytes = delivery.batch_bytes
-
     def next_delivery(self) -> Delivery:
         """Return the next batches of the epoch, for who hands them over itself. Blocks until they are there.
 
@@ -229,82 +218,80 @@ class Pass:
             KeyboardInterrupt: it came in the wait; the pass may be asked again.
             LoaderpoolError: what ended the pass; the next pass starts again.
         """
-        tracker = self._tracker
         if self.is_over:
             raise StopIteration
-        times = self._counters.times
-        times.ask(clock.monotonic_ns())
+        tracker, counters = self._tracker, self._counters
+        counters.times.asked_ns = clock.monotonic_ns()
         try:
-            if self.log is None:
-                self._run, self.log = tracker.open_subscription(self._is_followed)
-                self._iteration.add(self.log)
-            log = self.log
-            delivery = self._take(self._run, log)
+            delivery = self._take()
         except BaseException as error:
-            times.ask(0)
-            if isinstance(error, ClosedError):
-                wait_for_the_end()
-            is_failure = isinstance(error, Exception) and not is_of_a_handler(error)
-            if is_failure:
-                tracker.note_error(error)
-            if is_failure or not self._outlives_interrupts:
-                if self.log is not None and not self.log.delivered:
-                    tracker.give_up_epoch(self.log.epoch)
-                self._end_run()
+            counters.times.asked_ns = 0
+            self._on_error(error)
             raise
-        if delivery is None:
-            times.ask(0)
-            if self._goes_on:
-                self._goes_on = self.is_over = False
-                self.log = None
-                return self.next_delivery()
+        log = self.log
+        if delivery is None or log is None:
+            counters.times.asked_ns = 0
             raise StopIteration
         if not log.delivered:
-            self._counters.passes += 1
-            times.begin_pass()
+            counters.passes += 1
+            counters.times.begin_pass()
             tracker.note_begun(log.epoch)
-        self._counters.note(delivery)
-        log.note(delivery, self._run)
+        counters.note(delivery)
+        log.delivered += delivery.count
+        if log.keeps_places:
+            log.note_places(delivery, self._run)
         self._told = self.consumed
         if log.delivered >= log.batches and self._budget is None and not self._has_hooks:
             self._let_go_on(log)
             self.is_over = tracker.at_end is None
         return delivery
 
-    @property
-    def _outlives_interrupts(self) -> bool:
-        """Whether KeyboardInterrupt has left it as it was, between two deliveries."""
-        return self.log is None or (self._run is not None and self._run.outlives_interrupts)
-
-    def _take(self, run: Subscription | None, log: PassLog) -> Delivery | None:
+    def _take(self) -> Delivery | None:
         """Return the run's next delivery; None: the epoch is over, or this pass was closed."""
+        tracker, log = self._tracker, self.log
+        if log is None:
+            self._run, self.log = _, log = tracker.open_subscription(self._is_followed)
+            self._iteration.add(log)
         if self._budget is not None:
             self._budget.check()
         if log.delivered >= log.batches:
             self._finish(log)
             return None
+        run = self._run
         if run is None:  # closed on another thread
             return None
         if not self._is_under_way and log.delivered:
             self._is_under_way = True
-            self._tracker.read_ahead(run, log)
+            tracker.read_ahead(run, log)
         try:
             delivery = run.take()
         except StopIteration:
             if self.is_over:  # closed on another thread
                 return None
-            if run.is_at_end:
-                self._end_of_stream(log)
-                return None
-            raise LoaderpoolError(
-                f"Epoch {log.epoch} ended after {log.delivered} of {log.batches} batches. This is a bug in loaderpool; "
-                "please report it."
-            ) from None
+            if not run.is_at_end:
+                raise LoaderpoolError(
+                    f"Epoch {log.epoch} ended after {log.delivered} of {log.batches} batches. This is a bug in "
+                    "loaderpool; please report it."
+                ) from None
+            return self._end_of_stream(log)
         if not delivery.row_failures:
             return delivery
         if self._budget is None:
-            self._budget = ErrorBudget(self._tracker.config.on_error, self._tracker.plan, self._counters)
+            self._budget = ErrorBudget(tracker.config.on_error, tracker.plan, self._counters)
         return self._budget.admit(delivery)
+
+    def _on_error(self, error: BaseException) -> None:
+        """Let go of the run, unless it may be asked again."""
+        if isinstance(error, ClosedError):
+            wait_for_the_end()
+        log, run = self.log, self._run
+        is_failure = isinstance(error, Exception) and not is_of_a_handler(error)
+        if is_failure:
+            self._tracker.note_error(error)
+        if is_failure or (log is not None and not (run is not None and run.outlives_interrupts)):
+            if log is not None and not log.delivered:
+                self._tracker.give_up_epoch(log.epoch)
+            self._end_run()
 
     # ---- what hooks and the budget of errors are told
 
@@ -339,15 +326,18 @@ class Pass:
 
     # ---- the end
 
-    def _end_of_stream(self, log: PassLog) -> None:
+    def _end_of_stream(self, log: PassLog) -> Delivery | None:
+        """The stream has no more; where nothing was left of its epoch, go on with the next one."""
         log.close()
-        if not log.delivered:
-            if log.is_rest:  # of an epoch, of which nothing was left
-                self._tracker.note_begun(log.epoch)
-                self._goes_on = True
-            else:
-                self._tracker.give_up_epoch(log.epoch)
         self._end_run()
+        if log.delivered:
+            return None
+        if not log.is_rest:
+            self._tracker.give_up_epoch(log.epoch)
+            return None
+        self._tracker.note_begun(log.epoch)
+        self.is_over, self.log = False, None
+        return self._take()
 
     def _let_go_on(self, log: PassLog) -> None:
         """Leave the run to the next pass: it has nothing more for this one."""

@@ -92,6 +92,7 @@ class PassLog:
         omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
         numbers: without an order: those of the batches that came, as they came.
         lanes: of generators: how many batches of each came.
+        keeps_places: which batches came is noted, and not only how many.
         taken_before: without an order: numbers of batches that were taken before.
         is_followed: whether another pass will come after it; None: unknown.
 
@@ -117,6 +118,7 @@ class PassLog:
         self._places_before = lanes
         self.lanes = LaneLog(plan.lanes, lanes) if plan.lanes else None
         self.numbers: list[int] | None = [] if keeps_numbers and self.lanes is None else None
+        self.keeps_places = bool(plan.lanes) or keeps_numbers
         self.batches = plan.batches_per_epoch - len(self.taken_before)
         self.delivered = 0
         self.omitted: list[int] = []
@@ -131,9 +133,8 @@ class PassLog:
         """Note that the stream has ended: there are no more batches than were delivered."""
         self.batches = self.delivered
 
-    def note(self, delivery: Delivery, subscription: Subscription | None) -> None:
-        """Note what was delivered, by that subscription; None: by one that was ended meanwhile."""
-        self.delivered += delivery.count
+    def note_places(self, delivery: Delivery, subscription: Subscription | None) -> None:
+        """Note which batches were delivered, by that subscription; None: by one that was ended meanwhile."""
         if self.lanes is not None:
             self.lanes.note(delivery.first, {} if subscription is None else subscription.ended_lanes)
         if self.numbers is not None:
