@@ -7,7 +7,7 @@ import gc
 import os
 import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,39 @@ from loaderpool.plan.base import BasePlan, LanePlaces, Numbering
 from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
+    from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
-    from loaderpool.core.engine import PoolEngine
+    from loaderpool.core.engine_statistics import DeliveryCounts
+    from loaderpool.core.pool import Pool
     from loaderpool.core.session import Session
     from loaderpool.core.stream.feed import Feed
+    from loaderpool.memory.layout import BatchForm
+
+
+class RunOwner(Protocol):
+    """A run's loader: `engine.PoolEngine`. All with the pool's lock held."""
+
+    session: Pool
+    config: LoaderConfig
+    plan: BasePlan
+    number: int
+    runs: dict[int, PoolRun]  # by number
+    lent: list[dict[int, None]]  # of each run: slots that have views
+    slots: int  # of the latest run
+    slot_bytes: int
+    counts: DeliveryCounts
+    known_form: BatchForm | None  # of its batches
+    failure: Any  # why no batch can be made; None: nothing has failed
+    is_closed: bool
+
+    def check(self) -> None:
+        """Raise if no batch can be made."""
+
+    def check_open(self) -> None:
+        """Raise if it, or its pool, was closed."""
+
+    def on_run_ended(self, number: int) -> None:
+        """No worker looks at what this run needs any more."""
 
 
 class PoolRun:
@@ -48,7 +77,7 @@ class PoolRun:
 
     def __init__(
         self,
-        engine: PoolEngine,
+        engine: RunOwner,
         first_epoch: int,
         limit: int,
         plan: BasePlan,
