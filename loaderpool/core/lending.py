@@ -1,15 +1,14 @@
 """Slots that consumers have views of: each is released when its last view dies. In the main process.
 
 A finalizer may run inside any garbage collection, on any thread, in the middle of anything. The news of a death goes
-into a deque by a call in C, which no Ctrl-C can come between; what follows is done at once in Python, and again where a
-Ctrl-C broke it off. A release that is said twice is said once.
+into a deque by a call in C, which no Ctrl-C can come between. What follows is done at once in Python, or with the next
+batch where a Ctrl-C came first.
 """
 
 from __future__ import annotations
 
 import collections
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +51,6 @@ class Lender:
         self._slots, self._recorder, self._send = slots, recorder, send
         self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
         self.returned: collections.deque[_Lease] = collections.deque()
-        self._claims: dict[int, int] = {}  # threads that settle, by the lease's id
         self._is_lost = False
         forks.guard(self)
 
@@ -92,22 +90,17 @@ class Lender:
         self._send(Release(run, offset, ticket))
 
     def settle(self) -> None:
-        """Release the slots whose last views have died; none while a forked child still copies them.
-
-        Of several threads one settles each. What an interrupt has broken off, the same thread may do again.
-        """
-        me = threading.get_ident()
+        """Release the slots whose last views have died; none while a forked child still copies them."""
         while self.returned and not forks.is_waiting():
             try:
-                lease = self.returned[0]
+                lease = self.returned.popleft()
             except IndexError:  # another thread has settled it
                 return
-            if self._claims.setdefault(id(lease), me) != me:  # another thread does, and goes on with the rest
-                return
-            if self.returned and self.returned[0] is lease:
+            try:
                 self._settle(lease)
-                self.returned.remove(lease)
-            self._claims.pop(id(lease), None)
+            except BaseException:  # of a signal's handler; a release that is said twice is said once
+                self.returned.append(lease)
+                raise
 
     def _settle(self, lease: _Lease) -> None:
         found = self._leases.get(lease.offset)

@@ -120,7 +120,7 @@ class EpochTracker:
         self.counters = Counters(makes_here=config.workers == 0)
         self._last_error = LastError()
         self._parked: tuple[Subscription, int] | None = None  # a subscription, and the epoch it stands before
-        self._was_whole = self._was_followed = False  # a pass was; and another one has begun after it
+        self._was_whole = False  # a pass was, so that the next ones may be followed, too
         self._resume: Position | None = None  # where the pass of its epoch begins
         self.lost_at: Position | None = None  # where the iterator stood that was told that the cluster is lost
         self.latest = IterationLog()  # of the latest iterator that has begun
@@ -169,15 +169,12 @@ class EpochTracker:
 
     def next_place(self) -> Position:
         """Return where the next pass begins."""
-        return self._place(self.epoch)
+        resume = self._resume
+        return resume if resume is not None and resume.epoch == self.epoch else Position(self.epoch)
 
     def next_log(self) -> PassLog:
         """Return what the next pass will be, nothing delivered yet."""
         return self.log_at(self.next_place())
-
-    def _place(self, epoch: int) -> Position:
-        resume = self._resume
-        return resume if resume is not None and resume.epoch == epoch else Position(epoch)
 
     def log_at(self, place: Position) -> PassLog:
         """Return what a pass that begins there will be, nothing delivered yet."""
@@ -201,81 +198,60 @@ class EpochTracker:
         """
         if EpochTracker.refusal is not None and self.is_users:
             raise EpochTracker.refusal()
-        self._was_followed |= self._was_whole
         if self.at_begin is not None:
             self.at_begin()
-        if self.has_hooks:
-            subscription, log = self._open_behind_hooks(is_followed)
-        else:
-            subscription, log = self._take_subscription(is_followed)
-        log.is_followed = is_followed
-        return subscription, log
-
-    def _open_behind_hooks(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
+        if not self.has_hooks:
+            return self._open(is_followed)
         assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()
             with InterruptsAllowed():
                 changes = self.hooks.before_epoch()
             self._tell(changes)
-            return self._take_subscription(is_followed)
+            return self._open(is_followed)
 
-    def _take_subscription(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
-        goes_on = self._take_parked()
-        if goes_on is not None:
-            return goes_on
-        engine = self.engine()
-        engine.form()  # outside the lock: it waits for the first sample
+    def _open(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
+        if self._parked is None:
+            self.engine().form()  # outside the lock: it waits for the first sample
         with self._lock:
-            place = self._place(self.epoch)
+            place, run = self.next_place(), None
+            if self._parked is not None and self._parked[1] == place.epoch and not place.is_rest:
+                (run, _), self._parked = self._parked, None
             self.epoch = place.epoch + 1
-        self.drop_parked()
         try:
             log = self.log_at(place)
-            # The rest of an epoch has another number of batches than the epochs behind it: it is a subscription of its
+            log.is_followed, log.is_sure = is_followed, self._was_whole if is_followed is None else is_followed
+            if run is not None:
+                if run.limit <= (place.epoch - run.first_epoch) * self.plan.batches_per_epoch:
+                    self._want(run, place.epoch)  # else it is told with the second delivery
+                return run, log
+            self.drop_parked()
+            # The rest of an epoch has another number of batches than the epochs after it: it is a subscription of its
             # own. So is one whose end shows when it comes, or never does.
-            ahead = 0 if place.is_rest or log.plan.is_open else self._ahead(is_followed)
+            ahead = 0 if place.is_rest or log.plan.is_open else self._ahead(log)
             limit = log.plan.batches_per_epoch + ahead
-            return engine.begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
+            return self.engine().begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
         except BaseException:
             self.give_up_epoch(place.epoch)
-            raise
-
-    def _take_parked(self) -> tuple[Subscription, PassLog] | None:
-        """Return the parked subscription, if the epoch it stands before is wanted, whole."""
-        with self._lock:
-            if self._parked is None:
-                return None
-            subscription, epoch = self._parked
-            # Not `_place`: this is in the gap between two epochs, where even a dataclass costs microseconds.
-            if self.epoch != epoch or (self._resume is not None and self._resume.epoch == epoch):
-                return None
-            self.epoch = epoch + 1
-            self._parked = None
-        try:
-            if subscription.limit <= (epoch - subscription.first_epoch) * self.plan.batches_per_epoch:
-                self._want(subscription, epoch)  # else it is told with the second delivery
-            return subscription, PassLog(epoch, self.plan, {}, keeps_numbers=not self.config.deterministic)
-        except BaseException:
-            self.give_up_epoch(epoch)
-            subscription.end()
+            if run is not None:
+                run.end()
             raise
 
     def _want(self, subscription: Subscription, epoch: int, ahead: int = 0) -> None:
         """Have a subscription of whole epochs go on to the end of this one, and so many batches further."""
         subscription.extend((epoch + 1 - subscription.first_epoch) * self.plan.batches_per_epoch + ahead)
 
-    def _ahead(self, is_followed: bool | None) -> int:
-        """Return how many batches of the next epoch may be made while the pass before it is under way."""
-        if not self._reads_ahead or is_followed is False:
+    def _ahead(self, log: PassLog) -> int:
+        """Return how many batches of the next epoch may be made while this pass is under way."""
+        if not self._reads_ahead or log.is_followed is False:
             return 0
-        batches, is_sure = self.plan.batches_per_epoch, self._is_sure(is_followed)
-        return min(batches if is_sure else max(1, batches // _FEW), self.engine().read_ahead(is_sure))
+        batches = self.plan.batches_per_epoch
+        return min(batches if log.is_sure else max(1, batches // _FEW), self.engine().read_ahead(log.is_sure))
 
     def read_ahead(self, subscription: Subscription, log: PassLog) -> None:
         """Have the subscription make all of a pass that is under way, and then the next epoch's first batches."""
         if log.plan is self.plan and not log.plan.is_open:
-            self._want(subscription, log.epoch, self._ahead(log.is_followed))
+            self._want(subscription, log.epoch, self._ahead(log))
 
     @property
     def may_be_followed(self) -> bool:
@@ -287,17 +263,13 @@ class EpochTracker:
     def _reads_ahead(self) -> bool:
         return self.looks_ahead and not self.has_hooks
 
-    def _is_sure(self, is_followed: bool | None) -> bool:
-        """Whether another pass will come: it was said, or one has come before."""
-        return self._reads_ahead and (self._was_followed if is_followed is None else is_followed)
-
     def park(self, subscription: Subscription, log: PassLog) -> None:
         """Keep a subscription, of which this pass has had its epoch, for the pass that comes next."""
         epoch = log.epoch + 1
         self._was_whole = True
         if self.epoch == epoch and log.plan is self.plan:
             try:
-                if self._is_sure(log.is_followed):
+                if self._reads_ahead and log.is_sure:
                     self._want(subscription, epoch)
             except LoaderpoolError:  # the loader was closed meanwhile
                 subscription.end()

@@ -95,6 +95,7 @@ class PassLog:
         keeps_places: which batches came is noted, and not only how many.
         taken_before: without an order: numbers of batches that were taken before.
         is_followed: whether another pass will come after it; None: unknown.
+        is_sure: whether that is taken for certain: it was said, or a whole pass came before.
 
     Args:
         epoch: its epoch.
@@ -123,6 +124,7 @@ class PassLog:
         self.delivered = 0
         self.omitted: list[int] = []
         self.is_followed: bool | None = None
+        self.is_sure = False
 
     @property
     def is_rest(self) -> bool:
