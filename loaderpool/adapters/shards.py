@@ -16,7 +16,6 @@ import sys
 from typing import Any
 
 from loaderpool.errors import ArgumentError
-from loaderpool.plan.order import Plan
 from loaderpool.settings.groups import Shard
 from loaderpool.trainer.loader_core import LoaderCore
 
@@ -117,7 +116,7 @@ def check_rows(core: LoaderCore, parts: int, what: str, of_process: int) -> None
 def _is_even(core: LoaderCore, parts: int) -> bool:
     """Whether the tail of the next pass has the same rows for each part, at the same step in all processes."""
     plan = core.tracker.next_log().plan
-    if not isinstance(plan, Plan) or plan.is_open:
+    if plan.rows_vary or plan.is_open:
         return plan.is_endless
     tail = (plan.size - plan.start) % (plan.most_rows * plan.num_shards)
     return not tail if plan.num_shards > 1 and not core.config.deterministic else not tail % parts

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.board import Field
-from loaderpool.plan.base import BasePlan, LanePlaces, generated_item
+from loaderpool.plan.base import LanePlaces, generated_item
+from loaderpool.plan.order import Plan
 from loaderpool.system.long_work import LongWork
 from loaderpool.transport.reports import RowFailure
 
@@ -197,7 +198,7 @@ class WayToPlace:
         of_stream: whether its items come from one that another process reads.
     """
 
-    def __init__(self, session: Pool, plan: BasePlan, buffer: ReorderBuffer, of_stream: bool) -> None:
+    def __init__(self, session: Pool, plan: Plan, buffer: ReorderBuffer, of_stream: bool) -> None:
         self._session = session
         self._work: LongWork | None = None
         places = buffer.places if isinstance(buffer, LaneBuffer) else None
@@ -205,8 +206,8 @@ class WayToPlace:
             self._work = LongWork(
                 RUNNING_GENERATORS, measure=functools.partial(_furthest, session, places, plan.most_rows)
             )
-        elif of_stream and plan.begins_at:
-            what = f"loaderpool: reading the stream up to item {plan.begins_at:,} to resume there"
+        elif of_stream and plan.start:
+            what = f"loaderpool: reading the stream up to item {plan.start:,} to resume there"
             self._work = LongWork(what, measure=str)
         if self._work is not None and session.long_work is None:
             session.long_work = self._work

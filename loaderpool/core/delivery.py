@@ -13,7 +13,8 @@ import numpy.typing as npt
 from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
-from loaderpool.plan.base import BasePlan, LanePlaces
+from loaderpool.plan.base import LanePlaces
+from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class Engine(Protocol):
         """
 
     def begin(
-        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
     ) -> Subscription:
         """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
 
@@ -236,7 +237,7 @@ class CheckedArguments(NamedTuple):
     """
 
     config: LoaderConfig  # the settings
-    plan: BasePlan  # which item is when
+    plan: Plan  # which item is when
     unit: UnitKind  # what one call of the function makes
     given_spec: ElementSpec | None  # the user's `element_spec`
     stream: StreamSource | None  # what is read in the trainer, where the source has no index

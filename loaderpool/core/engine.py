@@ -21,7 +21,8 @@ from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error
 from loaderpool.memory.arena import Extent
 from loaderpool.memory.layout import BatchForm
-from loaderpool.plan.base import BasePlan, LanePlaces
+from loaderpool.plan.base import LanePlaces
+from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.long_work import LongWork
@@ -173,7 +174,7 @@ class PoolEngine:
         return 2 * workers * form.max_chunk if is_sure else workers + 1
 
     def begin(
-        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
     ) -> PoolRun:
         """Begin a run in the pool."""
         self.form()

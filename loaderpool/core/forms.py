@@ -16,7 +16,7 @@ from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_
 from loaderpool.errors import MemoryLimitError, SpecMismatchError, shortened
 from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.memory.layout import BatchForm, FixedLayout, batch_form
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.system import capacity
 from loaderpool.worker.jobs import Probe
 
@@ -46,7 +46,7 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
         MemoryLimitError: two batches do not fit the limit, or the machine.
     """
     config: LoaderConfig = payload["config"]
-    plan: BasePlan = payload["plan"]
+    plan: Plan = payload["plan"]
     unit = unit_of(config, payload["batch_fn"])
     form = choose_form(probe, payload["given_spec"], config, plan, unit)
     calls = plan.most_rows if unit == "sample" else 1
@@ -62,7 +62,7 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
     return form, layout, row_s
 
 
-def wanted_slots(form: BatchForm, config: LoaderConfig, plan: BasePlan, workers: int) -> int:
+def wanted_slots(form: BatchForm, config: LoaderConfig, plan: Plan, workers: int) -> int:
     """Return how many slots a run has if memory is no limit."""
     calls = plan.most_rows if form.unit == "sample" else 1
     return slots_of(form.slot_bytes, form.max_chunk, workers, room_of(config, calls), 1 << 62)
@@ -127,7 +127,7 @@ def _largest_dtype(form: BatchForm) -> np.dtype[Any]:
 _UNTIMED_BATCH_NS = 1_000_000_000
 
 
-def stated_probe(given: ElementSpec | None, config: LoaderConfig, plan: BasePlan, unit: UnitKind) -> Probe | None:
+def stated_probe(given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind) -> Probe | None:
     """What the first call would tell, where `element_spec` says it all; None: it must be made.
 
     Then nothing need wait for the first sample: one slow read there would hold up all others. Where an axis or a row's
@@ -144,9 +144,7 @@ def stated_probe(given: ElementSpec | None, config: LoaderConfig, plan: BasePlan
     return Probe(spec, spec, nbytes, 1, elapsed_ns, plan.most_rows)
 
 
-def choose_form(
-    probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: BasePlan, unit: UnitKind
-) -> BatchForm:
+def choose_form(probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind) -> BatchForm:
     """The form of a loader's batches.
 
     Args:
@@ -301,7 +299,7 @@ class SecondLook:
         is_over: there is nothing more to come: it was found, or could not be made, which its turn will tell.
     """
 
-    def __init__(self, given: ElementSpec | None, plan: BasePlan, unit: UnitKind) -> None:
+    def __init__(self, given: ElementSpec | None, plan: Plan, unit: UnitKind) -> None:
         self._is_asked = False
         has_no_index = plan.is_open and not plan.is_endless
         self.is_over = unit == "sample" or given is not None or has_no_index or plan.batches_per_epoch <= SECOND

@@ -24,7 +24,7 @@ from loaderpool.errors import SourceError
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.base import BasePlan, LanePlaces
+from loaderpool.plan.base import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed, is_of_a_handler
@@ -114,7 +114,7 @@ class LocalEngine:
         return self._second.widen(form.spec)
 
     def begin(
-        self, first_epoch: int, limit: int, plan: BasePlan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
     ) -> LocalSubscription:
         """Begin a run. The rest of generators begins where `lanes` says, that of others without `taken`."""
         self.form()
@@ -129,12 +129,11 @@ class LocalEngine:
             return GeneratorSubscription(self.make, self.forget, first_epoch, plan, lanes)
         return IndexedSubscription(self.make, self.forget, first_epoch, plan, limit, taken)
 
-    def _open(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
-        assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
+    def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
         batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
         return StreamReading(batches, epoch, plan)
 
-    def _reading_for(self, stream: StreamSource, epoch: int, plan: BasePlan) -> StreamReading:
+    def _reading_for(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
         """The reading of a pass: the one that the probe began, if it is of this epoch."""
         first, self._first_reading = self._first_reading, None
         if first is not None and stream.serves(first.epoch, epoch, plan, self.config.shuffle_window):
@@ -208,12 +207,12 @@ class LocalEngine:
                 _alone.release()
 
     def make(
-        self, epoch: int, batch: int, number: int, plan: BasePlan, items: tuple[int, list[Any]] | None = None
+        self, epoch: int, batch: int, number: int, plan: Plan, items: tuple[int, list[Any]] | None = None
     ) -> Delivery:
         """One batch in memory of its own; of a stream from these items, the first of which has this position."""
         form = self._form
         assert form is not None, "a batch before `begin`"
-        job = Job(_RUN, epoch, batch, 1, 0, None, 0, plan.begins_at)
+        job = Job(_RUN, epoch, batch, 1, 0, None, 0, plan.start)
         size = form.slot_bytes
         anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
         # In the middle of a batch the function itself has asked for one: what is kept is of the batch around it.
@@ -253,7 +252,7 @@ class MakeBatch(Protocol):
     """
 
     def __call__(
-        self, epoch: int, batch: int, number: int, plan: BasePlan, items: tuple[int, list[Any]] | None = None
+        self, epoch: int, batch: int, number: int, plan: Plan, items: tuple[int, list[Any]] | None = None
     ) -> Delivery: ...
 
 
@@ -264,7 +263,7 @@ class LocalSubscription(ABC):
     make: MakeBatch
     forget: Callable[[int], None]  # called with the first epoch when the consumer has abandoned the rest
     first_epoch: int
-    plan: BasePlan
+    plan: Plan
     # Batches before this one are wanted; of one that tells its end itself it says nothing.
     limit: int = dataclasses.field(init=False, default_factory=int)
     ended_lanes: dict[int, int] = dataclasses.field(init=False, default_factory=dict)

@@ -70,7 +70,7 @@ class Begin(NamedTuple):
     loader: int
     first: int
     stop: int  # the number after the last batch; -1: there is none
-    rest: int | tuple[int, ...]  # where the first epoch begins, as `BasePlan.after` has it; 0: it is whole
+    rest: int | tuple[int, ...]  # where the first epoch begins, as `Plan.after` has it; 0: it is whole
     had: tuple[int, ...]  # batches after `first` that are not to be made: taken out of order, or their lane is over
     lanes_over: tuple[int, ...]
     is_in_order: bool  # batches are taken in their order

@@ -19,7 +19,8 @@ from loaderpool.core.messages import BatchFailed, Begin, End, Ended, Extend, Fil
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import PAGE_BYTES, map_private
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.base import BasePlan, LanePlaces, Numbering
+from loaderpool.plan.base import LanePlaces
+from loaderpool.plan.order import Numbering, Plan
 from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class RunOwner(Protocol):
 
     session: Pool
     config: LoaderConfig
-    plan: BasePlan
+    plan: Plan
     number: int
     runs: dict[int, PoolRun]  # by number
     lent: list[dict[int, None]]  # of each run: slots that have views
@@ -80,7 +81,7 @@ class PoolRun:
         engine: RunOwner,
         first_epoch: int,
         limit: int,
-        plan: BasePlan,
+        plan: Plan,
         taken: Mapping[int, int],
         lanes: LanePlaces | None = None,
         feed: Feed | None = None,
@@ -92,7 +93,7 @@ class PoolRun:
         self._is_torn = False  # an interrupt fell where batches are taken: it begins again
         self.lent: dict[int, None] = {}
         self._slots: dict[int, tuple[int, int]] = {}  # of those that are full: bytes, and how many may have views
-        rest = plan.begins_at
+        rest = plan.start
         self._numbering = Numbering(engine.plan, first_epoch, rest)
         self._base = self._numbering.first
         buffer: ReorderBuffer = OrderedBuffer(0)
@@ -291,7 +292,7 @@ class PoolRun:
         had, over = ((), ()) if self.feed is not None else self._had()
         stop = self._stop
         first = buffer.begin_at + self._base
-        rest = self._plan.begins_at if isinstance(self._plan.begins_at, (int, tuple)) else 0
+        rest = self._plan.start
         feed, in_order = 0 if self.feed is None else self.feed.offset, self._engine.config.deterministic
         if self.feed is not None:
             stop = self._base

@@ -59,7 +59,7 @@ from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena
 from loaderpool.memory.board import Field
 from loaderpool.memory.recorder import MarkKind
-from loaderpool.plan.base import Numbering
+from loaderpool.plan.order import Numbering
 from loaderpool.system import capacity as machine_capacity
 from loaderpool.system import clock, fault_points, machine, process
 from loaderpool.transport.payload.fork_check import ForkCheck, refuse_open_handles, why_not_forked

@@ -15,12 +15,14 @@ what is left over is split as `order.Plan` splits its tail. How many batches the
 bucket has, and so is the same in each epoch; which batch comes when depends on the epoch.
 
 A bucket's items are taken in their order, so where an epoch was left is said by how many of each bucket are taken,
-whatever the number of shards was: that is the plan's *start* (see `base`).
+whatever the number of shards was: that is the plan's *start*.
+
+Which items make up a batch depends on how many of its bucket came before. So for each epoch that is under way a process
+keeps a table of all positions, sorted by bucket, and by position within a bucket: 4 bytes an item (8 from 2**32 on).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -28,16 +30,82 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError, brief
-from loaderpool.plan.base import BasePlan, Start, share_of
-from loaderpool.plan.bucket_order import ItemBuckets, LatestEpochs, Positions
+from loaderpool.errors import brief
+from loaderpool.plan.base import kept, permutation
+from loaderpool.plan.order import Plan, Start
 
-_KEPT_RESTS = 4
-"""Rests of epochs that are kept, with their tables. Fewer: passes that go on side by side make them again and again."""
+Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+
+# Positions that are permuted together. Larger: temporary arrays outgrow the cache. Smaller: 47 ns an item, not 23.
+_BLOCK = 1 << 16
 
 
-_RANGE = 1024
-"""Batches between two places at which an epoch's table says what is taken."""
+class ItemBuckets:
+    """The bucket of each of a source's items; never changes, and travels without its tables.
+
+    Attributes:
+        counts: how many items each bucket has.
+        firsts: where each bucket begins in what `sorted_positions` gives.
+
+    Args:
+        numbers: the bucket of each item, below `count`, `uint8[n]` or `uint16[n]`, which sort in linear time.
+        count: how many buckets there are.
+    """
+
+    def __init__(self, numbers: npt.NDArray[Any], count: int) -> None:
+        self.numbers = numbers
+        counts = np.zeros(count, np.int64)
+        for start in range(0, len(numbers), _BLOCK):  # of all at once it would take eight bytes an item
+            counts += np.bincount(numbers[start : start + _BLOCK], minlength=count)
+        self.counts: tuple[int, ...] = tuple(counts.tolist())
+        self.firsts: tuple[int, ...] = (0, *np.cumsum(self.counts, dtype=np.int64).tolist()[:-1])
+        self._orders: dict[int, Positions] = {}
+
+    @staticmethod
+    def of(lengths: npt.NDArray[Any], boundaries: tuple[int, ...]) -> ItemBuckets:
+        """The buckets of items of these lengths: in bucket i are those from boundaries[i-1] to below boundaries[i]."""
+        count = len(boundaries) + 1
+        numbers = np.empty(len(lengths), np.uint8 if count <= 1 << 8 else np.uint16)
+        edges = np.array(boundaries, np.int64)
+        for start in range(0, len(lengths), _BLOCK):
+            numbers[start : start + _BLOCK] = edges.searchsorted(lengths[start : start + _BLOCK], side="right")
+        return ItemBuckets(numbers, count)
+
+    def sorted_positions(self, seed: int, epoch: int, shuffle: bool) -> Positions:
+        """Return all positions of an epoch, those of the first bucket in front, each bucket's ascending.
+
+        Args:
+            seed: sets the orders of all epochs; always the same for one object.
+            epoch: which epoch.
+            shuffle: whether epochs differ; always the same for one object.
+        """
+        return kept(self._orders, epoch if shuffle else 0, lambda: self._sorted(seed, epoch, shuffle))
+
+    def _sorted(self, seed: int, epoch: int, shuffle: bool) -> Positions:
+        """Sort by counting, block by block, so that little more memory is needed than for the result."""
+        size, count = len(self.numbers), len(self.counts)
+        positions: Positions = np.empty(size, np.int64 if size > 1 << 32 else np.uint32)
+        order = permutation(size, seed, epoch) if shuffle and size else None
+        filled = np.array(self.firsts, np.int64)
+        for start in range(0, size, _BLOCK):
+            places = np.arange(start, min(size, start + _BLOCK))
+            numbers = self.numbers[places if order is None else order.take(places)]
+            counts = np.bincount(numbers, minlength=count)
+            moved = filled - (counts.cumsum() - counts)  # from where a bucket begins in the block to where it goes on
+            positions[np.arange(len(places)) + moved.repeat(counts)] = places[numbers.argsort(kind="stable")]
+            filled += counts
+        return positions
+
+    @cached_property
+    def checksum(self) -> str:
+        """A checksum of the bucket of each item, in order."""
+        import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
+        numbers = self.numbers.astype("<u2") if self.numbers.itemsize > 1 else self.numbers
+        return hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=8).hexdigest()
+
+    def __reduce__(self) -> Any:
+        return ItemBuckets, (self.numbers, len(self.counts))
 
 
 class _Epoch(NamedTuple):
@@ -47,144 +115,63 @@ class _Epoch(NamedTuple):
     buckets: npt.NDArray[np.int64]  # of each batch
     firsts: npt.NDArray[np.int64]  # where in `positions` it begins
     rows: npt.NDArray[np.int64]  # how many it has there, over all shards
-    full_before: npt.NDArray[np.int64]  # for each range of batches the full ones of each bucket that come before it
 
 
-@dataclass(frozen=True)
-class BucketPlan(BasePlan):
-    """A plan of batches that have items of one bucket each.
-
-    Raises:
-        ArgumentError: a field is out of its range.
-    """
+@dataclass(frozen=True, eq=False)
+class BucketPlan(Plan):
+    """A plan of batches that have items of one bucket each."""
 
     rows_vary: ClassVar[bool] = True
 
+    start: Any = ()
+    """How many items of each bucket were taken earlier; empty: none of any."""
     buckets: ItemBuckets = field(kw_only=True)
     """Which bucket each item is in."""
     batch_sizes: tuple[int, ...] = field(kw_only=True)
     """Rows of a full batch of one shard, for each bucket."""
-    taken: tuple[int, ...] = ()
-    """How many items of each bucket were taken earlier; empty: none of any."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        counts = self.buckets.counts
-        if len(self.batch_sizes) != len(counts) or min(self.batch_sizes) < 1:
-            raise ArgumentError(f"batch_sizes must be {len(counts)} numbers from 1 on, got {self.batch_sizes}")
-        if sum(counts) != self.size:
-            raise ArgumentError(f"size must be {sum(counts)}, as the buckets have so many items, got {self.size}")
-        if self.taken:
-            self._check_taken(self.taken)
-
-    @cached_property
-    def batches_per_epoch(self) -> int:
-        return sum(full + (rest > 0) for full, rest in self._stock)
-
-    @property
-    def full_batches(self) -> int:
-        """All of them: the engine does not know their rows."""
-        return self.batches_per_epoch
-
-    @cached_property
-    def most_rows(self) -> int:
-        found = [size if full else self._share(rest)[1] for size, (full, rest) in self._sizes_and_stock()]
-        return max(found) or max(self.batch_sizes)
-
-    @property
-    def last_rows(self) -> int:
-        """`most_rows`: any batch may be the last one."""
-        return self.most_rows
-
-    @cached_property
-    def rows_per_epoch(self) -> int:
-        return sum(size * full + self._share(rest)[1] for size, (full, rest) in self._sizes_and_stock())
-
-    @cached_property
-    def rows_left_out(self) -> int:
-        return sum(self._left) - sum(
-            size * self.num_shards * full + rest for size, (full, rest) in self._sizes_and_stock()
-        )
-
-    @cached_property
-    def repeated_rows(self) -> int:
-        return sum(max(0, self.num_shards - rest) for _, rest in self._stock if rest)
-
-    @property
-    def begins_at(self) -> tuple[int, ...]:
-        """How many items of each bucket are taken."""
-        return self.taken
-
-    def after(self, start: Start) -> BucketPlan:
-        """Return the rest of an epoch when so many items of each bucket are taken."""
-        if (start or ()) == self.taken:
-            return self
-        if isinstance(start, int) and start:
-            raise ArgumentError(f"start must be a number for each bucket, got {brief(start)}")
-        taken = start or ()
-        rest = self._rests.get(taken)
-        if rest is None:
-            if len(self._rests) >= _KEPT_RESTS:
-                self._rests.clear()
-            rest = self._rests[taken] = dataclasses.replace(self, taken=taken)
-        return rest
-
-    def start_after(self, epoch: int, batches: int) -> tuple[int, ...]:
+    def start_after(self, epoch: int, batches: int) -> Any:
         """Return how many items of each bucket all shards have taken with their first so many batches."""
         if batches == 0 and self.batches_per_epoch:  # no table is needed to say so
-            return self.taken
+            return self.start
         if batches >= self.batches_per_epoch:
             return self.buckets.counts
         table = self._epoch(epoch)
-        full = min(batches, sum(full for full, _ in self._stock))
-        number = full // _RANGE
-        since = np.bincount(table.buckets[number * _RANGE : full], minlength=len(self.batch_sizes))
-        taken = (table.full_before[number] + since) * self.batch_sizes * self.num_shards
-        for rest in range(full, batches):
-            taken[table.buckets[rest]] += table.rows[rest]
-        if self.taken:
-            taken += self.taken
-        return tuple(taken.tolist()) if taken.any() else ()
+        taken = np.bincount(table.buckets[:batches], table.rows[:batches], len(self.batch_sizes)).astype(np.int64)
+        return tuple((taken + self._taken).tolist())
 
-    def read_start(self, value: Any) -> tuple[int, ...]:
+    def read_start(self, value: Any) -> Start:
         if type(value) is int and value == 0:  # nothing is taken, in any plan's words
             return ()
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"position is {brief(value)}, not a number for each bucket")
-        taken = tuple(value)
-        if taken:
-            try:
-                self._check_taken(taken)
-            except ArgumentError as error:
-                raise ValueError(str(error)) from None
-            for gone, size, count in zip(taken, self.batch_sizes, self.buckets.counts, strict=True):
-                if gone % size and gone != count:
-                    raise ValueError(
-                        f"position is {brief(value)}: no batch of {size} rows ends after {gone} of a bucket"
-                    )
-        return taken if any(taken) else ()
+        taken, counts = tuple(value), self.buckets.counts
+        if not any(taken):
+            return ()
+        if len(taken) != len(counts) or not all(
+            type(each) is int and 0 <= each <= count for each, count in zip(taken, counts, strict=True)
+        ):
+            raise ValueError(f"taken must be a number for each bucket, at most {counts}, got {taken}")
+        for gone, size, count in zip(taken, self.batch_sizes, counts, strict=True):
+            if gone % size and gone != count:
+                raise ValueError(f"position is {brief(value)}: no batch of {size} rows ends after {gone} of a bucket")
+        return taken
 
     def rows(self, epoch: int, batch: int) -> int:
-        return self._share(int(self._epoch(epoch).rows[self._checked(batch)]))[1]
+        if not 0 <= batch < self.batches_per_epoch:
+            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
+        return self._share(int(self._epoch(epoch).rows[batch]))[1]
 
-    def positions(
-        self, epoch: int, batch: int, row_start: int = 0, row_stop: int | None = None
-    ) -> npt.NDArray[np.int64]:
-        table = self._epoch(epoch)
-        start, rows = self._share(int(table.rows[self._checked(batch)]))
-        if row_stop is None:
-            row_stop = rows
-        if not 0 <= row_start <= row_stop <= rows:
-            raise IndexError(f"rows {row_start} to {row_stop} are not in batch {batch} of {rows} rows")
-        start += int(table.firsts[batch])
-        return table.positions[start + row_start : start + row_stop].astype(np.int64)
-
-    def positions_of(self, epoch: int, batch: int, count: int) -> npt.NDArray[np.int64]:
+    def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
         stop = batch + count
         if not 0 <= batch <= stop <= self.batches_per_epoch:
             raise IndexError(f"batches {batch} to {stop} are not in range({self.batches_per_epoch})")
-        parts = [self.positions(epoch, number) for number in range(batch, stop)]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        table, parts = self._epoch(epoch), [np.empty(0, np.int64)]
+        for number in range(batch, stop):
+            start, rows = self._share(int(table.rows[number]))
+            start += int(table.firsts[number])
+            parts.append(table.positions[start : start + rows].astype(np.int64))
+        return np.concatenate(parts)
 
     def place(self, epoch: int, position: int) -> tuple[int, int] | None:
         table = self._epoch(epoch)
@@ -193,7 +180,7 @@ class BucketPlan(BasePlan):
         first = self.buckets.firsts[bucket]
         last = first + self.buckets.counts[bucket]
         at = first + int(table.positions[first:last].searchsorted(position))
-        found = np.flatnonzero((table.buckets == bucket) & (table.firsts <= at) & (at < table.firsts + table.rows))
+        found = np.flatnonzero((table.firsts <= at) & (at < table.firsts + table.rows))
         if not found.size:
             return None
         batch = int(found[0])
@@ -207,78 +194,43 @@ class BucketPlan(BasePlan):
         return int(others[0]) if others.size else None
 
     @cached_property
-    def _rests(self) -> dict[Start, BucketPlan]:
+    def _taken(self) -> tuple[int, ...]:
+        return self.start or (0,) * len(self.batch_sizes)
+
+    @property
+    def _rows_left(self) -> int:
+        return self.size - sum(self._taken)
+
+    @cached_property
+    def _stock(self) -> tuple[tuple[int, int, int], ...]:
+        stock = []
+        for rows, count, gone in zip(self.batch_sizes, self.buckets.counts, self._taken, strict=True):
+            full, rest = divmod(count - gone, rows * self.num_shards)
+            stock.append((rows, full, 0 if self.drop_remainder else rest))
+        return tuple(stock)
+
+    @cached_property
+    def _epochs(self) -> dict[int, _Epoch]:
         return {}
 
-    @cached_property
-    def _left(self) -> tuple[int, ...]:
-        """Items of each bucket that are not taken."""
-        taken = self.taken or (0,) * len(self.batch_sizes)
-        return tuple(count - gone for count, gone in zip(self.buckets.counts, taken, strict=True))
-
-    @cached_property
-    def _stock(self) -> tuple[tuple[int, int], ...]:
-        """For each bucket its full global batches, and the items left over that make one more."""
-        stock = [divmod(left, size * self.num_shards) for size, left in zip(self.batch_sizes, self._left, strict=True)]
-        return tuple((full, 0 if self.drop_remainder else rest) for full, rest in stock)
-
-    def _sizes_and_stock(self) -> list[tuple[int, tuple[int, int]]]:
-        return list(zip(self.batch_sizes, self._stock, strict=True))
-
-    def _share(self, rows: int) -> tuple[int, int]:
-        """Return this shard's part of a global batch, full or not: its first row there, and how many."""
-        return share_of(rows, self.num_shards, self.shard_index)
-
-    def _checked(self, batch: int) -> int:
-        if not 0 <= batch < self.batches_per_epoch:
-            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
-        return batch
-
-    def _check_taken(self, taken: tuple[Any, ...]) -> None:
-        counts = self.buckets.counts
-        fits = len(taken) == len(counts) and all(
-            type(each) is int and 0 <= each <= count for each, count in zip(taken, counts, strict=True)
-        )
-        if not fits:
-            raise ArgumentError(f"taken must be a number for each bucket, at most {counts}, got {taken}")
-
-    @cached_property
-    def _epochs(self) -> LatestEpochs[_Epoch]:
-        return LatestEpochs()
-
     def _epoch(self, epoch: int) -> _Epoch:
-        return self._epochs.get(epoch if self.shuffle else 0, lambda: self._walked(epoch))
+        return kept(self._epochs, epoch if self.shuffle else 0, lambda: self._walked(epoch))
 
     def _walked(self, epoch: int) -> _Epoch:
         """Return the batches of an epoch, by the position at which each gets full."""
         positions = self.buckets.sorted_positions(self.seed, epoch, self.shuffle)
-        taken = self.taken or (0,) * len(self.batch_sizes)
-        buckets, firsts, rows = [], [], []
-        for bucket, (size, (full, _)) in enumerate(self._sizes_and_stock()):
-            step = size * self.num_shards
-            buckets.append(np.full(full, bucket, np.int64))
-            firsts.append(self.buckets.firsts[bucket] + taken[bucket] + step * np.arange(full, dtype=np.int64))
-            rows.append(np.full(full, step, np.int64))
-        numbers, begins, lengths = (np.concatenate(parts) for parts in (buckets, firsts, rows))
-        order = positions[begins + lengths - 1].argsort(kind="stable")
-        rests = [(bucket, rest) for bucket, (_, rest) in enumerate(self._stock) if rest]
-        ends = [first + count for first, count in zip(self.buckets.firsts, self.buckets.counts, strict=True)]
+        sizes, full, rest = np.array(self._stock, np.int64).T
+        firsts = np.array(self.buckets.firsts, np.int64)
+        buckets = np.repeat(np.arange(len(full)), full)
+        rows = sizes[buckets] * self.num_shards
+        number = np.arange(len(buckets)) - np.repeat(full.cumsum() - full, full)  # of each batch within its bucket
+        begins = (firsts + self._taken)[buckets] + number * rows
+        order = positions[begins + rows - 1].argsort(kind="stable")
+        rests = np.flatnonzero(rest)
+        ends = firsts + self.buckets.counts
         return _Epoch(
             positions,
-            np.append(numbers[order], [bucket for bucket, _ in rests]).astype(np.int64),
-            np.append(begins[order], [ends[bucket] - rest for bucket, rest in rests]).astype(np.int64),
-            np.append(lengths[order], [rest for _, rest in rests]).astype(np.int64),
-            _counts_before(numbers[order], len(self.batch_sizes)),
+            np.append(buckets[order], rests),
+            np.append(begins[order], (ends - rest)[rests]),
+            np.append(rows[order], rest[rests]),
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what travels: the fields, and no tables."""
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-
-
-def _counts_before(buckets: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Count, for each range of batches and for the end, how many of each bucket come before it."""
-    ranges = len(buckets) // _RANGE + 1
-    keys = np.arange(len(buckets)) // _RANGE * count + buckets
-    within = np.bincount(keys, minlength=ranges * count).reshape(ranges, count)
-    return np.concatenate([np.zeros((1, count), np.int64), within.cumsum(axis=0)[:-1]])

@@ -1,7 +1,9 @@
-"""Which rows make up which batch of which shard, as pure functions of the plan.
+"""Which rows make up which batch of which shard, in any epoch; pure functions of the plan.
 
-A *position* is a place in the global order of an epoch, before any shuffling, 0 to size - 1. With B = `batch_size` and
-S = `num_shards`, the global batch k is positions k·B·S to (k+1)·B·S, and shard r has rows r·B to (r+1)·B of it:
+A *position* is a place in the global order of an epoch, 0 to size - 1: a permutation of the source's indices under
+`shuffle`, else the indices themselves. `Plan` cuts the order into ranges, `buckets.BucketPlan` groups its items by
+length. With B = `batch_size` and S = `num_shards`, the global batch k is positions k·B·S to (k+1)·B·S, and shard r has
+rows r·B to (r+1)·B of it:
 
 ```
     position   0      B      2B     3B     4B     5B     6B   size      B rows each, S = 3, and a tail
@@ -10,174 +12,293 @@ S = `num_shards`, the global batch k is positions k·B·S to (k+1)·B·S, and sh
     batch      └───────── 0 ────────┴───────── 1 ────────┴─── 2 ──┘
 ```
 
-The tail is dropped with `drop_remainder`. Else it is split evenly, the first shards having one row more, and where it
-has fewer rows than shards its rows are dealt again, so that every shard has the same number of batches: in
-data-parallel training a shard that has one batch less leaves the others waiting for it.
+The tail is dropped with `drop_remainder`. Else it is split evenly, the first shards having one row more. Where it has
+fewer rows than shards they are dealt again, so that every shard has the same number of batches: in data-parallel
+training a shard that has one batch less leaves the others waiting for it.
 
-The rest of an epoch, for a training that goes on where another one stopped, is a plan of its own (`Plan.after`): the
-same positions from some first one on, perhaps with another number of shards. Each row keeps its position, and so its
-item and its random stream.
+The rest of an epoch, for a training that goes on where another one stopped, is a plan of its own (`Plan.after`), with
+the same positions and perhaps another number of shards. So each row keeps its item and its random stream.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.plan.base import BasePlan, Start, share_of
+from loaderpool.plan.base import kept, permutation, share_of
+from loaderpool.plan.permutation import MAX_SIZE
+
+# Rests of epochs that are kept. Fewer: passes that go on side by side make them, and their tables, for each batch.
+_KEPT_RESTS = 4
+# Where an epoch was left, so that its rest can be made elsewhere; falsy: the whole epoch.
+Start = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Plan(BasePlan):
-    """A plan of batches of consecutive positions, all of the same size but the last.
+class Plan:
+    """The order of one shard in every epoch: batches of consecutive positions, all of the same size but the last.
 
-    Nothing of it is stored, so a size of 10**12 costs nothing, and all epochs have the same positions in each batch.
+    Batches are formed here and never by a worker, hence they are the same for any number of workers. Nothing of it is
+    stored, so a size of 10**12 costs nothing.
 
     Raises:
-        ArgumentError: a field is out of its range.
+        ArgumentError: the size is out of its range.
     """
 
     rows_vary: ClassVar[bool] = False
+    """Whether any batch may have other rows than the one before, and another number in each epoch."""
 
-    start: int = 0
-    """The first position: those before it were taken earlier."""
+    size: int
+    """Items in the source, over all shards."""
+    batch_size: int | None
+    """Most rows of a batch of one shard; None: each item is an element by itself, planned as a batch of one row."""
+    shuffle: bool = False
+    """Whether each epoch has an order of its own."""
+    seed: int = 0
+    """Sets the orders of all epochs; any number from 0."""
+    drop_remainder: bool = False
+    """Whether what is too short for a full batch on every shard is left out."""
+    num_shards: int = 1
+    """Processes that share the epoch among them."""
+    shard_index: int = 0
+    """This process's number among them, from 0."""
+    lanes: int = 0
+    """Generators whose batches take turns; 0: there are none. Their batches have any number of rows up to the full."""
+    is_open: bool = False
+    """Whether the size is only a bound: of a stream, whose end is not known before it comes, or of what has no end."""
+    is_endless: bool = False
+    """Whether it is known to have no end, though it has an index: as many batches as are asked for."""
+    start: Any = 0
+    """The start that it was given: the first position that no consumer has taken."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.start <= self.size:
-            raise ArgumentError(f"start must be 0 to size={self.size}, got {self.start}")
+        if not 0 <= self.size <= MAX_SIZE:
+            raise ArgumentError(f"size must be 0 to 2**62, got {self.size}")
+
+    # ---- numbers, the same in each epoch ----
 
     @cached_property
     def batches_per_epoch(self) -> int:
-        return self._global_batches + (self._tail_rows > 0)
+        """Batches of this shard in an epoch; the same for every shard."""
+        return sum(full + (rest > 0) for _, full, rest in self._stock)
 
     @cached_property
-    def full_batches(self) -> int:
-        return self._global_batches + (self._tail[1] == self._full_rows)
-
-    @property
     def most_rows(self) -> int:
-        return self.rows(0, 0) if self.batches_per_epoch else self._full_rows
+        """The most rows that a batch of this shard has."""
+        found = (rows if full else self._share(rest)[1] for rows, full, rest in self._stock)
+        return max(found) or max(rows for rows, _, _ in self._stock)
 
-    @property
+    @cached_property
     def last_rows(self) -> int:
-        return self.rows(0, self.batches_per_epoch - 1) if self.batches_per_epoch else self._full_rows
+        """Rows of the last batch, which alone may have fewer than `most_rows`, unless rows vary."""
+        return self.rows(0, self.batches_per_epoch - 1) if self.batches_per_epoch else self.most_rows
 
     @property
     def rows_per_epoch(self) -> int:
-        return self._global_batches * self._full_rows + self._tail[1]
+        """Rows of all batches of this shard."""
+        return sum(rows * full + self._share(rest)[1] for rows, full, rest in self._stock)
 
     @property
     def rows_left_out(self) -> int:
-        return (self.size - self.start) % (self._full_rows * self.num_shards) if self.drop_remainder else 0
-
-    @cached_property
-    def repeated_rows(self) -> int:
-        return max(0, self.num_shards - self._tail_rows) if self._tail_rows else 0
+        """Rows of an epoch that no shard has, for `drop_remainder`."""
+        return self._rows_left - sum(rows * self.num_shards * full + rest for rows, full, rest in self._stock)
 
     @property
-    def begins_at(self) -> int:
-        """The first position."""
-        return self.start
+    def repeated_rows(self) -> int:
+        """Rows that come a second time in an epoch, over all shards, so that no shard has a batch less."""
+        return sum(max(0, self.num_shards - rest) for _, _, rest in self._stock if rest)
+
+    # ---- the rest of an epoch ----
 
     def after(self, start: Start) -> Plan:
-        """Return the rest of an epoch from this position on."""
-        return self if start == self.start else _after(self, start)
+        """Return the rest of an epoch from there on, counted from its beginning; falsy: the whole of it."""
+        if start == self.start or not (start or self.start):
+            return self
+        return kept(self._rests, start, lambda: replace(self, start=start), _KEPT_RESTS)
 
     def closed(self, size: int) -> Plan:
         """Return the same plan, now that the stream has ended and had this many items."""
         return replace(self, size=size, is_open=False)
 
-    def start_after(self, epoch: int, batches: int) -> int:
-        """Return the first position that no shard has in its first so many batches; the size after the last one."""
+    def start_after(self, epoch: int, batches: int) -> Any:
+        """Return the start that all shards together have reached with their first so many batches.
+
+        After the last batch it is also what `drop_remainder` leaves out.
+        """
         if batches >= self.batches_per_epoch:
             return self.size
         return self.start + batches * self._full_rows * self.num_shards
 
-    def read_start(self, value: Any) -> int:
-        """The start that a saved value says: behind a multiple of a batch's rows, for any shards, or at the end."""
+    def read_start(self, value: Any) -> Start:
+        """Return a start of this plan from what JSON made of one, saved by any number of shards.
+
+        Raises:
+            ValueError: it is none; says why.
+        """
         if type(value) is not int or not 0 <= value <= self.size:
             raise ValueError(f"position is {brief(value)}, of {self.size} items")
         if value % self._full_rows and value != self.size:
             raise ValueError(f"position is {value}, where no batch of {self._full_rows} rows ends")
         return value
 
+    # ---- batches ----
+
     def rows(self, epoch: int, batch: int) -> int:
+        """Return how many rows a batch of this shard has, at least 1.
+
+        Raises:
+            IndexError: the epoch has no such batch.
+        """
         start, stop = self._span(batch)
         return stop - start
 
-    def positions(
-        self, epoch: int, batch: int, row_start: int = 0, row_stop: int | None = None
-    ) -> npt.NDArray[np.int64]:
-        """Return the positions of some rows of a batch; they are consecutive."""
-        start, stop = self._span(batch)
-        if row_stop is None:
-            row_stop = stop - start
-        if not 0 <= row_start <= row_stop <= stop - start:
-            raise IndexError(f"rows {row_start} to {row_stop} are not in batch {batch} of {stop - start} rows")
-        return np.arange(start + row_start, start + row_stop, dtype=np.int64)
+    def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
+        """Return the positions of `count` consecutive batches, from 0, one after the other: what a chunk holds.
 
-    def positions_of(self, epoch: int, batch: int, count: int) -> npt.NDArray[np.int64]:
+        Returns:
+            int64[rows of all these batches], of each batch ascending.
+
+        Raises:
+            IndexError: the epoch does not have all of these batches.
+        """
         stop = batch + count
         if not 0 <= batch <= stop <= self.batches_per_epoch:
             raise IndexError(f"batches {batch} to {stop} are not in range({self.batches_per_epoch})")
-        if batch == stop:
+        if not count:
             return np.empty(0, np.int64)
-        first, last = self._span(batch)[0], self._span(stop - 1)[1]
+        first, last = self._span(batch)
+        if count > 1:
+            last = self._span(stop - 1)[1]
         if self.num_shards == 1 or count == 1:
             return np.arange(first, last, dtype=np.int64)
-        full = min(stop, self._global_batches) - batch
+        full = min(stop, self._full_batches) - batch
         rows, step = self._full_rows, self._full_rows * self.num_shards
-        starts = np.arange(first, first + full * step, step, dtype=np.int64) if full > 0 else np.empty(0, np.int64)
+        starts = np.arange(first, first + full * step, step, dtype=np.int64)
         positions = (starts[:, None] + np.arange(rows, dtype=np.int64)).ravel()
         return positions if full == count else np.concatenate((positions, self.positions(epoch, stop - 1)))
 
     def place(self, epoch: int, position: int) -> tuple[int, int] | None:
+        """The batch of this shard that has the position, and the row in it; None where another shard or none has it."""
         batch = (position - self.start) // (self._full_rows * self.num_shards)
         if not 0 <= batch < self.batches_per_epoch:
             return None
         start, stop = self._span(batch)
         return (batch, position - start) if start <= position < stop else None
 
+    def batch_of_another_bucket(self, epoch: int) -> int | None:
+        """Return the first batch of this shard whose items are not of the first one's bucket; None: there is none."""
+        return None
+
+    # ---- the global order ----
+
+    def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
+        """Return the source's indices at these positions in an epoch; without `shuffle` the positions themselves.
+
+        They are Python's integers, since a source may be a list or a user's own class.
+
+        Raises:
+            IndexError: with `shuffle`, a position is not below the size.
+        """
+        if self.shuffle and positions.size:
+            positions = permutation(self.size, self.seed, epoch).take(positions)
+        indices: list[int] = positions.tolist()
+        return indices
+
+    def position_of(self, epoch: int, index: int) -> int:
+        """Return the position at which an epoch has the source's item `index`; the way back from `indices`."""
+        return permutation(self.size, self.seed, epoch).position_of(index) if self.shuffle else index
+
+    # ---- within ----
+
     @cached_property
     def _full_rows(self) -> int:
         return 1 if self.batch_size is None else self.batch_size
 
-    @cached_property
-    def _global_batches(self) -> int:
-        """Batches that are full on every shard."""
-        return (self.size - self.start) // (self._full_rows * self.num_shards)
+    @property
+    def _rows_left(self) -> int:
+        """Items from the start on, over all shards."""
+        left: int = self.size - self.start
+        return left
 
     @cached_property
-    def _tail_rows(self) -> int:
-        """Rows after those batches, over all shards: less than `batch_size * num_shards`; none of a mere bound."""
-        has_none = self.drop_remainder or self.is_open
-        return 0 if has_none else (self.size - self.start) % (self._full_rows * self.num_shards)
+    def _stock(self) -> tuple[tuple[int, int, int], ...]:
+        """For each bucket the rows of a full batch, its full global batches, and the items left over for one more."""
+        full, rest = divmod(self._rows_left, self._full_rows * self.num_shards)
+        return ((self._full_rows, full, 0 if self.drop_remainder or self.is_open else rest),)
 
     @cached_property
-    def _tail(self) -> tuple[int, int]:
-        """This shard's part of the tail: its first position and its rows."""
-        start, rows = share_of(self._tail_rows, self.num_shards, self.shard_index)
-        return self.size - self._tail_rows + start, rows
+    def _full_batches(self) -> int:
+        return self._stock[0][1]
+
+    def _share(self, rows: int) -> tuple[int, int]:
+        """Return this shard's part of a global batch, full or not: its first row there, and how many."""
+        return share_of(rows, self.num_shards, self.shard_index)
 
     def _span(self, batch: int) -> tuple[int, int]:
         """Return the first position of a batch and the one after its last; its positions are always consecutive."""
-        if 0 <= batch < self._global_batches:
+        if 0 <= batch < self._full_batches:
             start = self.start + (batch * self.num_shards + self.shard_index) * self._full_rows
             return start, start + self._full_rows
         if not 0 <= batch < self.batches_per_epoch:
             raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
-        start, rows = self._tail
-        return start, start + rows
+        tail = self._stock[0][2]
+        first, rows = self._share(tail)
+        return self.size - tail + first, self.size - tail + first + rows
+
+    @cached_property
+    def _rests(self) -> dict[Start, Plan]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what travels: the fields, and no tables."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-@lru_cache(maxsize=8)
-def _after(plan: Plan, start: Start) -> Plan:
-    if not isinstance(start, int):
-        raise ArgumentError(f"start must be a position, got {brief(start)}")
-    return replace(plan, start=start)
+class Numbering:
+    """Where each batch number is in a plan. The rest of an epoch has that epoch's last numbers.
+
+    Args:
+        plan: of whole epochs.
+        epoch: of which `rest` is where it begins.
+        rest: as `Plan.after` has it; falsy: all epochs are whole.
+    """
+
+    def __init__(self, plan: Plan, epoch: int = 0, rest: Start = 0) -> None:
+        self._plan, self._epoch, self._rest = plan, epoch, rest
+        self._rest_plan = plan.after(rest) if rest else plan
+        self.batches_per_epoch, self.lanes = plan.batches_per_epoch, plan.lanes
+        self.batch_size = plan.most_rows
+        self._missing = self.batches_per_epoch - self._rest_plan.batches_per_epoch
+
+    @property
+    def first(self) -> int:
+        """The number of the first batch of `epoch`."""
+        return self._epoch * self.batches_per_epoch + self._missing
+
+    def locate(self, number: int) -> tuple[int, int, Start]:
+        """Return the epoch of batch `number`, which batch of it that is, and where it begins (0: it is whole)."""
+        epoch, batch = divmod(number, self.batches_per_epoch)
+        if self._rest and epoch == self._epoch:
+            return epoch, batch - self._missing, self._rest
+        return epoch, batch, 0
+
+    def alike(self, number: int) -> int:
+        """Return how many batches from `number` on may share a slot: the last one of an epoch may be shorter."""
+        _, batch, rest = self.locate(number)
+        plan = self._rest_plan if rest else self._plan
+        is_shorter = not plan.rows_vary and plan.last_rows < plan.most_rows
+        return max(1, plan.batches_per_epoch - batch - is_shorter)
+
+    def total_rows(self, number: int, count: int) -> int:
+        """Return the rows of `count` batches from `number` on, all of one epoch."""
+        epoch, batch, rest = self.locate(number)
+        plan = self._rest_plan if rest else self._plan
+        if plan.rows_vary:
+            return sum(plan.rows(epoch, each) for each in range(batch, batch + count))
+        has_last = batch + count == plan.batches_per_epoch
+        return (count - 1) * plan.most_rows + (plan.last_rows if has_last else plan.most_rows)

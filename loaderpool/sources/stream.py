@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, SourceError, brief
-from loaderpool.plan.base import MOST_GENERATORS, BasePlan, shuffled
+from loaderpool.plan.base import MOST_GENERATORS, shuffled
 from loaderpool.plan.order import Plan
 from loaderpool.settings.checks import check_signature, open_parameter, whole_number
 
@@ -47,9 +47,9 @@ class StreamSource:
         self.was_opened = True
         return iter(self.items)
 
-    def serves(self, read_for: int, epoch: int, plan: BasePlan, window: int) -> bool:
+    def serves(self, read_for: int, epoch: int, plan: Plan, window: int) -> bool:
         """Whether what is read ahead, from the first item on for an epoch, is what a pass of another one needs."""
-        return not plan.begins_at and (epoch == read_for or not window or self.is_one_shot)
+        return not plan.start and (epoch == read_for or not window or self.is_one_shot)
 
     def __repr__(self) -> str:
         return f"<stream of a {self.kind}>"

@@ -11,7 +11,6 @@ from loaderpool.config import Auto, LoaderConfig, unit_of
 from loaderpool.core.delivery import CheckedArguments
 from loaderpool.element.spec import read_spec
 from loaderpool.errors import ArgumentError, SourceError, brief
-from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.settings.checks import check_signature, open_parameter
@@ -138,7 +137,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
             "indexed, such as a list of files, or remove cache="
         )
     _check_threads(source, cache, config)
-    plan: BasePlan
+    plan: Plan
     needs_lengths = False
     if isinstance(source, StreamSource):
         from loaderpool.worker.items import StreamedItems
@@ -325,7 +324,7 @@ def _open_plan(config: LoaderConfig, lanes: int = 0) -> Plan:
     )
 
 
-def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:
+def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> Plan:
     settings = (
         size,
         config.batch_size,
@@ -337,14 +336,13 @@ def _plan(size: int, config: LoaderConfig, lengths: Lengths | None) -> BasePlan:
     )
     if config.buckets is None or lengths is None:
         return Plan(*settings)
-    from loaderpool.plan.bucket_order import ItemBuckets  # which `import loaderpool` shall not wait for
-    from loaderpool.plan.buckets import BucketPlan
+    from loaderpool.plan.buckets import BucketPlan, ItemBuckets  # which `import loaderpool` shall not wait for
 
     buckets = ItemBuckets.of(lengths, config.buckets.boundaries)
     return BucketPlan(*settings, buckets=buckets, batch_sizes=config.buckets.batch_sizes)
 
 
-def _refuse_empty(plan: BasePlan, config: LoaderConfig) -> None:
+def _refuse_empty(plan: Plan, config: LoaderConfig) -> None:
     if config.buckets is None:
         rows = f"batch_size={config.batch_size}"
     else:

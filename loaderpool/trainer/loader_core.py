@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loaderpool.config import LoaderConfig
 from loaderpool.core.delivery import CheckedArguments
 from loaderpool.errors import ArgumentError, ClosedError, closed_error, counted, foreign_error
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
@@ -114,7 +114,7 @@ class LoaderCore:
     def __init__(self, arguments: dict[str, Any], checked: CheckedArguments, own_pool: Pool | None) -> None:
         self.arguments = arguments
         self.config: LoaderConfig = checked.config
-        self.plan: BasePlan = checked.plan
+        self.plan: Plan = checked.plan
         self.stream: StreamSource | None = checked.stream
         self.engine: Engine | None = None
         self.pool: Pool | None = shared_pool(arguments)  # shared, or its own

@@ -9,7 +9,7 @@ from loaderpool.config import MAX_EPOCH
 from loaderpool.core.local_engine import LocalEngine
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.global_rng import SavedGlobals
@@ -136,13 +136,14 @@ def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
     if place is None:
         raise ArgumentError(_why_nowhere(plan, index, epoch, position))
     batch, row = place
-    rows = () if engine.unit == "batch" else (row, row + 1)
-    positions = plan.positions(epoch, batch, *rows)
+    positions = plan.positions(epoch, batch)
+    if engine.unit != "batch":
+        positions = positions[row : row + 1]
     indices = plan.indices(epoch, positions)
     return Call(epoch, index, position, batch, row, tuple(indices), tuple(positions.tolist()))
 
 
-def _why_nowhere(plan: BasePlan, index: int, epoch: int, position: int) -> str:
+def _why_nowhere(plan: Plan, index: int, epoch: int, position: int) -> str:
     where = f"this loader does not load source index {index} in epoch {epoch}: it is at position {position:,}, "
     other_epochs = "; the position differs in other epochs" if plan.shuffle else ""
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):

@@ -18,7 +18,7 @@ from loaderpool.cache.setting import as_cache
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import readable_bytes, readable_s
 from loaderpool.memory.call_times import CallTimes
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.system import capacity, clock
 from loaderpool.trainer.epochs.statistics import Statistics
 from loaderpool.trainer.explain.explanation import Explanation, labelled, slow_items
@@ -170,7 +170,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def loader_settings(arguments: Mapping[str, Any], config: LoaderConfig, plan: BasePlan) -> dict[str, str]:
+def loader_settings(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) -> dict[str, str]:
     """Return each setting as a text: functions and objects by their names and classes, and nothing of the data."""
     workers, cache = arguments["workers"], as_cache(arguments["cache"])
     told: dict[str, Any] = {

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.memory.feed_table import Bundle, FeedTable
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.worker.jobs import Abandoned, Job
 
 
@@ -18,15 +18,15 @@ class PlannedItems:
 
     reader = None
 
-    def __init__(self, plan: BasePlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
     def positions(self, job: Job) -> npt.NDArray[np.int64]:
         """Return the positions of all rows of a job, batch after batch."""
         plan = self._plan.after(job.after)
         if job.count == 1 and not plan.rows_vary:
-            return plan.positions(job.epoch, job.batch, job.row_start, job.row_stop)
-        return plan.positions_of(job.epoch, job.batch, job.count)
+            return plan.positions(job.epoch, job.batch)[job.row_start : job.row_stop]
+        return plan.positions(job.epoch, job.batch, job.count)
 
     def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
         """The positions of an epoch's first batches, at most so many of them, for the probe."""

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.layout import VaryingLayout
-from loaderpool.plan.base import Start, bounds_of
+from loaderpool.plan.base import bounds_of
+from loaderpool.plan.order import Start
 from loaderpool.system import process
 from loaderpool.transport.reports import Failure, RowFailure, describe_timeout, how_it_ended
 

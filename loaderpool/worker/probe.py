@@ -19,7 +19,7 @@ from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure
 from loaderpool.errors import SourceError, SpecMismatchError
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.items import PlannedItems, StreamedItems
@@ -48,7 +48,7 @@ class Prober:
         self,
         calls: Calls,
         config: LoaderConfig,
-        plan: BasePlan,
+        plan: Plan,
         items: PlannedItems | StreamedItems | LaneItems,
         unit: UnitKind,
         given_spec: ElementSpec | None,
@@ -127,7 +127,7 @@ class Prober:
         batch = plan.batch_of_another_bucket(epoch)
         if batch is not None and batch not in batches:
             batches.append(batch)
-        return [plan.positions(epoch, batch, 0, 1)[0] for batch in batches]
+        return [plan.positions(epoch, batch)[0] for batch in batches]
 
     def _batches(self, epoch: int, feed: int, most: int) -> Iterator[npt.NDArray[np.int64]]:
         """The positions of the first batches."""

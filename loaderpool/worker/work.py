@@ -19,7 +19,7 @@ from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import BatchForm, VaryingLayout
-from loaderpool.plan.base import BasePlan, Start
+from loaderpool.plan.order import Plan, Start
 from loaderpool.system import clock
 from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.batches import BatchMaker
@@ -56,7 +56,7 @@ class OrderAhead:
         plan: whose batches all have the same rows, but for the last.
     """
 
-    def __init__(self, plan: BasePlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._rows = plan.most_rows
         self._at_once = max(1, _ROWS // self._rows)
         self._look_up = functools.lru_cache(_PASSES)(functools.partial(_look_up, plan, self._at_once))
@@ -80,10 +80,10 @@ class OrderAhead:
         return positions[start:stop], indices[start:stop]
 
 
-def _look_up(plan: BasePlan, at_once: int, epoch: int, block: int, after: Start) -> tuple[_Positions, list[int]]:
+def _look_up(plan: Plan, at_once: int, epoch: int, block: int, after: Start) -> tuple[_Positions, list[int]]:
     plan = plan.after(after)
     batch = block * at_once
-    positions = plan.positions_of(epoch, batch, min(at_once, plan.batches_per_epoch - batch))
+    positions = plan.positions(epoch, batch, min(at_once, plan.batches_per_epoch - batch))
     return positions, plan.indices(epoch, positions)
 
 
@@ -112,7 +112,7 @@ class Work:
     ) -> None:
         config: LoaderConfig = payload["config"]
         self.config, self._catches = config, catches
-        self.plan: BasePlan = payload["plan"]
+        self.plan: Plan = payload["plan"]
         self.unit: UnitKind = unit_of(config, payload["batch_fn"])
         self._setup: Callable[[], Any] | None = payload["setup"]
         self._progress = Progress(numbers, cell, worker, catches, call_clock)

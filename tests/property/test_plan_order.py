@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import Numbering, Plan
 from loaderpool.worker.work import OrderAhead
 
 plans = st.fixed_dictionaries(
@@ -57,9 +57,13 @@ def test_only_the_last_batch_may_be_short_and_shards_differ_by_one_row(fields: d
     for plan in shards_of(fields):
         rows = [len(batch) for batch in batches_of(plan)]
         assert rows == [plan.rows(0, batch) for batch in range(plan.batches_per_epoch)]
-        assert rows[: plan.full_batches] == [full_rows] * plan.full_batches
-        assert len(rows) - plan.full_batches in (0, 1)
-        assert all(0 < count < full_rows for count in rows[plan.full_batches :])
+        assert set(rows[:-1]) <= {full_rows}
+        assert rows[-1:] == [plan.last_rows] * bool(rows)
+        assert all(0 < count <= full_rows for count in rows)
+        numbering = Numbering(plan)
+        for batch in range(len(rows)):
+            assert numbering.alike(batch) == max(1, len(rows) - batch - (rows[-1] < rows[0]))
+            assert numbering.total_rows(batch, len(rows) - batch) == sum(rows[batch:])
         sizes.append(rows)
     for same_batch in zip(*sizes, strict=True):
         assert max(same_batch) - min(same_batch) <= 1
@@ -67,26 +71,20 @@ def test_only_the_last_batch_may_be_short_and_shards_differ_by_one_row(fields: d
 
 @given(plans, st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_chunk_is_its_batches_and_a_row_range_its_rows(fields: dict[str, Any], data: st.DataObject) -> None:
+def test_a_chunk_is_its_batches(fields: dict[str, Any], data: st.DataObject) -> None:
     plan = data.draw(st.sampled_from(shards_of(fields)))
     first = data.draw(st.integers(0, plan.batches_per_epoch))
     count = data.draw(st.integers(0, plan.batches_per_epoch - first))
-    chunk = plan.positions_of(0, first, count)
+    chunk = plan.positions(0, first, count)
     assert chunk.dtype == np.int64
     assert chunk.tolist() == list(chain.from_iterable(batches_of(plan)[first : first + count]))
-    if count:
-        whole = plan.positions(0, first)
-        start = data.draw(st.integers(0, len(whole)))
-        stop = data.draw(st.integers(start, len(whole)))
-        assert plan.positions(0, first, start, stop).tolist() == whole[start:stop].tolist()
-        assert whole.dtype == np.int64
 
 
 @given(plans, st.integers(0, 2**40))
 @settings(max_examples=100, deadline=None)
 def test_an_epoch_visits_each_item_once(fields: dict[str, Any], epoch: int) -> None:
     plan = Plan(**{**fields, "num_shards": 1, "drop_remainder": False})
-    indices = plan.indices(epoch, plan.positions_of(0, 0, plan.batches_per_epoch))
+    indices = plan.indices(epoch, plan.positions(0, 0, plan.batches_per_epoch))
     assert sorted(indices) == list(range(plan.size))
 
 
@@ -118,6 +116,6 @@ def test_rows_looked_up_ahead_are_those_of_the_plan_in_any_order_of_batches(fiel
         if not rest.batches_per_epoch:
             continue
         epoch, batch = data.draw(st.integers(0, 2)), data.draw(st.integers(0, rest.batches_per_epoch - 1))
-        positions, indices = ahead.rows_of(epoch, batch, rest.begins_at)
+        positions, indices = ahead.rows_of(epoch, batch, rest.start)
         assert positions.tolist() == rest.positions(epoch, batch).tolist()
         assert indices == rest.indices(epoch, rest.positions(epoch, batch))

@@ -244,4 +244,5 @@ class Feed:
     @property
     def position(self) -> int:
         """Where the batch begins that is read now."""
-        return self.plan.start_after(self.epoch, self.made)
+        position: int = self.plan.start_after(self.epoch, self.made)
+        return position

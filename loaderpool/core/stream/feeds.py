@@ -14,7 +14,6 @@ from loaderpool.core.stream.reader import GRACE_S, ReaderProcess, Shipped
 from loaderpool.core.stream.reading import ReadHere
 from loaderpool.errors import UnpicklableError
 from loaderpool.memory.arena import Extent, ExtentPool
-from loaderpool.plan.base import BasePlan
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import clock
@@ -27,7 +26,7 @@ _MOMENT_S = 0.0005
 
 
 def ship_beside(
-    payload: Mapping[str, Any], stream: StreamSource, config: LoaderConfig, plan: BasePlan, reads_apart: bool
+    payload: Mapping[str, Any], stream: StreamSource, config: LoaderConfig, plan: Plan, reads_apart: bool
 ) -> tuple[Shipment, Shipment | str]:
     """What travels to the workers, and what to the reader of the stream; in its place why it has none.
 
@@ -110,12 +109,12 @@ class StreamFeeds:
         """Whether there can be only one pass."""
         return self._stream.is_one_shot
 
-    def begin(self, epoch: int, plan: BasePlan) -> None:
+    def begin(self, epoch: int, plan: Plan) -> None:
         """Begin to read the first pass."""
         self.first = self._open(epoch, plan)
         self.first.start()
 
-    def begin_again(self, epoch: int, plan: BasePlan) -> bool:
+    def begin_again(self, epoch: int, plan: Plan) -> bool:
         """Read the first pass again where it ended without an item and that was not seen yet; whether it did."""
         first = self.first
         if first is None or first.made:
@@ -124,7 +123,7 @@ class StreamFeeds:
         self.begin(epoch, plan)
         return True
 
-    def of_pass(self, epoch: int, plan: BasePlan) -> Feed:
+    def of_pass(self, epoch: int, plan: Plan) -> Feed:
         """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
         feed, self.first = self.first, None
         if feed is not None:
@@ -133,7 +132,7 @@ class StreamFeeds:
             feed.stop()
         return self._open(epoch, plan)
 
-    def _open(self, epoch: int, plan: BasePlan) -> Feed:
+    def _open(self, epoch: int, plan: Plan) -> Feed:
         assert isinstance(plan, Plan)  # as `check_arguments` makes it for a stream
         feed = Feed(self._session, self._reader(epoch, plan), epoch, plan, self._ahead, self._rooms, self._on_news)
         self._feeds.append(feed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.config import ErrorPolicy
 from loaderpool.core.delivery import Delivery, Subscription, data_bytes
 from loaderpool.errors import ClosedError, LoaderpoolError, counted
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsHeld, is_of_a_handler, wait_for_the_end
 from loaderpool.trainer.epochs.counters import Counters, failed_indices
@@ -48,7 +48,7 @@ class ErrorBudget:
         counters: counts the failures of batches that are handed over.
     """
 
-    def __init__(self, policy: ErrorPolicy, plan: BasePlan, counters: Counters) -> None:
+    def __init__(self, policy: ErrorPolicy, plan: Plan, counters: Counters) -> None:
         self._policy, self._plan, self._tally = policy, plan, counters
         self._errors = 0
         self._waiting: collections.deque[list[Failure]] = collections.deque()  # by batch, not handed over yet

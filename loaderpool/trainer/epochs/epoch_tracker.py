@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.system.interrupts import InterruptsAllowed, Undoing
 from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.position import IterationLog, PassLog, Position
@@ -112,7 +112,7 @@ class EpochTracker:
     refusal: ClassVar[Callable[[], Exception] | None] = None
 
     def __init__(
-        self, engine: Callable[[], Engine], config: LoaderConfig, plan: BasePlan, hooks: EpochHooks | None
+        self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: EpochHooks | None
     ) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.has_hooks = hooks is not None  # something of the user's runs between epochs

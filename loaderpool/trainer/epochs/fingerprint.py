@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderpool.config import LoaderConfig
-from loaderpool.plan.base import BasePlan
+from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import Interleave, ReplicatedSource
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Fingerprint:
         plan: its plan.
     """
 
-    def __init__(self, source: Any, function: Any, augment: Any, config: LoaderConfig, plan: BasePlan) -> None:
+    def __init__(self, source: Any, function: Any, augment: Any, config: LoaderConfig, plan: Plan) -> None:
         self._source, self._functions, self._config, self._plan = source, (function, augment), config, plan
 
     @functools.cached_property
@@ -59,13 +59,13 @@ class Fingerprint:
         return fields
 
 
-def _describe_generators(source: Any, plan: BasePlan) -> str:
+def _describe_generators(source: Any, plan: Plan) -> str:
     """Return how many there are, and a checksum of the shards."""
     shards = source.shards if isinstance(source, ReplicatedSource) else None
     return f"{plan.lanes} copies" if shards is None else f"{len(shards)} shards {_mark(shards)}, {plan.lanes} at once"
 
 
-def _describe_buckets(plan: BasePlan, config: LoaderConfig) -> Any:
+def _describe_buckets(plan: Plan, config: LoaderConfig) -> Any:
     """Return what decides which items make up a batch, where their lengths do."""
     settings = config.buckets
     if settings is None:

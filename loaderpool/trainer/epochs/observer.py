@@ -20,7 +20,8 @@ from loaderpool.errors import ClosedError
 from loaderpool.memory.board import Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
 from loaderpool.memory.recorder import DELIVERIES, DeliveryRecorder, no_records, read_ring
-from loaderpool.plan.base import BasePlan, generated_item
+from loaderpool.plan.base import generated_item
+from loaderpool.plan.order import Plan
 from loaderpool.system import capacity, clock, machine
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.looks import FIRST_STEPS, Look, WorkerCounts, counts_of_workers, observed_in
@@ -124,7 +125,7 @@ class Observer:
         tracker: EpochTracker,
         engine: Engine | None,
         config: LoaderConfig,
-        plan: BasePlan,
+        plan: Plan,
         calls_of: Literal["sample", "batch"],
         has_cache: bool,
         autotuned: Callable[[], Autotuned],

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderpool.errors import StateError
-from loaderpool.plan.base import BasePlan, LanePlaces, Start
+from loaderpool.plan.base import LanePlaces
+from loaderpool.plan.order import Plan, Start
 
 if TYPE_CHECKING:
     from loaderpool.core.delivery import Delivery, Subscription
@@ -108,7 +109,7 @@ class PassLog:
     def __init__(
         self,
         epoch: int,
-        plan: BasePlan,
+        plan: Plan,
         taken: Mapping[int, int],
         keeps_numbers: bool,
         lanes: LanePlaces | None = None,
@@ -129,7 +130,7 @@ class PassLog:
     @property
     def is_rest(self) -> bool:
         """Whether it begins behind the epoch's beginning."""
-        return bool(self.plan.begins_at or self.taken_before or self._places_before is not None)
+        return bool(self.plan.start or self.taken_before or self._places_before is not None)
 
     def close(self) -> None:
         """Note that the stream has ended: there are no more batches than were delivered."""

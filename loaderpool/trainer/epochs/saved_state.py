@@ -16,7 +16,8 @@ from typing import Any
 
 from loaderpool.config import MAX_EPOCH
 from loaderpool.errors import ArgumentError, StateError, brief
-from loaderpool.plan.base import BasePlan, LanePlaces
+from loaderpool.plan.base import LanePlaces
+from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.fingerprint import Fingerprint
@@ -85,7 +86,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     return tracker.next_log().position(0)
 
 
-def write_state(position: Position, fingerprint: Fingerprint, plan: BasePlan) -> dict[str, Any]:
+def write_state(position: Position, fingerprint: Fingerprint, plan: Plan) -> dict[str, Any]:
     """Return the state of a loader whose consumer stands at this position."""
     lanes = position.lanes
     return {
@@ -99,7 +100,7 @@ def write_state(position: Position, fingerprint: Fingerprint, plan: BasePlan) ->
     }
 
 
-def read_state(state: Any, fingerprint: Fingerprint, plan: BasePlan) -> Position:
+def read_state(state: Any, fingerprint: Fingerprint, plan: Plan) -> Position:
     """The position in a state, every part of which is checked against the plan: what is let through is a place in it.
 
     Raises:
@@ -182,7 +183,7 @@ def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
     return taken
 
 
-def _read_lanes(value: Any, plan: BasePlan, in_order: bool) -> LanePlaces:
+def _read_lanes(value: Any, plan: Plan, in_order: bool) -> LanePlaces:
     if not isinstance(value, Mapping):
         raise ValueError(f"`lanes` is {_shown(value)}")
     _check_names("lanes", value, {"taken", "over"})

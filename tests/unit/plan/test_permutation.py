@@ -9,7 +9,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loaderpool.errors import ArgumentError
 from loaderpool.plan.permutation import MAX_SIZE, TABLE_SIZE, Permutation
 
 NETWORK_SIZE = 3 * TABLE_SIZE + 1
@@ -26,7 +25,7 @@ def z_score(counts: list[int], expected: float) -> float:
 def test_every_order_of_a_few_items_is_equally_likely(size: int) -> None:
     orders = list(itertools.permutations(range(size)))
     keys = 60 * len(orders)
-    counts = Counter(tuple(Permutation(size, key)) for key in range(keys))
+    counts = Counter(tuple(Permutation(size, key).take(np.arange(size)).tolist()) for key in range(keys))
     assert set(counts) == set(orders)
     assert z_score([counts[order] for order in orders], keys / len(orders)) < 4
 
@@ -75,40 +74,26 @@ def test_nearby_keys_give_unrelated_orders(size: int) -> None:
 
 def test_the_same_numbers_for_ever() -> None:
     """Recorded from the first version: a changed order would break every saved state without a word."""
-    assert list(Permutation(8, 2024)) == [5, 1, 2, 0, 4, 6, 3, 7]
+    assert Permutation(8, 2024).take(np.arange(8)).tolist() == [5, 1, 2, 0, 4, 6, 3, 7]
     assert Permutation(10**6, 2024).take(np.arange(4)).tolist() == [24049, 344661, 324208, 269955]
     largest = Permutation(MAX_SIZE, (1 << 128) - 1)
-    assert [largest[0], largest[MAX_SIZE - 1]] == [2113884591116541297, 648363666987153538]
+    assert largest.take(np.array([0, MAX_SIZE - 1])).tolist() == [2113884591116541297, 648363666987153538]
 
 
-def test_take_leaves_its_argument_alone_and_accepts_any_order() -> None:
-    permutation = Permutation(10**5, 1)
-    positions = np.array([99_999, 0, 0, 5])
+@pytest.mark.parametrize("size", [16, 10**5])
+def test_take_leaves_its_argument_and_the_order_alone(size: int) -> None:
+    permutation = Permutation(size, 1)
+    positions = np.array([size - 1, 0, 0, 5])
     taken = permutation.take(positions)
-    assert positions.tolist() == [99_999, 0, 0, 5]
-    assert taken.tolist() == [permutation[99_999], permutation[0], permutation[0], permutation[5]]
+    assert positions.tolist() == [size - 1, 0, 0, 5]
+    before = taken.tolist()
+    taken[:] = 0
+    assert permutation.take(positions).tolist() == before
     assert permutation.take(np.empty(0, np.int64)).tolist() == []
-
-
-def test_take_hands_out_no_view_of_the_table() -> None:
-    permutation = Permutation(16, 1)
-    before = list(permutation)
-    permutation.take(np.arange(16))[:] = 0
-    assert list(permutation) == before
 
 
 @pytest.mark.parametrize("size", [10, 10**6])
 @pytest.mark.parametrize("offset", [-1, 0])
 def test_positions_outside_are_refused(size: int, offset: int) -> None:
-    position = offset if offset < 0 else size
-    permutation = Permutation(size, 1)
     with pytest.raises(IndexError):
-        permutation[position]
-    with pytest.raises(IndexError):
-        permutation.take(np.array([0, position]))
-
-
-@pytest.mark.parametrize(("size", "key"), [(0, 0), (-1, 0), (MAX_SIZE + 1, 0), (1, -1), (1, 1 << 128)])
-def test_nonsense_is_refused(size: int, key: int) -> None:
-    with pytest.raises(ArgumentError):
-        Permutation(size, key)
+        Permutation(size, 1).take(np.array([0, offset if offset < 0 else size]))
