@@ -58,7 +58,7 @@ class SampleStreams:
         self._numpy_seed = self._numpy_words.view("<u4")
 
     def generator(self, epoch: int, position: int, batch: bool = False) -> np.random.Generator:
-        """Return the generator, at the start of a sample's own stream.
+        """Return the generator at the start of a sample's own stream: the same object each time, until the next call.
 
         It equals `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed, epoch)`
         and kind `SAMPLE_KIND` or `BATCH_KIND`; 2**128 blocks can be drawn before it meets the next position's stream.
@@ -68,9 +68,6 @@ class SampleStreams:
             epoch: which epoch, from 0.
             position: in the global order, 0 to 2**62; of a batch, that of its first row, which tells shards apart.
             batch: whether it is for a `batch_fn`, whose stream differs from that of the sample at this position.
-
-        Returns:
-            the same object each time, valid until the next call.
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)
@@ -86,11 +83,6 @@ class SampleStreams:
         Both remain Mersenne Twisters, seeded with 256 bits that hold the whole of (key, kind, position). Each has a key
         of its own: equal seeds would make `random.random()` and `numpy.random.rand()` draw the same numbers. So is
         torch's generator on the CPU, where torch is imported; it takes 64 bits of a seed and uses 32.
-
-        Args:
-            epoch: which epoch, from 0.
-            position: as for `generator`.
-            batch: as for `generator`.
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)

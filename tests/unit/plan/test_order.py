@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,47 +12,26 @@ from loaderpool.errors import ArgumentError
 from loaderpool.plan.order import Plan
 
 
-def batches_of(plan: Plan) -> list[list[int]]:
-    return [plan.positions(0, batch).tolist() for batch in range(plan.batches_per_epoch)]
-
-
-def test_one_shard_goes_through_the_source_and_ends_with_a_short_batch() -> None:
-    plan = Plan(size=10, batch_size=4)
-    assert batches_of(plan) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert (plan.batches_per_epoch, plan.last_rows, plan.repeated_rows) == (3, 2, 0)
-
-
-def test_drop_remainder_leaves_the_short_batch_out() -> None:
-    plan = Plan(size=10, batch_size=4, drop_remainder=True)
-    assert batches_of(plan) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert (plan.batches_per_epoch, plan.last_rows) == (2, 4)
-
-
-def test_a_tail_shorter_than_the_shards_is_dealt_again() -> None:
-    shards = [Plan(size=14, batch_size=3, num_shards=4, shard_index=shard) for shard in range(4)]
-    assert [batches_of(plan)[-1] for plan in shards] == [[12], [13], [12], [13]]
-    assert [plan.repeated_rows for plan in shards] == [2] * 4
-
-
-def test_an_epoch_shorter_than_the_shards_gives_each_a_batch() -> None:
-    shards = [Plan(size=1, batch_size=8, num_shards=3, shard_index=shard) for shard in range(3)]
-    assert [batches_of(plan) for plan in shards] == [[[0]]] * 3
-    assert shards[0].repeated_rows == 2
-
-
-def test_without_a_batch_size_each_item_is_a_batch() -> None:
-    plan = Plan(size=5, batch_size=None, num_shards=2)
-    assert batches_of(plan) == [[0], [2], [4]]
-    assert [plan.rows(0, batch) for batch in range(3)] == [1, 1, 1]
-    assert plan.repeated_rows == 1
-
-
-@pytest.mark.parametrize("drop_remainder", [False, True])
-def test_an_empty_source_has_no_batches(drop_remainder: bool) -> None:
-    plan = Plan(size=0, batch_size=4, shuffle=True, drop_remainder=drop_remainder)
-    assert (plan.batches_per_epoch, plan.last_rows, plan.repeated_rows) == (0, 4, 0)
-    assert plan.positions(0, 0, 0).tolist() == []
-    assert plan.indices(0, plan.positions(0, 0, 0)) == []
+@pytest.mark.parametrize(
+    ("fields", "batches", "repeated"),
+    [
+        ((10, 4), [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]], 0),
+        ((10, 4, False, 0, True), [[[0, 1, 2, 3], [4, 5, 6, 7]]], 0),
+        ((8, 2), [[[0, 1], [4, 5]], [[2, 3], [6, 7]]], 0),
+        ((6, 1), [[[0], [4]], [[1], [5]], [[2], [4]], [[3], [5]]], 2),  # a tail shorter than the shards is dealt again
+        ((1, 8), [[[0]], [[0]], [[0]]], 2),  # each shard has a batch
+        ((5, None), [[[0], [2], [4]], [[1], [3], [4]]], 1),  # each item is a batch
+        ((0, 4, True), [[]], 0),
+        ((0, 4, True, 0, True), [[]], 0),
+    ],
+)
+def test_who_gets_which_rows(fields: Any, batches: list[list[list[int]]], repeated: int) -> None:
+    for shard, expected in enumerate(batches):
+        plan = Plan(*fields, num_shards=len(batches), shard_index=shard)
+        assert [plan.positions(0, batch).tolist() for batch in range(plan.batches_per_epoch)] == expected
+        assert plan.last_rows == (len(expected[-1]) if expected else 4)
+        assert plan.repeated_rows == repeated
+        assert plan.indices(0, plan.positions(0, 0, 0)) == []
 
 
 def test_without_shuffle_indices_are_positions() -> None:

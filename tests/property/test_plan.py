@@ -1,8 +1,9 @@
-"""For any buckets: shards agree on the bucket at each step, nothing is lost, and the rest of an epoch is its rest."""
+"""For any plan, in one order or by buckets: shards agree on their batches, nothing is lost, a rest is the rest."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -13,91 +14,83 @@ from hypothesis import strategies as st
 
 from loaderpool.plan.base import bounds_of
 from loaderpool.plan.buckets import BucketPlan, ItemBuckets
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import Numbering, Plan
+from loaderpool.worker.work import OrderAhead
+
+EPOCHS = st.integers(0, 2)
+EXAMPLES = settings(max_examples=200, deadline=None)
 
 
 @st.composite
 def all_fields(draw: st.DrawFn) -> dict[str, Any]:
-    boundaries = sorted(draw(st.sets(st.integers(1, 12), min_size=1, max_size=5)))
-    lengths = draw(st.lists(st.integers(0, 14), max_size=120))
-    sizes = draw(st.lists(st.integers(1, 6), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1))
-    return {
-        "size": len(lengths),
-        "batch_size": max(sizes),
+    fields: dict[str, Any] = {
         "shuffle": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**64)),
         "drop_remainder": draw(st.booleans()),
-        "num_shards": draw(st.integers(1, 5)),
-        "buckets": ItemBuckets.of(np.array(lengths, np.int64), tuple(boundaries)),
-        "batch_sizes": tuple(sizes),
+        "num_shards": draw(st.integers(1, 7)),
     }
+    if draw(st.booleans()):
+        return {**fields, "size": draw(st.integers(0, 200)), "batch_size": draw(st.none() | st.integers(1, 20))}
+    boundaries = sorted(draw(st.sets(st.integers(1, 12), min_size=1, max_size=5)))
+    lengths = draw(st.lists(st.integers(0, 14), max_size=120))
+    sizes = draw(st.lists(st.integers(1, 6), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1))
+    buckets = ItemBuckets.of(np.array(lengths, np.int64), tuple(boundaries))
+    return {**fields, "size": len(lengths), "batch_size": max(sizes), "buckets": buckets, "batch_sizes": tuple(sizes)}
 
 
-def shards_of(fields: dict[str, Any], num_shards: int | None = None) -> list[BucketPlan]:
+def shards_of(fields: dict[str, Any], num_shards: int | None = None) -> list[Any]:
     count = num_shards or fields["num_shards"]
-    return [BucketPlan(**{**fields, "num_shards": count, "shard_index": shard}) for shard in range(count)]
+    make = BucketPlan if "buckets" in fields else Plan
+    return [make(**{**fields, "num_shards": count, "shard_index": shard}) for shard in range(count)]
 
 
 def batches_of(plan: Plan, epoch: int) -> list[list[int]]:
     return [plan.positions(epoch, batch).tolist() for batch in range(plan.batches_per_epoch)]
 
 
-def bucket_of(plan: BucketPlan, epoch: int, positions: list[int]) -> int:
-    found = {int(plan.buckets.numbers[index]) for index in plan.indices(epoch, np.array(positions))}
-    assert len(found) == 1, "a batch of one bucket"
-    return found.pop()
-
-
-def walked(plan: BucketPlan, epoch: int) -> list[list[int]]:
+def walked(plan: Any, epoch: int) -> list[list[int]]:
     """The definition, item by item: the global batches of an epoch."""
-    filling: list[list[int]] = [[] for _ in plan.batch_sizes]
+    numbers = plan.buckets.numbers if plan.rows_vary else np.zeros(plan.size, int)
+    sizes = plan.batch_sizes if plan.rows_vary else (plan.batch_size or 1,)
+    filling: list[list[int]] = [[] for _ in sizes]
     batches = []
     for position, index in enumerate(plan.indices(epoch, np.arange(plan.size))):
-        bucket = int(plan.buckets.numbers[index])
+        bucket = int(numbers[index])
         filling[bucket].append(position)
-        if len(filling[bucket]) == plan.batch_sizes[bucket] * plan.num_shards:
+        if len(filling[bucket]) == sizes[bucket] * plan.num_shards:
             batches.append(filling[bucket])
             filling[bucket] = []
     return batches + ([] if plan.drop_remainder else [rest for rest in filling if rest])
 
 
-@given(all_fields(), st.integers(0, 2))
-@settings(max_examples=150, deadline=None)
-def test_each_global_batch_is_a_full_bucket_in_the_order_in_which_they_get_full(
+@given(all_fields(), EPOCHS)
+@EXAMPLES
+def test_shards_have_the_same_global_batches_and_miss_and_repeat_what_they_say(
     fields: dict[str, Any], epoch: int
 ) -> None:
     shards = shards_of(fields)
     expected = walked(shards[0], epoch)
     assert {plan.batches_per_epoch for plan in shards} == {len(expected)}
-    steps = zip(*(batches_of(plan, epoch) for plan in shards), strict=True)
-    repeated = 0
-    for step, whole in zip(steps, expected, strict=True):
-        assert len({bucket_of(shards[0], epoch, rows) for rows in step}) == 1
+    seen: Counter[int] = Counter()
+    for step, whole in zip(zip(*(batches_of(plan, epoch) for plan in shards), strict=True), expected, strict=True):
         dealt = list(chain.from_iterable(step))
         assert dealt[: len(whole)] == whole, "in their order, one shard after the other"
         assert set(dealt) == set(whole)
         assert max(map(len, step)) - min(map(len, step)) <= 1
-        repeated += len(dealt) - len(whole)
-    assert {plan.repeated_rows for plan in shards} == {repeated}
-
-
-@given(all_fields(), st.integers(0, 2))
-@settings(max_examples=150, deadline=None)
-def test_an_epoch_has_each_item_once_and_says_how_many(fields: dict[str, Any], epoch: int) -> None:
-    shards = shards_of(fields)
-    seen = Counter(chain.from_iterable(chain.from_iterable(batches_of(plan, epoch) for plan in shards)))
+        seen.update(dealt)
     assert len(seen) == fields["size"] - shards[0].rows_left_out
     assert shards[0].rows_left_out == 0 or fields["drop_remainder"]
-    assert sum(seen.values()) == len(seen) + shards[0].repeated_rows
+    assert {plan.repeated_rows for plan in shards} == {sum(seen.values()) - len(seen)}
     assert sum(seen.values()) == sum(plan.rows_per_epoch for plan in shards)
-    indices = shards[0].indices(epoch, np.array(sorted(seen), np.int64))
-    assert len(set(indices)) == len(indices)
+    assert len(set(shards[0].indices(epoch, np.array(sorted(seen), np.int64)))) == len(seen)
 
 
-@given(all_fields(), st.data())
-@settings(max_examples=150, deadline=None)
-def test_a_chunk_is_its_batches_and_a_place_is_where_a_position_is(fields: dict[str, Any], data: st.DataObject) -> None:
-    shards, epoch = shards_of(fields), data.draw(st.integers(0, 2))
+@given(all_fields(), EPOCHS, st.data())
+@EXAMPLES
+def test_a_chunk_is_its_batches_and_a_place_is_where_an_item_is(
+    fields: dict[str, Any], epoch: int, data: st.DataObject
+) -> None:
+    shards = shards_of(fields)
     plan = data.draw(st.sampled_from(shards))
     batches = batches_of(plan, epoch)
     rows = [plan.rows(epoch, batch) for batch in range(len(batches))]
@@ -109,25 +102,34 @@ def test_a_chunk_is_its_batches_and_a_place_is_where_a_position_is(fields: dict[
     assert chunk.dtype == np.int64
     parts = [chunk[start:stop].tolist() for start, stop in bounds_of(rows[first : first + count])]
     assert parts == batches[first : first + count]
+    if not plan.rows_vary:
+        assert rows == rows[:1] * (len(rows) - 1) + [plan.last_rows] * bool(rows), "only the last one may be shorter"
+    numbering = Numbering(plan)
+    if count:
+        alike = numbering.alike(first)
+        assert plan.rows_vary or len(set(rows[first : first + alike])) == 1
+        assert numbering.total_rows(first, count) == len(chunk)
     made = {(position, shard): (batch, row)
             for shard, each in enumerate(shards)
             for batch, positions in enumerate(batches_of(each, epoch))
             for row, position in enumerate(positions)}  # fmt: skip
-    for position in range(fields["size"]):
+    for index in range(fields["size"]):
+        position = plan.position_of(epoch, index)
+        assert plan.indices(epoch, np.array([position])) == [index]
         for shard, each in enumerate(shards):
             assert each.place(epoch, position) == made.get((position, shard))
 
 
-@given(all_fields(), st.data())
-@settings(max_examples=200, deadline=None)
-def test_to_go_on_is_as_if_it_had_never_stopped(fields: dict[str, Any], data: st.DataObject) -> None:
+@given(all_fields(), EPOCHS, st.data())
+@EXAMPLES
+def test_to_go_on_is_as_if_it_had_never_stopped(fields: dict[str, Any], epoch: int, data: st.DataObject) -> None:
     """Any number of stops, each state through JSON, and every shard can go on from any shard's."""
-    shards, epoch = shards_of(fields), data.draw(st.integers(0, 2))
+    shards = shards_of(fields)
     whole = [batches_of(plan, epoch) for plan in shards]
     count = shards[0].batches_per_epoch
     stops = sorted(data.draw(st.lists(st.integers(0, count), max_size=4)))
     got: list[list[list[int]]] = [[] for _ in shards]
-    plans: list[Plan] = list(shards)
+    plans = pickle.loads(pickle.dumps(shards))
     for before, stop in pairwise([0, *stops, count]):
         for shard, plan in enumerate(plans):
             assert plan.batches_per_epoch == count - before or stop == count
@@ -141,12 +143,11 @@ def test_to_go_on_is_as_if_it_had_never_stopped(fields: dict[str, Any], data: st
         assert {plan.batches_per_epoch for plan in plans} == {0}
 
 
-@given(all_fields(), st.data())
-@settings(max_examples=200, deadline=None)
-def test_shares_follow_the_cluster(fields: dict[str, Any], data: st.DataObject) -> None:
+@given(all_fields(), EPOCHS, st.data())
+@EXAMPLES
+def test_shares_follow_the_cluster(fields: dict[str, Any], epoch: int, data: st.DataObject) -> None:
     """The number of shards changes at some places of an epoch, and together they have each item once."""
-    epoch = data.draw(st.integers(0, 2))
-    start: Any = ()
+    start: Any = 0
     seen: Counter[int] = Counter()
     repeated = 0
     for is_last in [*data.draw(st.lists(st.just(False), max_size=3)), True]:
@@ -164,6 +165,23 @@ def test_shares_follow_the_cluster(fields: dict[str, Any], data: st.DataObject) 
     assert len(seen) == fields["size"] - left_out
     assert sum(seen.values()) - len(seen) == repeated
     assert left_out == 0 or fields["drop_remainder"]
+
+
+@given(all_fields(), st.data())
+@EXAMPLES
+def test_rows_looked_up_ahead_are_those_of_the_plan_in_any_order_of_batches(
+    fields: dict[str, Any], data: st.DataObject
+) -> None:
+    fields.pop("buckets", None), fields.pop("batch_sizes", None)
+    plan = data.draw(st.sampled_from(shards_of({**fields, "size": max(1, fields["size"] * 40)})))
+    ahead = OrderAhead(plan)
+    for _ in range(data.draw(st.integers(1, 12))):
+        rest = plan.after(data.draw(st.sampled_from([0, plan.size // 3, plan.size // 2])))
+        if rest.batches_per_epoch:
+            epoch, batch = data.draw(EPOCHS), data.draw(st.integers(0, rest.batches_per_epoch - 1))
+            positions, indices = ahead.rows_of(epoch, batch, rest.start)
+            assert positions.tolist() == rest.positions(epoch, batch).tolist()
+            assert indices == rest.indices(epoch, rest.positions(epoch, batch))
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=50), st.sets(st.integers(1, 2**40), min_size=1, max_size=300))
