@@ -33,8 +33,7 @@ from loaderpool.transport.pickling import receive
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.channel import Received
-    from loaderpool.core.stream.feed import Ahead, Feed
-    from loaderpool.core.stream.feeds import StreamFeeds
+    from loaderpool.core.stream.feed import Ahead, Feed, StreamFeeds
 
 _LOCK_TIMEOUT_S = 1.0
 # What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
@@ -93,7 +92,8 @@ class PoolEngine:
             if stream is None:
                 shipment = ship(for_workers)
             else:
-                from loaderpool.core.stream.feeds import StreamFeeds, ship_beside  # which few loaders need
+                from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
+                from loaderpool.core.stream.reader import ship_beside
 
                 shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
         warn_of_data(shipment)
@@ -351,15 +351,13 @@ class PoolEngine:
 
     def _feed_ahead(self) -> Ahead:
         """How far a stream may be read ahead."""
-        from loaderpool.core.stream.feed import Ahead
-
         least = 2 * self.session.workers_wanted + 1
         if self.known_form is None:
-            return Ahead(least, least, _FEED_BYTES)
+            return least, least, _FEED_BYTES
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
         chunk = min(self.known_form.max_chunk, 2 * self.counts.largest_chunk)
         budget = self.config.limits.memory or _DEFAULT_BYTES
-        return Ahead(least, least * chunk, max(_FEED_BYTES, budget // _FEED_SHARE))
+        return least, least * chunk, max(_FEED_BYTES, budget // _FEED_SHARE)
 
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread."""

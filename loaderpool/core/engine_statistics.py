@@ -10,7 +10,7 @@ from loaderpool.system import capacity
 
 if TYPE_CHECKING:
     from loaderpool.core.pool import Pool, Worker
-    from loaderpool.core.stream.feeds import StreamFeeds
+    from loaderpool.core.stream.feed import StreamFeeds
     from loaderpool.transport.payload.ship import Placement, Shipment
 
 _STATES: tuple[Literal["starting"], Literal["running"], Literal["leaving"]] = ("starting", "running", "leaving")

@@ -304,7 +304,7 @@ class PoolRun:
     def fed(self, feed: Feed) -> None:
         """More of the stream's batches may be made."""
         if feed.made:
-            self._session.send(Extend(self.number, self._base + feed.made, feed.rows_of(feed.made - 1)))
+            self._session.send(Extend(self.number, self._base + feed.made, feed.latest_rows))
 
     @property
     def _stop(self) -> int:

@@ -1,120 +1,103 @@
-"""A feed: the items of one pass over a stream, on their way from where they are read to the workers.
+"""A feed: the items of one pass over a stream, on their way from where they are read to the workers; and all feeds.
 
-    stream ─▶ [reader] ──▶ room in the arena ──▶ workers
-                 ▲                │ taken by the consumer
-                 └──── feed ◀─────┘
+    stream ─▶ [reader] ──▶ the feed's thread ──▶ arena ──▶ workers
+                                  ▲                │ taken by the consumer
+                                  └────────────────┘
 
 A batch may be made once its items lie in the arena, and they stay until the consumer has taken the batch: so whatever
-dies in between, the items are still there, though the stream gave them only once. The feed gives its reader rooms
-(`reading`), in a bounded number of batches and bytes: that is the back-pressure.
+dies in between, the items are still there, though the stream gave them only once. A feed takes in a bounded number of
+batches and bytes, and reads only one more: that is the back-pressure.
 
 FEED-2: every batch from the first that may have to be made (again) on, and below `made`, is entered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import queue
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
+from loaderpool.config import LoaderConfig
 from loaderpool.core.failures import reading_error
-from loaderpool.core.stream.reading import Answer, Kind, Room
+from loaderpool.core.launch import Surroundings
+from loaderpool.core.stream.reader import GRACE_S, Arriving, ReaderProcess, Shipped, StreamEnded
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 from loaderpool.plan.order import Plan
-from loaderpool.system import fault_points
+from loaderpool.sources.stream import StreamSource, read_batches
+from loaderpool.system import clock, fault_points
+from loaderpool.transport.payload.ship import Placement, Shipment, place, put_shipment
+from loaderpool.transport.pickling import Frame, frames
 from loaderpool.transport.reports import what_ended
 
 if TYPE_CHECKING:
     from loaderpool.core.pool import Pool
-    from loaderpool.core.stream.reader import ReaderProcess
-    from loaderpool.core.stream.reading import ReadHere
 
 # More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
 _CHEAP_BYTES = 16 << 20
-# A reader has some rooms at a time, so that it need not wait for this process, whose main thread may hold the
-# interpreter's lock. A larger batch gets a room of its own size when it is there: a wait is little beside its copy.
-_ROOMS, _LARGE_BYTES = 16, 1 << 19
 _EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
+_MOMENT_S = 0.0005
 
 
-class Ahead(NamedTuple):
-    """How far a stream may be read ahead."""
-
-    least: int  # batches without which workers would idle
-    most: int  # batches
-    most_bytes: int  # of them
+# How far a stream may be read ahead: batches without which workers would idle, the most batches, the most bytes.
+Ahead = tuple[int, int, int]
 
 
 class Feed:
-    """Has a pass read into the arena, from `start` until the end or `stop`.
+    """Has a pass read into the arena until the end or `stop`.
 
     Attributes:
         made: how many batches' items are there, or were; with the session's lock held.
+        latest_rows: of the latest of them.
         end: how many batches there are in all; None: not known yet.
         make_error: makes the error that stands after the last batch, if the stream ended with one.
-        tail: how many batches are full and the rows of the one after them, where that is smaller.
         offset: of the table in the arena.
-        shared: the arena's mapping.
-        reads_here: in this process.
+        reads_here: in this process, where reading tells itself how far it is.
         is_over: the rest is not wanted.
         is_gone: its thread has ended.
 
     Args:
-        session: whose arena.
-        reader: reads the pass.
+        feeds: of the loader, which say how much may wait, and where.
+        process: reads the pass; None: this process does, on the feed's thread.
         epoch: the pass.
         plan: of its batches.
-        ahead: how much may wait; asked again and again.
-        rooms: of all feeds of the loader.
-        on_news: called, with the session's lock held, when there is another batch or the end.
 
     Raises:
         MemoryLimitError: no room for the table.
     """
 
-    def __init__(
-        self,
-        session: Pool,
-        reader: ReadHere | ReaderProcess,
-        epoch: int,
-        plan: Plan,
-        ahead: Callable[[], Ahead],
-        rooms: ExtentPool,
-        on_news: Callable[[Feed], None],
-    ) -> None:
-        self._session, self.reader, self.epoch, self.plan = session, reader, epoch, plan
-        self._batch_rows, self._ahead, self._on_news = plan.most_rows, ahead, on_news
-        self._rooms, self.reads_here = rooms, reader.reads_here
+    def __init__(self, feeds: StreamFeeds, process: ReaderProcess | None, epoch: int, plan: Plan) -> None:
+        self._feeds, self._session, self._rooms = feeds, feeds.session, feeds.rooms
+        self.process, self.epoch, self._plan = process, epoch, plan
+        self.reads_here = process is None
         self.made = 0
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None
-        self.tail: tuple[int, int] | None = None
+        self.latest_rows = plan.most_rows
         self.is_over = self.is_started = self.is_gone = self._is_freed = False
-        with session.lock:
-            self._extent = rooms.take(FEED_TABLE_BYTES)
-        self.offset, self.shared = self._extent.offset, session.arena.map
-        self.shared[self.offset : self.offset + FEED_TABLE_BYTES] = _EMPTY_TABLE
-        self._table = FeedTable(self.shared, self.offset)
-        self._granted: dict[int, Extent] = {}  # by offset: rooms of the reader
+        # The consumer has taken something, or wants no more. Only such a queue may be put to in a finalizer.
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        with self._session.lock:
+            self._extent = self._rooms.take(FEED_TABLE_BYTES)
+        self.offset, self._shared = self._extent.offset, self._session.arena.map
+        self._shared[self.offset : self.offset + FEED_TABLE_BYTES] = _EMPTY_TABLE
+        self._table = FeedTable(self._shared, self.offset)
         self._held: dict[int, Extent] = {}  # by batch: all from the first one held on
         self._first_held = 0
         self._taken: set[int] = set()  # of those that are held, or will be
-        self._bytes = 0  # of all these
-        self._size = 0  # of the next room
-        self._is_starved = False  # the reader could have more rooms
+        self._bytes = 0  # of all that are held
+        self._size = 0  # of the latest
 
     def start(self) -> None:
         """Begin to read; the listener for news knows this feed by now."""
         threading.Thread(target=self._run, name="loaderpool-feed", daemon=True).start()
         self.is_started = True
-
-    def rows_of(self, batch: int) -> int:
-        """Rows of a batch that is made."""
-        return self._batch_rows if self.tail is None or batch < self.tail[0] else self.tail[1]
 
     def take(self, batches: range, before: int) -> None:
         """The consumer has these batches, and all before that one, of which none is ever made again; others may be.
@@ -127,18 +110,20 @@ class Feed:
                 self._drop(self._first_held)
                 self._first_held += 1
         finally:
-            if self._is_starved:
-                self.reader.wake()
+            if self._news.empty():
+                self._news.put(None)
 
     def stop(self) -> None:
         """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
         if self._session.is_foreign:  # the reader is our parent's
             return
         self.is_over = True
-        self.reader.wake()
+        self._news.put(None)
+        if self.process is not None:
+            self.process.stop()
 
     def free(self) -> None:
-        """Give back all memory that no reader has: no worker looks at it any more. The session's lock is held."""
+        """Give back all memory: no worker looks at it any more. The session's lock is held."""
         self.stop()
         if self._is_freed:
             return
@@ -157,92 +142,213 @@ class Feed:
         self._bytes -= extent.nbytes
         self._rooms.give(extent)
 
-    # ---- the reader's side. Runs in: the feed's thread, which no signal interrupts
+    # ---- Runs in: the feed's thread, which no signal interrupts
 
-    def grant(self) -> list[Room]:
-        """Return rooms that the reader may have beside those that it has.
+    def _run(self) -> None:
+        make_error: Callable[[int], LoaderpoolError] | None = None
+        try:
+            with contextlib.closing(self._frames()) as arriving:
+                for frame in arriving:
+                    self._put(frame)
+                    if self.is_over:
+                        break
+                    del frame  # its items need not be held while the next ones are read
+            fault_points.reach("feed.at_end")
+        except StreamEnded as ended:
+            make_error = ended.make_error
+        except BaseException as error:  # of the stream, or no memory, say: whatever it is, a consumer waits to be told
+            make_error = functools.partial(reading_error, what_ended(error, self.epoch))
+        try:
+            with self._session.lock:
+                if make_error is not None:
+                    self.make_error = functools.partial(make_error, self._plan.start_after(self.epoch, self.made))
+                self.end = self.made
+                if not self.is_over:
+                    self._feeds.on_news(self)
+                    self._session.wake()
+        finally:
+            if self.process is not None:
+                self.process.close()
+            self.is_gone = True
+
+    def _frames(self) -> Generator[Frame | Arriving, None, None]:
+        if self.process is not None:
+            return self.process.frames(self._wanted)
+        return frames(self._feeds.batches(self._plan, self.epoch))
+
+    def _put(self, frame: Frame | Arriving) -> None:
+        """Put the items of a batch into the arena, when there is room, and enter it."""
+        extent = self._room(frame.nbytes)
+        if extent is None:
+            return
+        is_entered = False
+        try:
+            with memoryview(self._shared) as whole, whole[extent.offset : extent.offset + frame.nbytes] as view:
+                frame.write_into(view)
+            fault_points.reach("feed.before_entry")
+            with self._session.lock:
+                if not self.is_over:
+                    self._enter(frame, extent)
+                    is_entered = True
+        finally:
+            if not is_entered:
+                with self._session.lock:
+                    self._rooms.give(extent)
+        fault_points.reach("feed.entered")
+
+    def _enter(self, frame: Frame | Arriving, extent: Extent) -> None:
+        batch = self.made
+        self._held[batch] = extent
+        self._bytes += extent.nbytes
+        self._size = extent.nbytes
+        self._table.write(batch, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first, frame.rows))
+        self.latest_rows = frame.rows
+        self.made = batch + 1
+        self._feeds.on_news(self)
+
+    def _room(self, nbytes: int) -> Extent | None:
+        """Return room for so many bytes, or None: no more is wanted. Blocks: until the consumer has taken enough.
 
         Raises:
             MemoryLimitError: nothing waits, and still there is no memory.
         """
-        granted: list[Room] = []
-        with self._session.lock:
-            most = _ROOMS if 0 < self._size < _LARGE_BYTES else 1
-            self._is_starved = False
-            if len(self._granted) > most // 2:  # enough for now: many at a time are one message
-                return []
-            while len(self._granted) < most and self._has_room(room_bytes(self._size)):
-                try:
-                    extent = self._rooms.take(self._size)
-                except MemoryLimitError:
-                    if self._held or self._granted:
-                        break
-                    raise
-                self._granted[extent.offset] = extent
-                self._bytes += extent.nbytes
-                granted.append(Room(extent.offset, extent.nbytes))
-            self._is_starved = len(self._granted) < most
-        return granted
-
-    def hear(self, answer: Answer) -> None:
-        """Take in what has become of a room: a batch, or one that was too small."""
-        if answer.kind == Kind.BATCH:
-            fault_points.reach("feed.before_entry")
-        with self._session.lock:
-            extent = self._granted.pop(answer.offset)
-            if answer.kind == Kind.BATCH and not self.is_over and not self._is_freed:
-                self._enter(answer, extent)
-                return
-            self._size = answer.nbytes
-            self._bytes -= extent.nbytes
-            self._rooms.give(extent)
-
-    def _enter(self, answer: Answer, extent: Extent) -> None:
-        batch = self.made
-        self._held[batch] = extent
-        self._table.write(batch, Bundle(answer.offset, answer.nbytes, answer.buffers, answer.first, answer.rows))
-        if answer.rows != self._batch_rows:
-            self.tail = batch, answer.rows
-        self.made = batch + 1
-        # Those that come are rarely much larger; and one that was is soon forgotten.
-        self._size = min(max(answer.nbytes, self._size - self._size // 16), _LARGE_BYTES)
-        fault_points.reach("feed.entered")
-        self._on_news(self)
-
-    def _has_room(self, size: int) -> bool:
-        if self.is_over or self._is_freed or self._session.is_closed:
-            return False
-        ahead, held = self._ahead(), len(self._held) + len(self._granted)
-        waiting = held - len(self._taken)
-        if held >= ENTRIES or waiting >= ahead.most:  # all that are held follow one another, and so have entries
-            return False
-        nbytes = self._bytes + size
-        if waiting >= ahead.least:
-            return nbytes <= min(_CHEAP_BYTES, ahead.most_bytes)
-        return held < 2 or nbytes <= ahead.most_bytes  # one that the workers make, and one that waits
-
-    def _run(self) -> None:
-        make_error: Callable[[], LoaderpoolError] | None = None
-        try:
-            make_error = self.reader.run(self)
-            fault_points.reach("feed.at_end")
-        except BaseException as error:  # of the stream, or no memory, say: whatever it is, a consumer waits to be told
-            make_error = functools.partial(reading_error, what_ended(error, self.epoch), self.position)
-        try:
+        while True:
             with self._session.lock:
-                self.make_error, self.end = make_error, self.made
-                if not self.is_over:
-                    self._on_news(self)
-                    self._session.wake()
-        finally:
-            self.reader.close()
-            with self._session.lock:
-                while self._granted:
-                    self._rooms.give(self._granted.popitem()[1])
-                self.is_gone = True
+                if self.is_over:
+                    return None
+                if self._fitting(room_bytes(nbytes)) > 0:
+                    try:
+                        return self._rooms.take(nbytes)
+                    except MemoryLimitError:
+                        if not self._held:
+                            raise
+            self._news.get()
+
+    def _wanted(self) -> int:
+        """Return how many batches like the latest one may be on their way from a reader."""
+        with self._session.lock:
+            return self._fitting(self._size) if self._size else 1
+
+    def _fitting(self, size: int) -> int:
+        """Return how many more batches of this size may lie here."""
+        (least, most, most_bytes), held = self._feeds.ahead(), len(self._held)
+        waiting, left = held - len(self._taken), most_bytes - self._bytes
+        needed = min(least - waiting, left // size)
+        cheap = min(_CHEAP_BYTES - self._bytes, left) // size
+        most = min(most - waiting, ENTRIES - held)  # all that are held follow one another, and so have entries
+        return min(most, max(needed, cheap, 2 - held))  # 2: one that the workers make, and one that waits
+
+
+class StreamFeeds:
+    """Opens, keeps and frees the feeds of one loader. All with the session's lock held, but `stop`.
+
+    Attributes:
+        first: has the item for the probe, and waits for its pass.
+        placement: where the arrays of the stream are that stand in data files.
+        why_on_thread: why the stream is read on a thread of this process; empty: it is not.
+        is_one_shot: there can be only one pass.
+
+    Args:
+        session: whose arena.
+        stream: what is read.
+        shipment: what its reader needs; or why there is none.
+        config: the loader's settings.
+        ahead: how much may wait; asked again and again.
+        on_news: called, with the session's lock held, when a feed has another batch or the end.
+
+    Raises:
+        MemoryLimitError: no shared memory for what the stream holds.
+    """
+
+    def __init__(
+        self,
+        session: Pool,
+        stream: StreamSource,
+        shipment: Shipment | str,
+        config: LoaderConfig,
+        ahead: Callable[[], Ahead],
+        on_news: Callable[[Feed], None],
+    ) -> None:
+        self.session, self._stream, self._config = session, stream, config
+        self.ahead, self.on_news = ahead, on_news
+        self.rooms = ExtentPool(session.arena)
+        self._feeds: list[Feed] = []  # whose memory is not given back
+        self.first: Feed | None = None
+        self.is_one_shot = stream.is_one_shot
+        self.why_on_thread = shipment if isinstance(shipment, str) else ""
+        self.placement, self._extents = Placement(), list[Extent]()
+        self._shipped: Shipped | None = None
+        if isinstance(shipment, Shipment):
+            self.placement = place(shipment)
+            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
+            files = self.placement.descriptors
+            self._shipped = Shipped(session.arena, (offset, nbytes), files, Surroundings.of_now())
 
     @property
-    def position(self) -> int:
-        """Where the batch begins that is read now."""
-        position: int = self.plan.start_after(self.epoch, self.made)
-        return position
+    def read_by(self) -> Literal["process", "thread"]:
+        """Where the stream is read."""
+        return "thread" if self._shipped is None else "process"
+
+    def batches(self, plan: Plan, epoch: int) -> Iterator[tuple[int, list[Any]]]:
+        """Read the batches of a pass here."""
+        window, seed = self._config.shuffle_window, self._config.seed
+        return read_batches(self._stream, plan, window=window, seed=seed, epoch=epoch)
+
+    def begin(self, epoch: int, plan: Plan) -> None:
+        """Begin to read the first pass."""
+        self.first = self._open(epoch, plan)
+        self.first.start()
+
+    def begin_again(self, epoch: int, plan: Plan) -> bool:
+        """Read the first pass again where it ended without an item and that was not seen yet; whether it did."""
+        first = self.first
+        if first is None or first.made:
+            return False
+        first.free()
+        self.begin(epoch, plan)
+        return True
+
+    def of_pass(self, epoch: int, plan: Plan) -> Feed:
+        """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
+        feed, self.first = self.first, None
+        if feed is not None:
+            if self._stream.serves(feed.epoch, epoch, plan, self._config.shuffle_window):
+                return feed
+            feed.stop()
+        return self._open(epoch, plan)
+
+    def _open(self, epoch: int, plan: Plan) -> Feed:
+        process = None if self._shipped is None else ReaderProcess(self._shipped, epoch, plan.start)
+        feed = Feed(self, process, epoch, plan)
+        self._feeds.append(feed)
+        return feed
+
+    def free(self, in_use: Collection[int]) -> None:
+        """Give back the memory of feeds that are over, but of those with these ids."""
+        for feed in list(self._feeds):
+            if feed.is_over and id(feed) not in in_use:
+                feed.free()
+                if feed.is_gone:  # else there is a process yet, whose end `stop` waits for
+                    self._feeds.remove(feed)
+
+    def free_all(self) -> None:
+        """Give back all memory; it was stopped, and no worker is left."""
+        for feed in self._feeds:
+            feed.free()
+        self._feeds.clear()
+        self.rooms.close()
+        for extent in self._extents:
+            self.session.arena.give_back(extent)
+        self._extents.clear()
+        self.placement.files.clear()
+
+    def stop(self) -> None:
+        """End all reading. Blocks: at most for a moment. In any thread, also in a finalizer; twice is fine."""
+        feeds = list(self._feeds)
+        for feed in feeds:
+            feed.stop()
+        # No lock is waited for: a finalizer may have it.
+        ends_s = clock.monotonic_s() + 2 * GRACE_S
+        processes = [feed.process for feed in feeds if feed.is_started and feed.process is not None]
+        while clock.monotonic_s() < ends_s and not all(process.is_gone for process in processes):
+            time.sleep(_MOMENT_S)

@@ -1,10 +1,4 @@
-"""The process that reads one pass over a stream, as the main process has it: started, listened to, ended.
-
-started ──▶ answers rooms ──END or FAILED──▶ reaped
-│
-├ the feed is over: the socket is closed, and the process may let go of the stream; not in time: killed
-└ it died: SourceError, after all whole batches
-"""
+"""The process that reads one pass over a stream, as the main process has it: started, listened to, ended."""
 
 from __future__ import annotations
 
@@ -12,27 +6,75 @@ import contextlib
 import functools
 import os
 import pickle
-import select
 import signal
 import socket
+import struct
 import subprocess
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from loaderpool.core.channel import Channel
+from loaderpool.config import LoaderConfig
 from loaderpool.core.failures import reader_lost_error, reading_error, setup_error
 from loaderpool.core.launch import Surroundings
-from loaderpool.core.stream.reading import ANSWER, ROOM, Answer, GivesRooms, Kind
-from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error
+from loaderpool.core.stream.reading import HEADER
+from loaderpool.errors import LoaderpoolError, PoolBrokenError, UnpicklableError, closed_error
 from loaderpool.memory.arena import Arena
+from loaderpool.plan.order import Plan
+from loaderpool.sources.stream import StreamSource
 from loaderpool.system import capacity, fault_points, machine
 from loaderpool.transport import child_process
+from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.reports import LostReport, Verdict
 
 # How long a reader may take to let go of a stream that is not wanted any more, and to end. Smaller: the user's code
 # that happens to wait is killed instead of closed. Larger: the loader's end waits as long.
 GRACE_S = 0.5
-_NOT_LOADED = "the stream process could not load the source"
+# Batches that a reader may send without being asked for each: more, and this process need not keep up with tiny ones.
+_MOST_ASKED = 16
+_SENT_BYTES = 1 << 20  # asked for, of which the kernel may grant less: the reader goes on while they are on their way
+_BUFFER_BYTES = 1 << 16  # what is smaller is received together
+
+
+class StreamEnded(Exception):
+    """The stream ended with an error, which `make_error` makes of the position of the first item that is not there."""
+
+    def __init__(self, make_error: Callable[[int], LoaderpoolError]) -> None:
+        self.make_error = make_error
+
+
+class Arriving(NamedTuple):
+    """The items of one batch, as `pickling.Frame` has them, on their way from the reader."""
+
+    nbytes: int
+    buffers: int
+    first: int
+    rows: int
+    write_into: Callable[[memoryview], None]  # fills `uint8[nbytes]`; raises `StreamEnded` where the reader died
+
+
+def ship_beside(
+    payload: Mapping[str, Any], stream: StreamSource, config: LoaderConfig, plan: Plan, reads_apart: bool
+) -> tuple[Shipment, Shipment | str]:
+    """What travels to the workers, and what to the reader of the stream; in its place why it has none.
+
+    Code goes by value in both or by name in both: else items would not be of the classes that the function knows.
+
+    Raises:
+        UnpicklableError: what the workers need cannot travel.
+    """
+    if not reads_apart:
+        return ship(dict(payload)), "with spawned workers, the main process reads the stream"
+    if stream.is_one_shot:
+        return ship(dict(payload)), f"a {stream.kind} is an iterator, which can only be read where it was created"
+    for_reader = {"source": stream.items, "config": config, "plan": plan}
+    try:
+        shipment = ship(for_reader)
+        for_workers = ship(dict(payload), without=shipment.without)
+        if for_workers.without != shipment.without:
+            shipment = ship(for_reader, without=for_workers.without)
+    except UnpicklableError as error:
+        return ship(dict(payload)), str(error)  # where it is not the stream, the error comes again
+    return for_workers, shipment
 
 
 class Shipped(NamedTuple):
@@ -40,14 +82,14 @@ class Shipped(NamedTuple):
 
     arena: Arena
     place: tuple[int, int]  # offset and length of the stream's shipment in it
-    files: Sequence[int]  # descriptors of the shipment's data files: the caller's, while readers are started
+    files: Sequence[int]  # descriptors of the shipment's data files: the caller's
     around: Surroundings
 
 
 class ReaderProcess:
     """Reads a pass in a process of its own.
 
-    Runs in: the feed's thread, which starts and reaps the process; other threads may only `wake`.
+    Runs in: the feed's thread, which starts and reaps the process; other threads may only `stop`.
 
     Args:
         shipped: the stream.
@@ -55,68 +97,87 @@ class ReaderProcess:
         start: its first position.
 
     Attributes:
-        reads_here: in this process, where reading tells itself how far it is.
         is_gone: no process is left.
     """
 
-    reads_here = False
-
     def __init__(self, shipped: Shipped, epoch: int, start: int) -> None:
         self._shipped, self._epoch, self._start = shipped, epoch, start
-        self._wake: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begun = self._buffer[:0]  # what was received and is not read
+        self._watch = machine.StopWatch()
         self._oom_kills = capacity.oom_kill_count()
-        self._was_stopped = self.is_gone = False
+        self._was_stopped = self._is_over = self._has_ended = self.is_gone = False
 
-    def wake(self) -> None:
-        """Have `run` look again at the feed. Never blocks; any thread, also in a finalizer."""
-        if self._wake is not None:  # else it has not looked yet
-            with contextlib.suppress(OSError):  # it will look anyhow, or has ended
-                self._wake.send(b"\0", socket.MSG_DONTWAIT)
+    def frames(self, wanted: Callable[[], int]) -> Generator[Arriving, None, None]:
+        """Start the process, and give each batch as it comes, which it sends when it is asked for.
 
-    def run(self, feed: GivesRooms) -> Callable[[], LoaderpoolError] | None:
-        """Read until the end, or until the feed is over; returns what makes the stream's error, if it has one.
+        Args:
+            wanted: how many may be on their way now; one always may.
 
-        Whatever it raises ended the stream, too.
+        Raises:
+            StreamEnded: the stream has an error, or the process died; after all whole batches.
         """
-        with contextlib.ExitStack() as ends:
-            try:
-                woken, self._wake = map(ends.enter_context, Channel.pair())
-                ours, theirs = map(ends.enter_context, Channel.pair())
-                self._process = process = self._launch(theirs)
-                theirs.close()
-            except ValueError:  # the arena's descriptor is closed
-                raise closed_error() from None
-            except OSError as error:
-                advice = capacity.start_advice(error, "this process has no file descriptors left")
-                raise PoolBrokenError(f"Could not start the stream process: {error}; {advice}") from error
-            ends.callback(_hang_up, ours)
-            fault_points.reach("trainer.reader_launched")
-            answer = self._serve(feed, ours, woken, process.pid)
-        if answer is None:
-            self.close()
-            return None if feed.is_over else functools.partial(reader_lost_error, self._death(process), feed.position)
-        if answer.kind == Kind.END:
-            return None
-        ended, advice = pickle.loads(feed.shared[answer.offset : answer.offset + answer.nbytes])
-        if advice is None:
-            return functools.partial(reading_error, ended, feed.position)
-        return functools.partial(setup_error, ended, _NOT_LOADED, advice, "the stream process")
+        try:
+            ends = (machine.above_standard(end.detach()) for end in socket.socketpair())
+            ours, theirs = (socket.socket(fileno=end) for end in ends)
+            with theirs:
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT_BYTES)
+                self._socket = ours
+                if self._is_over:
+                    return
+                self._process = self._launch(theirs.fileno())
+        except ValueError:  # the arena's descriptor is closed
+            raise closed_error() from None
+        except OSError as error:
+            advice = capacity.start_advice(error, "this process has no file descriptors left")
+            raise PoolBrokenError(f"Could not start the stream process: {error}; {advice}") from error
+        seconds, ms = divmod(self._watch.look_ms, 1000)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 1000 * ms))
+        fault_points.reach("trainer.reader_launched")
+        asked, header = 0, memoryview(bytearray(HEADER.size))
+        while True:
+            if asked <= _MOST_ASKED // 2 and (more := max(1, min(_MOST_ASKED, wanted())) - asked) > 0:
+                asked += more
+                with contextlib.suppress(OSError):  # it is gone; what it sent is still to be read
+                    ours.send(bytes(more))
+            self._fill(header)
+            asked -= 1
+            nbytes, buffers, first, rows = HEADER.unpack(header)
+            if rows:
+                yield Arriving(nbytes, buffers, first, rows, self._fill)
+            elif nbytes:
+                content = bytearray(nbytes)
+                self._fill(memoryview(content))
+                raise StreamEnded(functools.partial(_error, *pickle.loads(content)))
+            else:
+                return
+
+    def stop(self) -> None:
+        """Have `frames` end, and the process let go of the stream. Never blocks; any thread, also in a finalizer."""
+        self._is_over = True
+        if self._socket is not None:  # else `frames` has not looked yet
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # closing is not enough: a fork of ours may have it, too
 
     def close(self) -> None:
-        """Wait until the process is gone, for which it has a moment. Then nothing writes to rooms any more."""
+        """Wait until the process is gone, for which it has a moment."""
+        self.stop()
         process = self._process
         if process is not None and process.returncode is None:
             child_process.end(process, GRACE_S)
+        if self._socket is not None:
+            self._socket.close()
         self.is_gone = True
 
-    def _launch(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    def _launch(self, socket_end: int) -> subprocess.Popen[bytes]:
         arena, place, files, around = self._shipped
         start = {
             "path": around.path,
             "argv": around.argv,
             "trainer_pid": os.getpid(),
-            "socket": theirs.fileno(),
+            "socket": socket_end,
             "arena": arena.descriptor,
             "arena_bytes": arena.nbytes,
             "files": list(files),
@@ -127,41 +188,47 @@ class ReaderProcess:
         return child_process.start(
             "loaderpool.core.stream.reading",
             start,
-            [theirs.fileno(), arena.descriptor, *files],
+            [socket_end, arena.descriptor, *files],
             "loaderpool-reader",
             directory=around.directory,
             environment=around.environment,
         )
 
-    def _serve(self, feed: GivesRooms, ours: socket.socket, woken: socket.socket, pid: int) -> Answer | None:
-        """Give rooms and hear answers; returns the last one, or None: it sends no more, or the feed is over."""
-        poll, watch = select.poll(), machine.StopWatch()
-        poll.register(ours, select.POLLIN)
-        poll.register(woken, select.POLLIN)
-        has_ended = False
-        while not feed.is_over:
-            if rooms := feed.grant():
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    ours.send(b"".join(ROOM.pack(*room) for room in rooms), socket.MSG_DONTWAIT)
+    def _fill(self, view: memoryview) -> None:
+        """Fill it with what comes next. Blocks: until it is there. Raises `StreamEnded`: it will not come."""
+        at = 0
+        while at < len(view):
+            if self._begun:
+                count = min(len(self._begun), len(view) - at)
+                view[at : at + count], self._begun = self._begun[:count], self._begun[count:]
+                at += count
+            elif len(view) - at < len(self._buffer):
+                self._begun = self._buffer[: self._received(self._buffer)]
+            else:  # a large one comes whole: between two calls this thread may wait for the interpreter's lock
+                at += self._received(view[at:], socket.MSG_WAITALL)
+
+    def _received(self, view: memoryview, flags: int = 0) -> int:
+        assert self._socket is not None and self._process is not None
+        while True:
             try:
-                answer = _receive(ours)
-            except BlockingIOError:
-                if has_ended:  # and what it sent was read
-                    return None
-                found = poll.poll(watch.look_ms)
-                has_ended = child_process.has_ended(pid)  # children of the user's may hold its end of the socket
-                if found or not machine.is_stopped(pid):
-                    watch.runs()
-                elif watch.is_too_long():
-                    self._was_stopped = True
-                    child_process.kill_group(pid)
-                with contextlib.suppress(BlockingIOError):
-                    woken.recv(4096, socket.MSG_DONTWAIT)
-                continue
-            if answer is None or answer.kind in (Kind.FAILED, Kind.END):
-                return answer
-            feed.hear(answer)
-        return None
+                count = self._socket.recv_into(view, 0, flags)
+                if count:
+                    return count
+                self._has_ended = True
+            except ConnectionResetError:
+                continue  # it ended before it read all that we sent; what it sent is still to be read
+            except BlockingIOError:  # none have come for `look_ms`
+                pass
+            if self._has_ended:  # and what it sent was read
+                self.close()
+                raise StreamEnded(functools.partial(reader_lost_error, self._death(self._process)))
+            pid = self._process.pid
+            self._has_ended = child_process.has_ended(pid)  # children of the user's may hold its end of the socket
+            if not machine.is_stopped(pid):
+                self._watch.runs()
+            elif self._watch.is_too_long():
+                self._was_stopped = True
+                child_process.kill_group(pid)
 
     def _death(self, process: subprocess.Popen[bytes]) -> LostReport:
         code, pid, epoch = process.returncode, process.pid, self._epoch
@@ -169,16 +236,8 @@ class ReaderProcess:
         return LostReport(Verdict.BEFORE, None, epoch, code, pid, 1, "", is_out_of_memory, self._was_stopped)
 
 
-def _hang_up(ours: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        ours.shutdown(socket.SHUT_RDWR)  # closing is not enough: a fork of this process may have it, too
-
-
-def _receive(ours: socket.socket) -> Answer | None:
-    """Return what has come, or None: nothing will. Raises BlockingIOError: nothing has."""
-    while True:
-        try:
-            packet = ours.recv(ANSWER.size, socket.MSG_DONTWAIT)
-        except ConnectionResetError:
-            continue  # it ended before it read all rooms; what it sent is still to be read
-        return Answer(*ANSWER.unpack(packet)) if packet else None
+def _error(ended: Any, advice: str | None, position: int) -> LoaderpoolError:
+    """Return the error for what the reader told of, in its stream or in loading it."""
+    if advice is None:
+        return reading_error(ended, position)
+    return setup_error(ended, "the stream process could not load the source", advice, "the stream process")
