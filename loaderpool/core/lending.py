@@ -108,7 +108,7 @@ class Lender:
             lease.lent.pop(lease.offset, None)
             self._leases.pop(lease.offset, None)
         if self._is_lost:
-            self._slots.drop_pages(lease.offset, lease.nbytes)
+            self._slots.return_pages(lease.offset, lease.nbytes)
         else:
             self._send(Release(lease.run, lease.offset, lease.ticket))
         self._recorder.mark(_RELEASED, lease.ticket, lease.offset // PAGE_BYTES)
@@ -118,7 +118,7 @@ class Lender:
         self._is_lost, end = True, 0
         kept = sorted((lease.offset, lease.nbytes) for lease, _ in list(self._leases.values()))
         for offset, nbytes in [*kept, (self._slots.nbytes, 0)]:
-            self._slots.drop_pages(end, offset - end)
+            self._slots.return_pages(end, offset - end)
             end = offset + -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
     def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -27,8 +27,6 @@ from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undo
 # How such files are named, so that they are found in a list of mappings.
 NAME = "data"
 
-_COMPARED_BYTES = 64 << 20
-
 
 class DataFile:
     """A memory file with the contents of a range of this process's memory.
@@ -78,11 +76,7 @@ class DataFile:
         with mmap.mmap(self.descriptor, self.nbytes, mmap.MAP_PRIVATE) as view:  # private, so that its address is had
             start = ctypes.c_char.from_buffer(view)
             try:
-                base = ctypes.addressof(start) + offset
-                return all(
-                    compare(address + at, base + at, min(_COMPARED_BYTES, nbytes - at)) == 0
-                    for at in range(0, nbytes, _COMPARED_BYTES)
-                )
+                return bool(compare(address, ctypes.addressof(start) + offset, nbytes) == 0)
             finally:
                 del start
 
@@ -166,11 +160,6 @@ def why_copied(buffer: memoryview) -> str | None:
     if other is not None:
         return f"another thread ({other}) is running and might write to it"
     return machine.why_not_replaceable(address_of(owner), owner.nbytes, NAME)
-
-
-def is_shared(buffer: memoryview) -> bool:
-    """Whether a file holds the bytes already."""
-    return bool(buffer.nbytes) and find_file(address_of(buffer), buffer.nbytes) is not None
 
 
 def is_in_passing(buffer: memoryview) -> bool:

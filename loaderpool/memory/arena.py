@@ -13,17 +13,66 @@ import ctypes
 import errno
 import mmap
 import os
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.call_times import CALL_TIMES_BYTES, CALL_TIMES_OF_WORKER_BYTES
 from loaderpool.memory.recorder import RecorderMemory
-from loaderpool.system import capacity, clock, machine
+from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
+
+PAGE_BYTES = 4096
+
+
+class Extent(NamedTuple):
+    """A byte range of the arena."""
+
+    offset: int  # from the arena's start, a multiple of PAGE_BYTES
+    nbytes: int  # a multiple of PAGE_BYTES
+
+    @property
+    def end(self) -> int:
+        """The first byte after it."""
+        return self.offset + self.nbytes
+
+
+class ExtentMap:
+    """Hands out page-aligned extents of `[start, end)` and takes them back, merging neighbours."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self._free = [Extent(start, end - start)]  # by offset, never adjacent
+        self.taken_bytes = 0
+
+    def take(self, nbytes: int) -> Extent:
+        """Return the first free extent of at least `nbytes`, rounded up to whole pages.
+
+        Raises:
+            MemoryError: no hole is large enough; the arena is sparse, so this means terabytes.
+        """
+        size = -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
+        for at, (offset, free) in enumerate(self._free):
+            if free >= size:
+                self._free[at : at + 1] = [Extent(offset + size, free - size)] if free > size else []
+                self.taken_bytes += size
+                return Extent(offset, size)
+        raise MemoryError(f"no free range of {size} bytes is left")
+
+    def give_back(self, extent: Extent) -> None:
+        """Make the extent free again."""
+        at = bisect.bisect(self._free, extent)
+        before, after = self._free[max(at - 1, 0) : at], self._free[at : at + 1]
+        if any(hole.offset < extent.end and extent.offset < hole.end for hole in (*before, *after)):
+            raise ValueError(f"{extent} is free already")
+        self.taken_bytes -= extent.nbytes
+        before = [hole for hole in before if hole.end == extent.offset]
+        after = [hole for hole in after if hole.offset == extent.end]
+        start, end = (before or [extent])[0].offset, (after or [extent])[0].end
+        self._free[at - len(before) : at + len(after)] = [Extent(start, end - start)]
+
 
 # Sizes are rounded up to an eighth of a power of two, so that what varies a little fits what is there.
 _STEPS = 8
@@ -75,10 +124,9 @@ class ExtentPool:
             self._arena.give_back(self._spare.pop()[1])
 
 
-_BYTE = np.dtype(np.uint8)
 # Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
-_ARENA_BYTES = 1 << 40
-_SMALLEST_ARENA_BYTES = 1 << 30
+_FILE_BYTES = 1 << 40
+_SMALLEST_FILE_BYTES = 1 << 30
 # The cells of so many have their pages from the beginning; those of more get them when they are written to.
 _USUAL_WORKERS = 64
 # The limit to which an error number of making it large, or of mapping it, points.
@@ -88,15 +136,70 @@ _LIMITS = {
 }
 # What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
 HEADROOM_BYTES = 64 << 20
-# How long a look at free memory holds; a look reads several files of /proc and the cgroup, too dear for each slot.
-_FREE_IS_TRUE_S = 0.2
 
 
-class Arena:
-    """The shared memory file and its mapping.
+class SparseFile:
+    """A memory file without a name, and its mapping.
 
-    Ownership: the creator (trainer) hands out extents. The mapping is never closed by hand: arrays look at it, and it
-    goes with the last of them.
+    Ownership: of the descriptor, until `close_descriptor`. The mapping is never closed by hand: arrays look at it, and
+    it goes with the last of them.
+
+    Args:
+        descriptor: of the file; -1: there is none.
+        mapping: of all of it; None: it is made.
+    """
+
+    def __init__(self, descriptor: int, mapping: mmap.mmap | None = None) -> None:
+        self.descriptor = descriptor
+        self.map = _map_unlocked(descriptor, os.fstat(descriptor).st_size) if mapping is None else mapping
+        self.nbytes = len(self.map)
+
+    def close_descriptor(self) -> None:
+        """Drop the file descriptor; the mapping stays for those who look at it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def return_pages(self, offset: int, nbytes: int) -> None:
+        """Give the pages of a range back to the machine; without a descriptor by the mapping alone."""
+        if self.descriptor >= 0:
+            machine.return_pages(self.descriptor, offset, nbytes)
+        elif nbytes > 0 and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self.map.madvise(mmap.MADV_REMOVE, offset, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
+
+
+_File = TypeVar("_File", bound=SparseFile)
+
+
+def create_file(name: str, make: Callable[[int], _File]) -> _File:
+    """Return what is made of a new memory file, as large in address space as the process's limits allow.
+
+    Raises:
+        MemoryLimitError: not even the smallest fits (`ulimit -v`, `ulimit -f`).
+        OSError: neither limit is the cause (too many open files, say).
+    """
+    descriptor, nbytes = machine.create_memory_file(name), _FILE_BYTES
+    while True:
+        try:
+            os.ftruncate(descriptor, nbytes)
+            return make(descriptor)
+        except OSError as error:
+            nbytes //= 4
+            limit = _LIMITS.get(error.errno or 0)
+            if limit is not None and nbytes >= _SMALLEST_FILE_BYTES:
+                continue
+            os.close(descriptor)
+            if limit is None:
+                raise
+            raise MemoryLimitError(
+                f"Could not reserve shared memory ({error.strerror}): {limit} must allow at least "
+                f"{_SMALLEST_FILE_BYTES >> 30} GiB of address space, which is reserved but not used."
+            ) from error
+
+
+class Arena(SparseFile):
+    """The shared memory file with board, counts and recorders; the trainer hands out extents of the rest.
 
     Args:
         descriptor: of the file; -1: there is none.
@@ -105,52 +208,21 @@ class Arena:
     """
 
     def __init__(self, descriptor: int, nbytes: int, tag: str = "") -> None:
-        self.descriptor = descriptor
-        self.nbytes = nbytes
-        self.map = _map_named(tag, nbytes) if tag else _map_unlocked(descriptor, nbytes)
+        named: Any = mmap.mmap
+        super().__init__(descriptor, named(-1, nbytes, tagname=tag) if tag else _map_unlocked(descriptor, nbytes))
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
         self.call_times: memoryview = memoryview(self.map)[BOARD_BYTES : BOARD_BYTES + CALL_TIMES_BYTES].cast("Q")
         self.recorder = RecorderMemory(self.map, BOARD_BYTES + CALL_TIMES_BYTES, nbytes)
         self.extents = ExtentMap(self.recorder.places.end, nbytes)
-        self._free_seen = self._spent_bytes = 0
-        self._free_until_s = 0.0
 
     @staticmethod
     def create() -> Arena:
-        """Return a new arena, as large in address space as the process's limits allow.
-
-        Raises:
-            MemoryLimitError: not even the smallest fits (`ulimit -v`, `ulimit -f`).
-            OSError: neither limit is the cause (too many open files, say).
-        """
-        descriptor = machine.create_memory_file("arena")
-        nbytes = _ARENA_BYTES
-        while True:
-            try:
-                os.ftruncate(descriptor, nbytes)
-                arena = Arena(descriptor, nbytes)
-                machine.map_pages(arena.map, 0, BOARD_BYTES + _USUAL_WORKERS * CALL_TIMES_OF_WORKER_BYTES)
-                return arena
-            except OSError as error:
-                nbytes //= 4
-                if nbytes >= _SMALLEST_ARENA_BYTES:
-                    continue
-                os.close(descriptor)
-                limit = _LIMITS.get(error.errno or 0)
-                if limit is None:  # such as too many open files
-                    raise
-                raise MemoryLimitError(
-                    f"Could not reserve shared memory ({error.strerror}): {limit} must allow at least "
-                    f"{_SMALLEST_ARENA_BYTES >> 30} GiB of address space, which is reserved but not used."
-                ) from error
-
-    def close_descriptor(self) -> None:
-        """Drop the file descriptor; the mapping stays for those who look at it."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        """Return a new arena. Raises what `create_file` raises."""
+        arena = create_file("arena", lambda descriptor: Arena(descriptor, os.fstat(descriptor).st_size))
+        machine.map_pages(arena.map, 0, BOARD_BYTES + _USUAL_WORKERS * CALL_TIMES_OF_WORKER_BYTES)
+        return arena
 
     def take(self, nbytes: int, purpose: str) -> Extent:
         """Reserve an extent with its pages.
@@ -158,7 +230,7 @@ class Arena:
         Raises:
             MemoryLimitError: the machine or its cgroup has too little free.
         """
-        free = self._free_bytes(nbytes)
+        free = capacity.available_memory_bytes()
         if nbytes + HEADROOM_BYTES > free:
             raise MemoryLimitError(
                 f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
@@ -178,34 +250,10 @@ class Arena:
             raise
         return extent
 
-    def _free_bytes(self, nbytes: int) -> int:
-        """Return what the machine has free; looked up again when the latest figure is old or mostly spent."""
-        now = clock.monotonic_s()
-        if now > self._free_until_s or self._spent_bytes + nbytes > self._free_seen // 2:
-            self._free_seen, self._spent_bytes = capacity.available_memory_bytes(), 0
-            self._free_until_s = now + _FREE_IS_TRUE_S
-        free = self._free_seen - self._spent_bytes
-        self._spent_bytes += nbytes
-        return free
-
     def give_back(self, extent: Extent) -> None:
         """Return an extent and its pages."""
-        if self.descriptor >= 0:
-            machine.return_pages(self.descriptor, extent.offset, extent.nbytes)
-        elif hasattr(mmap, "MADV_REMOVE"):  # the pool is closed, but the mapping is kept: by a variable with a batch
-            with contextlib.suppress(OSError):
-                self.map.madvise(mmap.MADV_REMOVE, extent.offset, extent.nbytes)
+        self.return_pages(*extent)
         self.extents.give_back(extent)
-
-    def anchor(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return a new `uint8[nbytes]` array built directly on the mapping.
-
-        NumPy collapses `.base` of views down to the first array that is not built on another array: this one. So it
-        lives exactly as long as any view made from it (docs/internals/memory.md, "Anchors").
-        """
-        # A dtype, not its type, and no argument by name: that is 5 us, not 16, behind a wait that left no cache warm.
-        anchor: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self.map, offset)
-        return anchor
 
     def put(self, blob: bytes) -> Extent:
         """Copy bytes into an extent of their own."""
@@ -219,8 +267,7 @@ def map_whole_file(descriptor: int, nbytes: int) -> Any:
 
     `mmap.mmap` keeps a duplicate of the descriptor (before Python 3.13), and a consumer may keep thousands of these.
     """
-    with InterruptsHeld():
-        return _map(descriptor, 0, nbytes, mmap.MAP_SHARED)
+    return _map(descriptor, 0, nbytes, mmap.MAP_SHARED)
 
 
 def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
@@ -231,21 +278,21 @@ def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
         offset: where the part begins, a multiple of the page size.
         nbytes: its length; the file's contents must stay as they are for as long as any array looks at the mapping.
     """
-    with InterruptsHeld():
-        return _map(descriptor, offset, nbytes, mmap.MAP_PRIVATE)
+    return _map(descriptor, offset, nbytes, mmap.MAP_PRIVATE)
 
 
 def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
     begun = min(nbytes, mmap.PAGESIZE) if machine.LINUX else nbytes
-    address = machine.map_file(None, begun, flags, descriptor, offset)
-    if machine.LINUX:
-        try:
-            address = machine.grow_unlocked(address, begun, nbytes)
-        except OSError:
-            machine.unmapping(address, begun)()
-            raise
-    buffer = (ctypes.c_ubyte * nbytes).from_address(address)
-    Undoing(buffer, machine.unmapping(address, nbytes))  # when the last array over it has died
+    with InterruptsHeld():
+        address = machine.map_file(None, begun, flags, descriptor, offset)
+        if machine.LINUX:
+            try:
+                address = machine.grow_unlocked(address, begun, nbytes)
+            except OSError:
+                machine.unmapping(address, begun)()
+                raise
+        buffer = (ctypes.c_ubyte * nbytes).from_address(address)
+        Undoing(buffer, machine.unmapping(address, nbytes))  # when the last array over it has died
     return buffer
 
 
@@ -261,67 +308,3 @@ def _map_unlocked(descriptor: int, nbytes: int) -> mmap.mmap:
     machine.unlock(np.frombuffer(mapping, np.uint8).ctypes.data, mmap.PAGESIZE)
     mapping.resize(nbytes)
     return mapping
-
-
-def _map_named(tag: str, nbytes: int) -> mmap.mmap:
-    """Map memory that another process has named. Windows only."""
-    make: Any = mmap.mmap
-    named: mmap.mmap = make(-1, nbytes, tagname=tag)
-    return named
-
-
-PAGE_BYTES = 4096
-
-
-class Extent(NamedTuple):
-    """A byte range of the arena."""
-
-    offset: int  # from the arena's start, a multiple of PAGE_BYTES
-    nbytes: int  # a multiple of PAGE_BYTES
-
-    @property
-    def end(self) -> int:
-        """The first byte behind the extent."""
-        return self.offset + self.nbytes
-
-
-class ExtentMap:
-    """Hands out page-aligned extents of `[start, end)` and takes them back, merging neighbours."""
-
-    def __init__(self, start: int, end: int) -> None:
-        self._free = [Extent(start, end - start)]
-        self.taken_bytes = 0
-
-    def take(self, nbytes: int) -> Extent:
-        """Return the first free extent of at least `nbytes`, rounded up to whole pages.
-
-        Raises:
-            MemoryError: no hole is large enough; the arena is sparse, so this means terabytes.
-        """
-        size = -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
-        for position, hole in enumerate(self._free):
-            if hole.nbytes >= size:
-                taken = Extent(hole.offset, size)
-                if hole.nbytes == size:
-                    del self._free[position]
-                else:
-                    self._free[position] = Extent(hole.offset + size, hole.nbytes - size)
-                self.taken_bytes += size
-                return taken
-        raise MemoryError(f"no free range of {size} bytes is left")
-
-    def give_back(self, extent: Extent) -> None:
-        """Make the extent free again."""
-        position = bisect.bisect(self._free, extent)
-        before = self._free[position - 1] if position else None
-        after = self._free[position] if position < len(self._free) else None
-        if (before and before.end > extent.offset) or (after and extent.end > after.offset):
-            raise ValueError(f"{extent} is free already")
-        self.taken_bytes -= extent.nbytes
-        if after and extent.end == after.offset:
-            extent = Extent(extent.offset, extent.nbytes + after.nbytes)
-            del self._free[position]
-        if before and before.end == extent.offset:
-            self._free[position - 1] = Extent(before.offset, before.nbytes + extent.nbytes)
-        else:
-            self._free.insert(position, extent)

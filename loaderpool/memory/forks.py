@@ -19,7 +19,7 @@ import select
 import sys
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 from loaderpool.memory.adoption import address_of
 from loaderpool.system import interrupts, machine
@@ -29,25 +29,17 @@ from loaderpool.system import interrupts, machine
 _MOST_WAIT_MS = 20_000
 
 
-class Lender(Protocol):
-    """Lends memory that workers write to once it has returned."""
-
-    def arrays(self) -> list[Any]:
-        """Return what is lent now, as arrays of whole pages."""
-
-    def settle(self) -> None:
-        """Return what has died; does nothing while `is_waiting()`."""
-
-    def disown(self) -> None:
-        """Leave what is lent to a forked child: return nothing of it any more."""
-
-
 _lenders: weakref.WeakSet[Any] = weakref.WeakSet()
 _waits: dict[int, tuple[int, int]] = {}  # by forking thread: both ends of a pipe
 
 
-def guard(lender: Lender) -> None:
-    """Have each fork of this process get what is lent as its own, from now on."""
+def guard(lender: Any) -> None:
+    """Have each fork of this process get what is lent as its own, from now on.
+
+    Args:
+        lender: `arrays()` gives what is lent now, as arrays of whole pages; `settle()` returns what has died;
+            `disown()` leaves what is lent to a forked child, and returns nothing of it any more.
+    """
     _register()
     _lenders.add(lender)
 

@@ -46,40 +46,28 @@ class FixedLayout:
     @functools.cached_property
     def row_bytes(self) -> tuple[int, ...]:
         """Bytes of one row of each component."""
-        return tuple(
-            int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            for shape, dtype in zip(self.row_shapes, self.dtypes, strict=True)
-        )
+        pairs = zip(self.row_shapes, self.dtypes, strict=True)
+        return tuple(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
         """Offset of each component from the slot's start."""
-        offsets, end = [], 0
-        for row_bytes in self.row_bytes:
-            offsets.append(end)
-            end += aligned(row_bytes * self.capacity_rows)
-        return tuple(offsets)
+        sizes = (aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes)
+        return tuple(itertools.accumulate(sizes, initial=0))[:-1]
 
     @functools.cached_property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
         return max(ALIGNMENT_BYTES, sum(aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes))
 
-    @functools.cached_property
-    def _places(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]:
-        return tuple(zip(self.row_shapes, self.dtypes, self.offsets, strict=True))
-
     def arrays(self, buffer: Any, base: int, rows: int) -> list[npt.NDArray[Any]]:
         """Return the components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
-        return [np.ndarray((rows, *shape), dtype, buffer, base + offset) for shape, dtype, offset in self._places]
-
-    @functools.cached_property
-    def _all_row_bytes(self) -> int:
-        return sum(self.row_bytes)
+        places = zip(self.row_shapes, self.dtypes, self.offsets, strict=True)
+        return [np.ndarray((rows, *shape), dtype, buffer, base + offset) for shape, dtype, offset in places]
 
     def used_bytes(self, rows: int) -> int:
         """Return the bytes of data in `rows` rows."""
-        return rows * self._all_row_bytes
+        return rows * sum(self.row_bytes)
 
 
 class Block(NamedTuple):
@@ -154,41 +142,36 @@ def varying_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
     return int(anchor[_NUMBER_BYTES : 2 * _NUMBER_BYTES].view(np.int64)[0])
 
 
-def varying_counts(anchor: npt.NDArray[np.uint8]) -> list[BatchCounts]:
-    """Return what each of the batches that a `VaryingLayout` wrote says of itself."""
-    numbers = anchor[: anchor.nbytes // _NUMBER_BYTES * _NUMBER_BYTES].view(np.int64)
-    starts = numbers[2 : 2 + int(numbers[0])].tolist()
-    return [
-        BatchCounts(*numbers[start // _NUMBER_BYTES : start // _NUMBER_BYTES + _COUNTS].tolist()) for start in starts
-    ]
-
-
 def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
     """Whether a slot holds no batch at all: the generator that it was for has ended."""
     return not anchor[:_NUMBER_BYTES].view(np.int64)[0]
+
+
+def _headers(anchor: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """Return all of a slot as numbers, and where among them each batch's header begins."""
+    numbers = anchor[: anchor.nbytes // _NUMBER_BYTES * _NUMBER_BYTES].view(np.int64)
+    return numbers, [start // _NUMBER_BYTES for start in numbers[2 : 2 + int(numbers[0])].tolist()]
+
+
+def varying_counts(anchor: npt.NDArray[np.uint8]) -> list[BatchCounts]:
+    """Return what each of the batches that a `VaryingLayout` wrote says of itself."""
+    numbers, headers = _headers(anchor)
+    return [BatchCounts(*numbers[at : at + _COUNTS].tolist()) for at in headers]
 
 
 def read_varying(
     anchor: npt.NDArray[np.uint8], block_dtypes: Sequence[np.dtype[Any]]
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
     """Read the batches that a `VaryingLayout` wrote: rows and blocks of each, as views of `anchor`."""
-    numbers = anchor[: anchor.nbytes // _NUMBER_BYTES * _NUMBER_BYTES].view(np.int64)
-    count = int(numbers[0])
-    for start in numbers[2 : 2 + count].tolist():
-        position = start // _NUMBER_BYTES
-        rows = int(numbers[position])
-        position += _COUNTS
-        blocks = []
+    numbers, headers = _headers(anchor)
+    for header in headers:
+        at, blocks = header + _COUNTS, []
         for dtype in block_dtypes:
-            offset, ndim = numbers[position : position + 2].tolist()
-            shape = tuple(numbers[position + 2 : position + 2 + ndim].tolist())
-            position += 2 + ndim
-            blocks.append(np.ndarray(shape, dtype, anchor, offset))
-        yield rows, blocks
+            offset, ndim = numbers[at : at + 2].tolist()
+            blocks.append(np.ndarray(numbers[at + 2 : at + 2 + ndim].tolist(), dtype, anchor, offset))
+            at += 2 + ndim
+        yield int(numbers[header]), blocks
 
-
-# Of each component of a fixed form: where it begins in a slot, and the bytes of one row of it.
-SlotPlaces = tuple[tuple[int, int], ...]
 
 # A chunk is at most this large: smaller makes tiny batches pay per batch again, larger leaves the cache.
 _CHUNK_BYTES = 1 << 20
@@ -216,11 +199,6 @@ class BatchForm:
         """Return what fills up rows of this component; None: the default. False: they have one shape."""
         return self.padding[component] if self.padding else False
 
-    @property
-    def places(self) -> SlotPlaces | None:
-        """Where the components of a fixed form begin in a slot, and the bytes of a row of each; None: it is varying."""
-        return None if self.fixed is None else tuple(zip(self.fixed.offsets, self.fixed.row_bytes, strict=True))
-
     @functools.cached_property
     def block_dtypes(self) -> tuple[np.dtype[Any], ...]:
         """Dtypes of the blocks of a varying batch, in order."""
@@ -238,11 +216,6 @@ class BatchForm:
             component.text is None and self.padding_at(number) is not False
             for number, component in enumerate(self.spec.components)
         )
-
-    @property
-    def batch_bytes(self) -> int | None:
-        """Bytes of a full batch, where they are known beforehand."""
-        return self.fixed.used_bytes(self.batch_rows) if self.fixed is not None else None
 
     @functools.cached_property
     def has_plain_rows(self) -> bool:
@@ -345,24 +318,20 @@ def batch_form(
         rows_vary: not all batches but the last have `batch_size` rows.
         padding: as `BatchForm` has it.
     """
-    components = spec.components
     is_alike = _are_plain(spec) and all(pad is False for pad in padding)
-    is_fixed = unit == "sample" and not may_leave_rows_out and not rows_vary and is_alike
     rows = batch_size or 1
-    if not is_fixed:
-        # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
-        batch_bytes = aligned(batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(components)))
-        max_chunk = max(1, min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes))
-        slot_bytes = batch_bytes * max_chunk
-        return BatchForm(spec, unit, rows, None, max_chunk, can_split=False, slot_bytes=slot_bytes, padding=padding)
-    row_shapes, dtypes = _row_layout(spec)
-    batch_bytes = FixedLayout(row_shapes, dtypes, rows).used_bytes(rows)
-    few = min(CHUNK_BATCHES, _CHUNK_BYTES // max(1, batch_bytes))
-    many = min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // max(1, batch_bytes))
-    max_chunk = max(1, few, many)
-    fixed = FixedLayout(row_shapes, dtypes, rows * max_chunk)
-    can_split = not may_replace_rows and rows > 1
-    return BatchForm(spec, unit, rows, fixed, max_chunk, can_split, fixed.slot_bytes)
+    if unit == "sample" and is_alike and not may_leave_rows_out and not rows_vary:
+        row_shapes, dtypes = _row_layout(spec)
+        batch_bytes = max(1, FixedLayout(row_shapes, dtypes, rows).used_bytes(rows))
+        few = min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes)
+        many = min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // batch_bytes)
+        max_chunk = max(1, few, many)
+        fixed = FixedLayout(row_shapes, dtypes, rows * max_chunk)
+        return BatchForm(spec, unit, rows, fixed, max_chunk, not may_replace_rows and rows > 1, fixed.slot_bytes)
+    # Half as much again for batches larger than the one seen, and for headers; what outgrows it still arrives.
+    batch_bytes = aligned(batch_bytes_seen + batch_bytes_seen // 2 + 512 * (1 + len(spec.components)))
+    max_chunk = max(1, min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes))
+    return BatchForm(spec, unit, rows, None, max_chunk, False, batch_bytes * max_chunk, padding)
 
 
 def _are_plain(spec: ElementSpec) -> bool:

@@ -1,4 +1,4 @@
-"""Extents of the arena: never overlapping, merged when they come back, nothing lost."""
+"""Extents of the arena: never overlapping, merged when they come back, used again, nothing lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.memory.arena import PAGE_BYTES, Extent, ExtentMap
+from loaderpool.memory.arena import PAGE_BYTES, Arena, Extent, ExtentMap, ExtentPool, room_bytes
 
 START, PAGES = 3 * PAGE_BYTES, 64
 END = START + PAGES * PAGE_BYTES
@@ -33,7 +33,10 @@ def test_extents_never_overlap_and_nothing_is_lost(steps: list[tuple[str, int]])
             assert all(extent.end <= other.offset or other.end <= extent.offset for other in taken)
             taken.append(extent)
         elif taken:
-            extents.give_back(taken.pop(number % len(taken)))
+            given_back = taken.pop(number % len(taken))
+            extents.give_back(given_back)
+            with pytest.raises(ValueError, match="free already"):
+                extents.give_back(given_back)
         assert extents.taken_bytes == sum(extent.nbytes for extent in taken)
     for extent in taken:
         extents.give_back(extent)
@@ -42,33 +45,49 @@ def test_extents_never_overlap_and_nothing_is_lost(steps: list[tuple[str, int]])
 
 def longest_hole(taken: list[Extent]) -> int:
     """In pages, counted page by page."""
-    free = [True] * PAGES
-    for extent in taken:
-        for page in range((extent.offset - START) // PAGE_BYTES, (extent.end - START) // PAGE_BYTES):
-            free[page] = False
-    longest = run = 0
-    for is_free in free:
-        run = run + 1 if is_free else 0
-        longest = max(longest, run)
-    return longest
+    used = {page for each in taken for page in range(each.offset // PAGE_BYTES, each.end // PAGE_BYTES)}
+    free = "".join(" x"[page in used] for page in range(START // PAGE_BYTES, END // PAGE_BYTES))
+    return max(map(len, free.split("x")))
 
 
-@given(st.lists(st.integers(1, 5 * PAGE_BYTES), min_size=1, max_size=8), st.data())
-def test_an_extent_that_is_free_already_is_refused(sizes: list[int], data: st.DataObject) -> None:
-    extents = ExtentMap(START, END)
-    taken = [extents.take(nbytes) for nbytes in sizes]
-    twice = data.draw(st.sampled_from(taken))
-    extents.give_back(twice)
-    before = extents.taken_bytes
-    with pytest.raises(ValueError, match="free already"):
-        extents.give_back(twice)
-    assert extents.taken_bytes == before
-
-
-def test_a_hole_that_fits_is_used_before_what_lies_behind_it() -> None:
+def test_a_hole_that_fits_is_used_before_what_follows_it() -> None:
     extents = ExtentMap(START, END)
     first, second, third = (extents.take(2 * PAGE_BYTES) for _ in range(3))
     extents.give_back(second)
     assert extents.take(PAGE_BYTES).offset == second.offset
     assert extents.take(2 * PAGE_BYTES).offset == third.end
     assert first.offset == START
+
+
+@given(st.integers(1, 1 << 40))
+def test_a_room_is_large_enough_and_not_much_larger(nbytes: int) -> None:
+    size = room_bytes(nbytes)
+    assert size >= nbytes and size % PAGE_BYTES == 0
+    assert size - nbytes < max(PAGE_BYTES, nbytes / 8 + 1)
+    assert room_bytes(size) == size
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 1 << 20)), max_size=40))
+def test_rooms_share_no_byte_and_are_all_given_back(steps: list[tuple[bool, int]]) -> None:
+    arena = Arena.create()
+    try:
+        before, rooms = arena.extents.taken_bytes, ExtentPool(arena)
+        held: list[Extent] = []
+        for is_taken, nbytes in steps:
+            if is_taken or not held:
+                extent = rooms.take(nbytes)
+                assert nbytes <= extent.nbytes
+                assert all(extent.end <= other.offset or other.end <= extent.offset for other in held)
+                held.append(extent)
+            else:
+                given_back = held.pop(nbytes % len(held))
+                rooms.give(given_back)
+                held.append(rooms.take(given_back.nbytes - 1))
+                assert held[-1] == given_back, "it is used again"
+                rooms.give(held.pop())
+        rooms.close()
+        for extent in held:
+            rooms.give(extent)
+        assert arena.extents.taken_bytes == before
+    finally:
+        arena.close_descriptor()

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from loaderpool.errors import MemoryLimitError
-from loaderpool.memory.arena import PAGE_BYTES, Arena, map_whole_file
+from loaderpool.memory.arena import PAGE_BYTES, Arena, Extent, map_whole_file
 from loaderpool.system import capacity, machine
 
 pytestmark = pytest.mark.no_leaks
@@ -81,23 +82,27 @@ def new_arena() -> Iterator[Arena]:
         arena.close_descriptor()
 
 
+def bytes_of(arena: Arena, extent: Extent) -> npt.NDArray[np.uint8]:
+    return np.ndarray((extent.nbytes,), np.uint8, arena.map, extent.offset)
+
+
 def test_arrays_live_on_without_their_arenas_descriptor() -> None:
     with new_arena() as arena:
         extent = arena.take(1000, "a test")
-        anchor = arena.anchor(extent.offset, extent.nbytes)
-        anchor[...] = 9
+        array = bytes_of(arena, extent)
+        array[...] = 9
         arena.close_descriptor()
         arena.close_descriptor()
-        assert (anchor == 9).all()
+        assert (array == 9).all()
 
 
 def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again() -> None:
     with new_arena() as arena:
         extent = arena.take(3 * PAGE_BYTES, "a test")
-        arena.anchor(extent.offset, extent.nbytes)[...] = 255
+        bytes_of(arena, extent)[...] = 255
         arena.give_back(extent)
         again = arena.take(3 * PAGE_BYTES, "a test")
-        assert again == extent and not arena.anchor(again.offset, again.nbytes).any()
+        assert again == extent and not bytes_of(arena, again).any()
 
 
 def test_more_than_the_machine_has_is_refused_before_it_is_taken() -> None:

@@ -58,13 +58,9 @@ def test_what_is_written_into_rows_is_read_from_them(layout: FixedLayout, base: 
         array[...] = np.asarray(number + 1).astype(array.dtype)
     for number, array in enumerate(layout.arrays(buffer, base, rows)):
         assert (array == np.asarray(number + 1).astype(array.dtype)).all()
+        assert layout.row_bytes[number] * rows == array.nbytes
+    assert layout.used_bytes(rows) == sum(layout.row_bytes) * rows
     assert buffer[:base] == b"\xaa" * base and buffer[base + layout.slot_bytes :] == b"\xaa" * 64
-
-
-def test_used_bytes_are_those_of_the_rows() -> None:
-    layout = LAYOUTS[1]
-    assert layout.row_bytes == (3, 8, 20)
-    assert [layout.used_bytes(rows) for rows in (0, 1, 7)] == [0, 31, 217]
 
 
 @pytest.mark.parametrize(("nbytes", "rounded"), [(0, 0), (1, 128), (127, 128), (128, 128), (129, 256)])
@@ -106,15 +102,9 @@ def test_packed_batches_are_read_as_they_were_written(count: int) -> None:
     for (_, blocks), arrays in zip(read, BATCHES[:count], strict=True):
         for one, other in zip(blocks, arrays, strict=True):
             assert one.shape == other.shape and one.tobytes() == other.tobytes()
+            assert one.ctypes.data % ALIGNMENT_BYTES == 0 and one.flags.writeable
+            assert not one.size or np.shares_memory(one, slot)
     assert varying_nbytes(slot) == layout.nbytes
-
-
-def test_blocks_are_aligned_views_of_the_slot() -> None:
-    slot, _ = written(BATCHES)
-    for _, blocks in read_varying(slot, [np.dtype(np.float32), np.dtype(np.int8)]):
-        for array in blocks:
-            assert array.ctypes.data % ALIGNMENT_BYTES == 0 and array.flags.writeable
-            assert not array.size or np.shares_memory(array, slot)
 
 
 def test_a_block_of_no_axes_and_one_of_many() -> None:
