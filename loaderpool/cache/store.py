@@ -293,11 +293,6 @@ def counters_in(arena: Arena, plan: CachePlan) -> memoryview:
     return memoryview(arena.map)[plan.counters_at : plan.counters_at + _COUNTER_BYTES].cast("Q")
 
 
-def counts_of(counters: memoryview, number: int) -> memoryview:
-    """Return the counts of a worker, or of a host."""
-    return counters[_COUNTS * number : _COUNTS * (number + 1)]
-
-
 class SharedCache:
     """A loader's cache as one process has it.
 
@@ -359,7 +354,7 @@ class SharedCache:
 
     def counts_of(self, worker: int) -> memoryview:
         """Return the counts of a worker."""
-        return counts_of(self._counters, worker)
+        return self._counters[_COUNTS * worker : _COUNTS * (worker + 1)]
 
     def counts(self) -> list[int]:
         """Return what all processes have counted, a number for each `Count`."""

@@ -197,11 +197,8 @@ def widening_code(spec: ElementSpec, component: int, shape: tuple[int | None, ..
     """Return as Python, with loaderpool as `lp`, a batch's `element_spec` that allows a component of this shape too."""
     components = list(spec.components)
     components[component] = _with_open_axes(components[component], shape)
-    return sketch(spec.structure.unflatten(components), _code_of, depth=-1)
-
-
-def _code_of(spec: ArraySpec) -> str:
-    return f"lp.ArraySpec({spec.shape}, {spec.text or spec.dtype.name!r})"
+    code = [f"lp.ArraySpec({each.shape}, {each.text or each.dtype.name!r})" for each in components]
+    return sketch(spec.structure.unflatten(code), str, depth=-1)
 
 
 def _with_open_axes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:

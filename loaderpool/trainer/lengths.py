@@ -6,7 +6,6 @@ can say how many batches an epoch has, or which, before the last length is known
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -99,26 +98,17 @@ def find_lengths(
     Raises:
         SampleError: the function raised, or gave what is no length; names the item.
         UnpicklableError, WorkerLostError: it cannot travel, or ended its workers.
+        MemoryLimitError: the lengths take more than what is free.
     """
+    nbytes, free = 8 * size, available_memory_bytes()
+    if nbytes > free:
+        raise MemoryLimitError(
+            f"Buckets.by: the lengths of all {size:,} items take {nbytes:,} bytes of memory, but only {free:,} bytes "
+            "are free. Use a source of fewer items, or use pad=True or ragged=True without buckets"
+        )
     pool, made = shared_pool(arguments), None
     if pool is None and config.workers != 0:
         pool = made = Pool(config.workers, config.limits.restarts)
-    try:
-        make = functools.partial(make_loader, workers=0 if pool is None else pool)
-        return _compact(_called(config, arguments, size, make)), made
-    except BaseException:
-        if made is not None:
-            made.close()
-        raise
-
-
-def _called(
-    config: LoaderConfig, arguments: Mapping[str, Any], size: int, make_loader: Callable[..., Any]
-) -> npt.NDArray[np.int64]:
-    from loaderpool.core.failures import lost_error, sample_error
-
-    lengths, limits = _room_for(size), config.limits
-    make: Callable[..., LoaderpoolError]
     try:
         loader = make_loader(
             arguments["source"],
@@ -127,19 +117,33 @@ def _called(
             seed=config.seed,
             setup=arguments["setup"],
             threads=config.threads,
-            limits=Limits(timeout_s=limits.timeout_s, restarts_per_item=limits.restarts_per_item),
+            limits=Limits(timeout_s=config.limits.timeout_s, restarts_per_item=config.limits.restarts_per_item),
+            workers=0 if pool is None else pool,
         )
-    except UnpicklableError as error:
-        raise UnpicklableError(str(error).replace(_SENT_AS, "Buckets.by")) from error.__cause__
+        return _compact(_called(loader, np.empty(size, np.int64))), made
+    except BaseException as error:
+        if made is not None:
+            made.close()
+        if isinstance(error, UnpicklableError):
+            raise UnpicklableError(str(error).replace(_SENT_AS, "Buckets.by")) from error.__cause__
+        raise
+
+
+def _called(loader: Any, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Fill in what the loader's function returns for each item."""
+    from loaderpool.core.failures import lost_error, sample_error
+
     loader._core.tracker.looks_ahead = loader._core.tracker.is_users = False
+    session = None if loader._core.pool is None else loader._core.pool.session
 
     def count_made() -> int:
         made: int = sum(worker.samples for worker in loader.statistics().workers)
-        return min(size, made)
+        return min(len(lengths), made)
 
+    make: Callable[..., LoaderpoolError]
     try:
-        with loader, LongWork("loaderpool: calling Buckets.by", size, measure=count_made) as work:
-            filled, session = 0, None if loader._core.pool is None else loader._core.pool.session
+        with loader, LongWork("loaderpool: calling Buckets.by", len(lengths), measure=count_made) as work:
+            filled = 0
             if session is not None:
                 session.long_work = work
             try:
@@ -161,21 +165,6 @@ def _called(
             raise
         make, told, cause = lost_error, vars(error)["report"], None
     raise make(told, preface="Buckets.by: ", can_replay=False) from cause  # there is no loader yet to be replayed
-
-
-def _room_for(size: int) -> npt.NDArray[np.int64]:
-    """Memory for the length of each item.
-
-    Raises:
-        MemoryLimitError: they take more than what is free.
-    """
-    nbytes, free = 8 * size, available_memory_bytes()
-    if nbytes > free:
-        raise MemoryLimitError(
-            f"Buckets.by: the lengths of all {size:,} items take {nbytes:,} bytes of memory, but only {free:,} bytes "
-            "are free. Use a source of fewer items, or use pad=True or ragged=True without buckets"
-        )
-    return np.empty(size, np.int64)
 
 
 # How a message names the user's function, which travels as a part of this one.
