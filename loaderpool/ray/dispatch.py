@@ -109,7 +109,7 @@ class Dispatcher(Supervisor):
         super()._load(message, received)
         self._timeouts.clear()  # nodes look after their samples themselves
         if message.loader in self._payloads.loaded:
-            pickled, buffers, _, _ = self._payloads.read(*message)
+            pickled, buffers, *_ = self._payloads.read(*message)
             self._loads[message.loader] = _orders_of(message.loader, pickled, buffers)
             self._order_all(*self._loads[message.loader])
 

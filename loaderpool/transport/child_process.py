@@ -50,9 +50,6 @@ def start(
         directory: where it begins; None: where this process is.
         environment: its variables.
         is_apart: Ctrl-C and Ctrl-Z of the terminal are not for it.
-
-    Raises:
-        OSError: no memory, no more processes, no descriptors, or no interpreter any more.
     """
     content = marshal.dumps(dict(settings))
     file = machine.create_memory_file("start")

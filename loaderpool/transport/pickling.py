@@ -45,16 +45,12 @@ def get_object(arena: Arena, offset: int, nbytes: int) -> Any:
 
 
 def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Pickle anything that cloudpickle can, for `receive`.
+    """Pickle anything that cloudpickle can, for `receive`; arrays go to `buffer_callback`, as pickle's own has it.
 
     Classes that have gone by value from one process to another (those of `__main__`, or made in a function, or of a
-    module that imports TensorFlow) have a number that both know. They go by it, so that a worker looks for instances of
-    the very class that its function makes, and imports nothing for it. Beside the number is the class itself, for who
-    has not met it: another worker's function may have made it.
-
-    Args:
-        value: what.
-        buffer_callback: as pickle's own: is given arrays, and keeps those that it returns False for.
+    module that imports TensorFlow) go by a number that both know. So a worker looks for instances of the very class
+    that its function makes. Beside the number is the class, for a process that has not met it: another worker may have
+    made it.
     """
     with io.BytesIO() as file:
         _Sender(file, buffer_callback).dump(value)
@@ -137,8 +133,8 @@ def receive(
 ) -> Any:
     """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
-    Those are classes that this process made, or has received already. So what a worker sends back is of the trainer's
-    own classes, and these keep their methods. `pickle.loads` would put copies into them, with globals of their own.
+    So what a worker sends back is of the trainer's own classes, and these keep their methods. `pickle.loads` would put
+    copies into them, with globals of their own.
 
     Args:
         pickled: what.
@@ -195,7 +191,7 @@ class Frame(NamedTuple):
         """Bytes of all parts."""
         return sum(map(len, self.parts))
 
-    def write_into(self, view: memoryview, offset: int = 0) -> None:
+    def write_into(self, view: memoryview) -> None:
         """Fill `uint8[nbytes]`, wherever it lies."""
         at = 0
         for part in self.parts:
@@ -204,12 +200,7 @@ class Frame(NamedTuple):
 
 
 def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, None]:
-    """A frame for each batch of `sources.stream.read_batches`.
-
-    Raises:
-        UnpicklableError: an item cannot travel.
-        Exception: whatever reading the stream raises.
-    """
+    """A frame for each batch of `sources.stream.read_batches`; UnpicklableError: an item cannot travel."""
     for first, items in batches:
         parts = _pickled(items, first)
         buffers = len(parts) - 1

@@ -20,7 +20,7 @@ from typing import IO, Any, Generic, TypeVar
 from cloudpickle import cloudpickle
 
 from loaderpool.system.process import is_installed
-from loaderpool.transport.payload.pickler import PayloadPickler
+from loaderpool.transport.payload.pickler import TENSOR_KINDS, PayloadPickler
 
 # The framework that each of these packages is, or always imports. One that is missing here costs the supervisor an
 # import (TensorFlow: 2 s, 490 MB; torch: 1 to 4 s, 230 MB; JAX: 0.5 s); one too many only makes functions of modules
@@ -75,6 +75,8 @@ class FrameworkImports:
 
     def of(self, module_name: str) -> bool:
         """Whether the module, or one of the user's modules that it imports, has such a framework among its globals."""
+        if not self._frameworks:
+            return False
         if module_name not in self._known:
             self._known[module_name] = self._search(module_name)
         return self._known[module_name]
@@ -198,11 +200,7 @@ def stand_in_of(framework: str, name: str) -> type | None:
 
 
 class FrameworkNeededError(Exception):
-    """The payload's own code or data refers to this `framework`; it never leaves `ship`."""
-
-    def __init__(self, framework: str) -> None:
-        super().__init__(framework)
-        self.framework = framework
+    """The payload's own code or data refers to this framework, its argument; it never leaves `ship`."""
 
 
 class FrameworkFreePickler(PayloadPickler):
@@ -220,7 +218,10 @@ class FrameworkFreePickler(PayloadPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if not issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
+        is_code = issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType))
+        if not self._frameworks or not is_code:
+            if kind.__name__ in TENSOR_KINDS:
+                self._refuse(home_of(obj))
             return super().reducer_override(obj)
         if self._stand_in_of(obj) is not None:
             return stand_in_of, (framework_of(obj.__module__), obj.__name__)
@@ -241,10 +242,6 @@ class FrameworkFreePickler(PayloadPickler):
 
     def is_by_value(self, named: Any) -> bool:
         return super().is_by_value(named) or self._imports.of(named.__module__)
-
-    def _reduce_tensor(self, tensor: Any) -> Any:
-        self._refuse(home_of(tensor))
-        return super()._reduce_tensor(tensor)
 
     def _refuse(self, home: str) -> None:
         """What is of this module is used."""
@@ -276,7 +273,7 @@ class FrameworkFreePickler(PayloadPickler):
     def _spell_out_annotations(self, state: Any) -> None:
         """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""
         for part in state:  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
-            if hints := part.get("__annotations__"):
+            if isinstance(part, dict) and (hints := part.get("__annotations__")):
                 found = {name: repr(hint) if self._names_framework(hint) else hint for name, hint in hints.items()}
                 part["__annotations__"] = found
 

@@ -76,21 +76,16 @@ class _KnownValue:
             return f"was set to {brief(value, _MOST_SHOWN)}" if _is_simple(value) else "was set"
         if self._simple is not _MISSING and _is_simple(value):
             return f"was {brief(self._simple, _MOST_SHOWN)}, is {brief(value, _MOST_SHOWN)}"
-        if issubclass(type(value), (types.FunctionType, type)):
+        if _is_code(value):
             return "was defined again"
         return f"is now another {type(value).__qualname__}"
 
 
 class CapturedState:
-    """What is compared for one loader.
-
-    Args:
-        parts: function, source and so on, by the names of the loader's arguments; they are kept.
-        without: the shipment's: frameworks whose users' functions travel by value.
-    """
+    """What is compared for one loader: its `parts`, by argument; `without`: the frameworks of its shipment."""
 
     def __init__(self, parts: Mapping[str, Any], without: AbstractSet[str]) -> None:
-        self._parts = {name: part for name, part in parts.items() if name in CALLED or name == "source"}
+        self._parts = {name: part for name, part in parts.items() if name in CALLED | {"source"}}
         self._imports = FrameworkImports(without)
         # Functions, classes, and objects with attributes: a weak reference, what each is called, what it has by name.
         self._holders: list[tuple[Callable[[], Any], str, dict[str, _KnownValue]]] = []
@@ -120,7 +115,7 @@ class CapturedState:
                 for name, value in _names_in(owner, called):
                     known = known_by_name.get(name)
                     if known is None:
-                        if issubclass(type(owner), (types.FunctionType, type)):
+                        if _is_code(owner):
                             continue
                         known = known_by_name[name] = _KnownValue(_MISSING)
                     if not known.is_same(value) and self._is_due(known, owner, name, all_of_them):
@@ -146,24 +141,23 @@ class CapturedState:
         """Whether a worker's code reads this name, and does not itself give it another value (as a cache does)."""
         if is_new and hasattr(vars(type(owner)).get(name), "__get__"):  # a cached property
             return False
-        is_read = issubclass(type(owner), (types.FunctionType, type))
+        is_read = _is_code(owner)
         for code in _codes_of_workers(self._parts):
-            is_read = is_read or name in code.co_names or name in code.co_consts
+            is_read |= name in code.co_names or name in code.co_consts
             if any(each.opname in _STORES and each.argval == name for each in dis.get_instructions(code)):
                 return False
         return is_read
 
     def _travels(self, value: Any) -> bool:
         """Whether a value is the user's and its state is in the pickle: not where it is found by its name."""
-        if not issubclass(type(value), (types.FunctionType, type)):
+        if not _is_code(value):
             return is_users(value)
         return not is_found_by_name(value) or bool(value.__module__ and self._imports.of(value.__module__))
 
     def _has_names(self, value: Any) -> bool:
-        kind = type(value)
-        if issubclass(kind, (types.FunctionType, type)):
+        if _is_code(value):
             return self._travels(value)
-        return not issubclass(kind, types.ModuleType) and is_users(kind)
+        return not issubclass(type(value), types.ModuleType) and is_users(type(value))
 
 
 _used: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()  # functions of scripts that were given to loaders
@@ -193,7 +187,7 @@ def _codes_of_workers(parts: Mapping[str, Any]) -> Iterator[types.CodeType]:
     names_of_members: dict[int, str] = {}
     for found in walk(parts, is_users):
         value = found.value
-        if not issubclass(type(value), (types.FunctionType, type)) or not is_users(value):
+        if not _is_code(value) or not is_users(value):
             continue
         if isinstance(value, type):
             for name, member in vars(value).items():
@@ -209,6 +203,10 @@ def _codes_of_workers(parts: Mapping[str, Any]) -> Iterator[types.CodeType]:
         waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in (*code.co_names, *(each for each in code.co_consts if isinstance(each, str))):
             waiting += methods.pop(name, ())
+
+
+def _is_code(value: Any) -> bool:
+    return issubclass(type(value), (types.FunctionType, type))
 
 
 def _code_of(value: Any) -> types.CodeType | None:

@@ -16,28 +16,27 @@ import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.walk import CODE, CONTAINERS, MOST_ITEMS, is_users, parts_of, walk
+from loaderpool.transport.payload.pickler import why_unpicklable
 from loaderpool.transport.reports import shown_name
 
 # Less than this, pickled, is not worth a warning: as objects it is three to six times as much in each worker.
 _MUCH_BYTES = 8 << 20
 _TRIED = 64  # elements, of which the size of all is estimated
 
-WhyUnpicklable = Callable[[object], "Exception | None"]
-
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
 _MOST_STEPS = 40
 
 
-def describe_offender(payload: dict[str, object], error: Exception, why: WhyUnpicklable) -> str:
+def describe_offender(payload: dict[str, object], error: Exception) -> str:
     """Return the message: the payload's key, the path from there to the offending object, its type, the reason, advice.
 
-    Runs in: the trainer, never on the good path: whole branches are pickled again. Code of the user's that pickling
-    runs (`__reduce__`, `__getstate__`) is run again. `error` is what pickling it raised; `why` tries it with a part.
+    Runs in: the trainer, never on the good path: whole branches are pickled again, and code of the user's with them
+    (`__reduce__`, `__getstate__`). `error` is what pickling the payload raised.
     """
     path: list[str] = []
     offender, parts = cast(Any, payload), list(payload.items())
     while len(path) < _MOST_STEPS:
-        found = _first_failing([value for _, value in parts], why)
+        found = _first_failing([value for _, value in parts])
         if found is None:
             break
         (label, value), reason = parts[found[0]], found[1]
@@ -98,18 +97,18 @@ def copied_generators(parts: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(filter(None, told.values()))
 
 
-def _first_failing(values: list[Any], why: WhyUnpicklable) -> tuple[int, Exception] | None:
+def _first_failing(values: list[Any]) -> tuple[int, Exception] | None:
     """Return the index of the first value that cannot be pickled by itself, by bisection, and what that raised."""
     low, high = 0, len(values)
-    if high == 0 or why(values) is None:
+    if high == 0 or why_unpicklable(values) is None:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if why(values[low:middle]) is not None:
+        if why_unpicklable(values[low:middle]) is not None:
             high = middle
         else:
             low = middle
-    error = why(values[low])
+    error = why_unpicklable(values[low])
     return None if error is None else (low, error)
 
 
@@ -144,12 +143,6 @@ def _reason(error: Exception) -> str:
     return f"Pickling it raised {text}."
 
 
-def _advice_to_open(where: str) -> str:
-    if where.startswith("make_generator"):
-        return "Open or create it in make_generator, so that each replica of the generator has its own."
-    return "Open or create it in setup=, which runs once in each worker, or inside the function."
-
-
 def _advice(offender: Any, error: Exception, path: list[str]) -> str:
     if _is_too_deep(error):
         return "Store the data in a flat list or in arrays, with indices instead of references between objects."
@@ -158,8 +151,8 @@ def _advice(offender: Any, error: Exception, path: list[str]) -> str:
             "A generator cannot be copied. Pass the generator function to Loader.from_generator, or pass a list of "
             "its items."
         )
-    if path and path[0] == "make_generator":
-        return _advice_to_open(path[0])
+    if path[:1] == ["make_generator"]:
+        return "Open or create it in make_generator, so that each replica of the generator has its own."
     packages = {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}
     if "h5py" in packages:
         return (
@@ -171,7 +164,7 @@ def _advice(offender: Any, error: Exception, path: list[str]) -> str:
         return "Remove it, and show progress in the training loop: for batch in tqdm(loader)."
     if "sqlite3" in packages:
         return "A connection cannot be shared by processes. Open it in setup=, which runs once in each worker."
-    return _advice_to_open(path[0] if path else "")
+    return "Open or create it in setup=, which runs once in each worker, or inside the function."
 
 
 def _hdf5_place(offender: Any) -> str:

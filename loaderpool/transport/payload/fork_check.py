@@ -1,7 +1,7 @@
 """Whether the supervisor may fork: it has one thread and no framework's runtime, else whose import started them.
 
 A fork copies one thread, and every lock as it is: one that another thread holds stays locked for ever in the worker. So
-where the user's modules start threads while they are imported, workers are not forked (`exec_start`).
+where the user's modules start threads while they are imported, workers are not forked (`core.exec_worker`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
+from loaderpool.errors import counted
 from loaderpool.system import clock, machine
 from loaderpool.system.process import is_library
 
@@ -30,32 +31,16 @@ _LOOK_S = 0.005
 _READY_FOR_FORK = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
 
 
-class ForkObstacle(NamedTuple):
-    """What one cause, mostly the import of a module, has left running."""
-
-    cause: str  # such as: importing 'train'
-    threads: int
-    runtimes: tuple[str, ...]  # such as "TensorFlow"
-
-    def describe(self) -> str:
-        """Return a clause, such as: importing 'train' started 2 threads."""
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        runtimes = f"the runtime of {' and '.join(self.runtimes)}"
-        if self.runtimes:
-            threads = f"{runtimes} ({threads})" if self.threads else runtimes
-        return f"{self.cause} started {threads}"
+Sign = int | str  # the id of a thread, or a runtime's name, such as "TensorFlow"
 
 
 class ForkCheck:
-    """Watches what a supervisor's process has beside its one thread.
-
-    Runs in: the supervisor.
-    """
+    """Watches what a supervisor's process has beside its one thread. Runs in: the supervisor."""
 
     def __init__(self) -> None:
-        # What each thread (by its id) and each runtime was seen first behind.
+        # After what each thread and runtime was seen first, mostly the import of a module.
         self._causes = dict.fromkeys(_signs(), "the start of the interpreter (sitecustomize, or a .pth file)")
-        self._obstacles: tuple[ForkObstacle, ...] = ()
+        self._obstacles: dict[str, list[Sign]] = {}
 
     @contextlib.contextmanager
     def importing(self, module: str) -> Iterator[None]:
@@ -69,16 +54,16 @@ class ForkCheck:
         finally:
             self._note(f"importing {module!r}")
 
-    def obstacles(self) -> tuple[ForkObstacle, ...]:
-        """Return why this process must not be forked, the first cause first; none: it may.
+    def obstacles(self) -> Mapping[str, Sequence[Sign]]:
+        """Return why this process must not be forked: what each cause has left running; empty: it may.
 
         Once there was a cause it stays, for who started threads once may do so again at any time.
         """
-        if not self._obstacles:
-            left = self._left()
-            if left:
-                self._note(_LOADING)
-                self._obstacles = self._describe(left)
+        if not self._obstacles and (left := self._left()):
+            self._note(_LOADING)
+            for sign, cause in self._causes.items():
+                if sign in left:
+                    self._obstacles.setdefault(cause, []).append(sign)
         return self._obstacles
 
     def _note(self, cause: str) -> None:
@@ -86,35 +71,17 @@ class ForkCheck:
             self._causes.setdefault(sign, cause)
 
     @staticmethod
-    def _left() -> set[int | str]:
+    def _left() -> set[Sign]:
         """Threads and runtimes that are there and will not be gone in a moment."""
-        left = _signs()
         until = clock.monotonic_s() + _GRACE_S
-        while left and not any(isinstance(sign, str) for sign in left) and clock.monotonic_s() < until:
+        while (left := _signs()) and not any(isinstance(sign, str) for sign in left) and clock.monotonic_s() < until:
             time.sleep(_LOOK_S)
-            left = _signs()
         return left
 
-    def _describe(self, left: set[int | str]) -> tuple[ForkObstacle, ...]:
-        found: dict[str, list[int | str]] = {}
-        for sign, cause in self._causes.items():
-            if sign in left:
-                found.setdefault(cause, []).append(sign)
-        return tuple(
-            ForkObstacle(
-                cause=cause,
-                threads=sum(isinstance(sign, int) for sign in signs),
-                runtimes=tuple(sign for sign in signs if isinstance(sign, str)),
-            )
-            for cause, signs in found.items()
-        )
 
-
-def _signs() -> set[int | str]:
+def _signs() -> set[Sign]:
     """Return the ids of threads beside the main one, and names of runtimes that no fork survives."""
-    signs: set[int | str] = {
-        thread for thread in machine.thread_ids() if machine.thread_name(thread) not in _READY_FOR_FORK
-    }
+    signs: set[Sign] = {each for each in machine.thread_ids() if machine.thread_name(each) not in _READY_FOR_FORK}
     for runtime, runs in _RUNTIMES.items():
         with contextlib.suppress(Exception):  # it was not imported, or not to its end
             if runs(sys.modules):
@@ -135,19 +102,15 @@ class OpenHandleError(Exception):
 
 
 def refuse_open_handles() -> None:
-    """Raise where a module that was imported has an HDF5 file or an SQLite database open.
+    """Raise OpenHandleError where a module that was imported has an HDF5 file or an SQLite database open.
 
     HDF5 reads through a place in the file that all forked processes move together, and hands out the inherited file to
     any code that opens the path again; a fork that uses an inherited SQLite connection can damage the database
     (https://www.sqlite.org/howtocorrupt.html, "Carrying an open database connection across a fork()").
 
     Runs in: the supervisor, after it has loaded a payload and before it forks. Costs nothing where neither library is.
-
-    Raises:
-        OpenHandleError: there is one; names what is open, and of a database the variable that holds it.
     """
-    found = [*_hdf5_files(), *_sqlite_connections()]
-    if found:
+    if found := [*_hdf5_files(), *_sqlite_connections()]:
         raise OpenHandleError("; ".join(found))
 
 
@@ -189,15 +152,24 @@ def _path_of(connection: Any) -> str:
         return ""
 
 
-def why_not_forked(obstacles: Sequence[ForkObstacle], node: str) -> str:
+def why_not_forked(obstacles: Mapping[str, Sequence[Sign]], node: str) -> str:
     """Return a warning's text; `node` is empty on the main process' machine."""
-    causes = "; ".join(obstacle.describe() for obstacle in obstacles[:3])
+    causes = "; ".join(f"{cause} started {_named(signs)}" for cause, signs in list(obstacles.items())[:3])
     more = f"; and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
     advice = "start threads in setup= instead of at import time"
-    if any(obstacle.runtimes for obstacle in obstacles):
+    if any(isinstance(sign, str) for signs in obstacles.values() for sign in signs):
         advice += ", run no operation of a framework at import time, and capture NumPy arrays instead of tensors"
     where = f" on node {node}" if node else ""
     return (
         f"Workers{where} are started without fork() because {causes}{more}. This is safe, but start-up is slower and "
         f"uses more memory. To use fork(), {advice}."
     )
+
+
+def _named(signs: Sequence[Sign]) -> str:
+    """Return "2 threads", or "the runtime of TensorFlow (2 threads)"."""
+    runtimes = [sign for sign in signs if isinstance(sign, str)]
+    threads = counted(len(signs) - len(runtimes), "thread")
+    if not runtimes:
+        return threads
+    return f"the runtime of {' and '.join(runtimes)}" + f" ({threads})" * (len(signs) > len(runtimes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderpool.memory.arena import Arena, map_private
@@ -23,13 +23,9 @@ _PIECE_BYTES = 1 << 30  # of what marshal writes as one, which must be less than
 
 
 def describe_load_error(error: BaseException, place: str = "the supervisor") -> str:
-    """Return one or two sentences: what in the payload could not be loaded, the likely cause, and what to do.
+    """Return what in the payload could not be loaded, the likely cause, and what to do.
 
-    Runs in: the process in which it was loaded, as it names that process's search path.
-
-    Args:
-        error: what loading it raised.
-        place: what that process is.
+    Runs in: the process in which loading it raised `error`, for that one's search path is named; `place` is what it is.
     """
     if isinstance(error, OpenHandleError):
         return (
@@ -90,16 +86,8 @@ def _pieces(part: bytes | bytearray) -> list[bytes | bytearray]:
     return [part[at : at + _PIECE_BYTES] for at in range(0, len(part), _PIECE_BYTES)]
 
 
-# Part 0 is what was copied into the arena, the others are data files; then offset in it, and length.
-_Place = tuple[int, int, int]
-
-
 class Payloads:
-    """The loaders' payloads by number. `loaded` is what workers inherit.
-
-    Attributes:
-        files: descriptors of each loader's data files, in the order in which `load` takes them. It owns them.
-    """
+    """The loaders' payloads by number: `loaded` is what workers inherit. It owns `files`, of each the data files."""
 
     def __init__(
         self, arena: Arena, files: dict[int, list[int]], importing: Importing = contextlib.nullcontext
@@ -112,10 +100,9 @@ class Payloads:
     def load(self, loader: int, offset: int, nbytes: int) -> None:
         """Unpickle a payload; whatever the user's modules raise on import is raised.
 
-        Its arrays lie on the arena's own pages, of which reads are shared and writes are not: the trainer keeps their
-        extent until the loader is unloaded.
+        Its arrays lie on the arena's own pages, of which reads are shared and writes are not.
         """
-        pickled, buffers, files, cache = self.read(loader, offset, nbytes)
+        pickled, buffers, cache, files = self.read(loader, offset, nbytes)
         payload: dict[str, Any] = receive(pickled, buffers, self._importing)
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
@@ -129,17 +116,14 @@ class Payloads:
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
 
-    def read(self, loader: int, offset: int, nbytes: int) -> tuple[bytes, list[memoryview], int, CachePlan | None]:
-        """Return a payload as it travelled: its pickle, its arrays' bytes, how many data files hold some, its cache.
-
-        The trainer keeps the arrays' extent until the loader is unloaded.
-        """
-        pickled, (start, length), places, sizes, cache = self._read(offset, nbytes)
+    def read(self, loader: int, offset: int, nbytes: int) -> tuple[bytes, list[memoryview], CachePlan | None, int]:
+        """Return a payload's pickle, its arrays' bytes, its cache, and how many data files hold some of them."""
+        pickled, (start, length), places, sizes, cache = self._table(offset, nbytes)
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, start, length)]
         parts += ((self.files[loader][number], 0, size) for number, size in enumerate(sizes))
         views = [self._view(*part) if part[2] else memoryview(b"") for part in parts]
-        return pickled, [views[part][at : at + size] for part, at, size in places], len(sizes), cache
+        return pickled, [views[part][at : at + size] for part, at, size in places], cache, len(sizes)
 
     def _view(self, descriptor: int, start: int, nbytes: int) -> memoryview:
         """Return a part of a file, so that writes to it stay this process's own."""
@@ -148,21 +132,16 @@ class Payloads:
         return memoryview(map_private(descriptor, start, nbytes)).cast("B")
 
     def update(self, loader: int, offset: int, nbytes: int) -> None:
-        """Set changed attributes on the loader's source object.
-
-        All is copied out of the arena, so that the trainer may give its extents back at once: an epoch's changes would
-        else stay there for as long as the loader lives.
-        """
+        """Set changed attributes on the loader's source object; the trainer may give their extents back at once."""
         change = self.read_change(offset, nbytes)
         self.apply(loader, change)
         self.changes[loader] = change
 
     def read_change(self, offset: int, nbytes: int) -> Change:
         """Copy changed attributes out of the arena, as they travelled."""
-        pickled, (start, _), places, _, _ = self._read(offset, nbytes)
+        pickled, (start, _), places, _, _ = self._table(offset, nbytes)
         view = memoryview(self._arena.map)
-        buffers = [bytearray(view[start + at : start + at + size]) for _, at, size in places]
-        return Change(pickled, buffers)
+        return Change(pickled, [bytearray(view[start + at : start + at + size]) for _, at, size in places])
 
     def apply(self, loader: int, change: Change) -> None:
         """Make a change."""
@@ -179,9 +158,10 @@ class Payloads:
             os.close(file)
         self.changes.pop(loader, None)
 
-    def _read(
-        self, offset: int, nbytes: int
-    ) -> tuple[bytes, tuple[int, int], Sequence[_Place], Sequence[int], CachePlan | None]:
-        """Read a shipment's table: its pickle, where its arrays are, places of all, files' sizes, its cache."""
-        (start, length), arrays, places, sizes, cache = get_object(self._arena, offset, nbytes)
-        return self._arena.map[start : start + length], arrays, places, sizes, cache
+    def _table(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], list[Any], list[int], CachePlan | None]:
+        """Read a shipment's table: its pickle, where its arrays are, places of all, files' sizes, its cache.
+
+        A place: a part (0: what was copied into the arena, then the data files), an offset in it, and a length.
+        """
+        (start, length), *others = get_object(self._arena, offset, nbytes)
+        return self._arena.map[start : start + length], *others

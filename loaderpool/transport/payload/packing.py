@@ -13,7 +13,7 @@ import io
 import itertools
 import pickle
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, overload
 
@@ -28,27 +28,25 @@ from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.diagnose import describe_offender
-from loaderpool.transport.payload.pickler import LruCacheWrapper, PayloadPickler, is_global
+from loaderpool.transport.payload.pickler import LruCacheWrapper, PayloadPickler, is_global, why_unpicklable
 from loaderpool.transport.pickling import out_of_band
 
 # Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
 # are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
 OUT_OF_BAND_BYTES = 64 * 1024
 # Fewer items, or fewer bytes of them, stay as they are. An item that is packed takes 1 to 2 us longer to read; one that
-# is not takes three to six times its pickle in every worker that reads it. Smaller: tiny functions over short lists
-# are slowed down for memory that does not matter. Larger: each worker has that much more of its own.
+# is not takes three to six times its pickle in every worker that reads it.
 LEAST_ITEMS = 1000
 _LEAST_BYTES = 1 << 20
 # Items are first tried: as many of them, evenly spread. Smaller: items that hold one large thing together are found
-# out later, or not at all; larger: a longer start of lists that stay as they are.
+# out later, or not at all; larger: a longer start of lists that stay as they are. Some of them may be large.
 _TRIED = 64
+_MOST_TRIED_BYTES = 16 << 20
 # Items that take more than so many times the place alone that they take beside others hold large things together,
 # which packing would repeat in each. Dicts with the same keys come to 1.5 to 3.
 _MOST_REPEATED = 4
 # Items no larger than this are packed whatever they repeat: as objects they would take as much.
 _SMALL_BYTES = 256
-# Items are tried no further than this: some of them may be large.
-_MOST_TRIED_BYTES = 16 << 20
 
 
 class ItemError(Exception):
@@ -63,16 +61,12 @@ class ItemPacking:
             them are not packed: they and the function would no longer mean the same object.
         packed: how many items were packed.
         sources: ids of the long lists that the source consists of, packed or not.
-
-    Args:
-        why_unpicklable: tries to pickle an object; what that raised, or None.
     """
 
-    def __init__(self, why_unpicklable: Callable[[object], Exception | None]) -> None:
+    def __init__(self) -> None:
         self.met: set[int] = set()
         self.packed = 0
         self.sources: set[int] = set()
-        self._why_unpicklable = why_unpicklable
 
     def prepare(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The payload with stand-ins for what is to be packed, these last: when their turn comes, `met` is complete."""
@@ -108,13 +102,12 @@ class ItemPacking:
         except _NotPackableError:
             return None
         except _ItemFailedError as failed:
-            item, why = items[failed.index], self._why_unpicklable
-            reason = why(item)
+            reason = why_unpicklable(item := items[failed.index])
             if reason is None:  # only in this way
                 return None
             kind = "array" if isinstance(items, np.ndarray) else type(items).__name__
             found = {f"{place} → item {failed.index} of the {kind}": item}
-            raise ItemError(describe_offender(found, reason, why)) from reason
+            raise ItemError(describe_offender(found, reason)) from reason
         self.packed += len(packed)
         return packed
 
@@ -177,11 +170,7 @@ class _NotPackableError(Exception):
 
 
 class _ItemPickler(PayloadPickler):
-    """Pickles items one after the other; classes, functions and modules by number.
-
-    Args:
-        met: see `ItemPacking`.
-    """
+    """Pickles items one after the other; classes, functions and modules by number. `met`: see `ItemPacking`."""
 
     def __init__(self, met: AbstractSet[int]) -> None:
         # A plain dict: cloudpickle's chain of dicts, asked for each object, takes longer than all the rest.
@@ -197,12 +186,7 @@ class _ItemPickler(PayloadPickler):
         self._wanted: list[int] = []  # numbers of the buffers that items hold
 
     def pack(self, items: Sequence[Any], most_bytes: int | None = None) -> PackedItems:
-        """Pickle the items, once; at least two of them, and then no more than come to `most_bytes`.
-
-        Raises:
-            _NotPackableError: an item holds what means another thing when it travels alone.
-            _ItemFailedError: one of them cannot be pickled.
-        """
+        """Pickle the items, once; at least two of them, and then no more than come to `most_bytes`."""
         ends, wanted_ends = array.array("q", [0]), array.array("q", [0])
         # Past cloudpickle's own `dump`, whose only addition is another error for a deep nesting.
         file, dump, wanted = self._file, functools.partial(pickle.Pickler.dump, self), self._wanted

@@ -17,17 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.transport.pickling import reduce_view
+from loaderpool.transport.pickling import out_of_band, reduce_view
 
-_TENSOR_KINDS = frozenset({"ArrayImpl", "TypedStorage", "UntypedStorage"})  # that `_reduce_tensor` is asked for
+TENSOR_KINDS = frozenset({"ArrayImpl", "TypedStorage", "UntypedStorage"})  # names of types, for `_reduce_tensor`
 
 
 def _reduce_tensor(value: Any) -> Any:
-    """Return how a value of a type that is so named is pickled; NotImplemented: in its own way.
-
-    Raises:
-        TypeError: it lies in the memory of a device of torch's, where no worker has one.
-    """
+    """Return how a tensor's storage, or an array of JAX, is pickled; NotImplemented: in its own way."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and type(value) is torch.storage.TypedStorage:
         return _typed_storage, (value._untyped_storage, value.dtype)
@@ -71,8 +67,7 @@ _DISPATCHES = _make_dispatcher(len).__code__
 class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle, and also: a `numpy.memmap` goes by path, cached functions of `__main__` go, open files do not."""
 
-    met: set[int] | None = None
-    """Takes the ids of the objects that are told apart by identity alone, where a caller asks for them."""
+    met: set[int] | None = None  # takes the ids of objects that are told apart by identity alone, if it is wanted
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -89,7 +84,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if obj is dataclasses.MISSING:
             return "MISSING"  # by its name: as a copy it would be another one, and a field's default
         if kind is LruCacheWrapper:
-            return self._reduce_cached_function(obj)
+            return _by_value_of_cached(obj) if self.is_by_value(obj) else NotImplemented
         if kind is functools.cached_property:
             return _cached_property, (obj.func, obj.attrname)  # up to Python 3.11 it holds a lock
         if kind is types.FunctionType and obj.__code__ is _DISPATCHES and self.is_by_value(obj):
@@ -97,23 +92,32 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
-        if kind.__name__ in _TENSOR_KINDS:
-            reduced = self._reduce_tensor(obj)
-            if reduced is not NotImplemented:
-                return reduced
+        if kind.__name__ in TENSOR_KINDS and (reduced := _reduce_tensor(obj)) is not NotImplemented:
+            return reduced
         if issubclass(kind, getattr(sys.modules.get("tqdm.std"), "tqdm", ())):
             raise TypeError("a progress bar cannot be pickled")  # sent, it would fail where it arrives
         return super().reducer_override(obj)
 
-    def _reduce_tensor(self, tensor: Any) -> Any:
-        return _reduce_tensor(tensor)
-
-    def _reduce_cached_function(self, cached: Any) -> Any:
-        return _by_value_of_cached(cached) if self.is_by_value(cached) else NotImplemented
-
     def is_by_value(self, named: Any) -> bool:
         """Whether a function or class is to be sent itself, not its name."""
         return not is_found_by_name(named)
+
+
+def why_unpicklable(part: object) -> Exception | None:
+    """What pickling this part alone raises; None where it works. Nothing is kept of it and no array is copied."""
+    try:
+        PayloadPickler(_NullFile(), buffer_callback=out_of_band(lambda _: None, 0)).dump(part)
+    except Exception as error:
+        if isinstance(error, MemoryError):
+            raise
+        return error
+    return None
+
+
+class _NullFile:
+    """A file for picklers that keeps nothing."""
+
+    write = len
 
 
 def is_found_by_name(named: Any) -> bool:
@@ -183,8 +187,8 @@ def _reduce_memmap(array: Any) -> Any:
     if array.flags.c_contiguous or array.flags.f_contiguous:
         order = "C" if array.flags.c_contiguous else "F"
         mode = "r" if root.mode == "r" else "r+"  # "w+" would empty the file
-        return _reopen, (str(root.filename), array.dtype, mode, root.offset + start, array.shape, order)
-    return _view, (root, array.dtype, array.shape, array.strides, start)
+        return np.memmap, (str(root.filename), array.dtype, mode, root.offset + start, array.shape, order)
+    return np.ndarray, (array.shape, array.dtype, root, start, array.strides)
 
 
 def _is_file_of(root: Any) -> bool:
@@ -194,11 +198,3 @@ def _is_file_of(root: Any) -> bool:
         return bool(os.stat(root.filename).st_size >= root.offset + root.nbytes)
     except OSError:  # deleted since: only the mapping has it
         return False
-
-
-def _reopen(path: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any) -> Any:
-    return np.memmap(path, dtype=dtype, mode=mode, offset=offset, shape=shape, order=order)
-
-
-def _view(root: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> Any:
-    return np.ndarray(shape, dtype, buffer=root, offset=start, strides=strides)

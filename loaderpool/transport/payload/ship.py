@@ -7,11 +7,9 @@ working directory but never runs its `__main__` (docs/internals/architecture.md,
 from __future__ import annotations
 
 import collections
-import functools
 import io
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
 from loaderpool.memory.adoption import DataFile, is_in_passing, place_of, why_copied
@@ -21,7 +19,7 @@ from loaderpool.system.interrupts import checkpoint, is_of_a_handler
 from loaderpool.transport.payload.by_value import FrameworkFreePickler, FrameworkNeededError, loaded_frameworks
 from loaderpool.transport.payload.diagnose import copied_generators, describe_offender, large_data
 from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES, ItemError, ItemPacking
-from loaderpool.transport.payload.pickler import PayloadPickler
+from loaderpool.transport.payload.pickler import why_unpicklable
 from loaderpool.transport.pickling import out_of_band, put_object
 
 if TYPE_CHECKING:
@@ -30,21 +28,14 @@ if TYPE_CHECKING:
 CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 
 
-@dataclass(frozen=True)
-class Shipment:
+class Shipment(NamedTuple):
     """A payload ready to travel. Ownership: `buffers` are views of the user's own arrays, which they keep alive."""
 
     pickled: bytes
-    """One pickle of protocol 5."""
-    buffers: tuple[memoryview, ...]
-    """uint8[n] each, contiguous, at least `OUT_OF_BAND_BYTES` long, in the order in which the pickle asks for them."""
-    packed_items: int = 0
-    """Items of the source that are packed, see `packing`; they lie in buffers, too."""
-    warnings: tuple[Warning, ...] = ()
-    """One for each large list or dict that functions and objects hold, and for each generator of random numbers."""
-    without: frozenset[str] = frozenset()
-    """Frameworks (`by_value.FRAMEWORKS`): code of modules that import one is in the pickle by value, so that loading
-    it imports none of them."""
+    buffers: tuple[memoryview, ...]  # contiguous, `OUT_OF_BAND_BYTES` at least, in the order of the pickle
+    packed_items: int = 0  # items of the source that are packed (`packing`), in buffers, too
+    warnings: tuple[Warning, ...] = ()  # for large lists and dicts, and generators of random numbers, that are copied
+    without: frozenset[str] = frozenset()  # frameworks: code of modules that import one is in the pickle by value
 
 
 def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -> Shipment:
@@ -55,32 +46,26 @@ def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -
 
     Args:
         payload: what the workers need, by name; the names are those that an error gives.
-        without: the frameworks to do without, where the code does not use them; all that this process has imported, if
-            it is None. For what goes beside another shipment: classes are the same in both only if it is the other's.
+        without: the frameworks to do without, where the code does not use them; None: all that are imported here. Of
+            what goes beside another shipment it is the other's, for else classes are not the same in both.
 
     Raises:
-        UnpicklableError: something in it cannot be pickled; the message names the variable, the path to it, its type,
-            and what to do. The cause is what pickling raised.
+        UnpicklableError: names the variable that cannot be pickled, and what to do; caused by what pickling raised.
     """
     frameworks = loaded_frameworks() if without is None else without
-    while frameworks:
-        make_pickler = functools.partial(FrameworkFreePickler, frameworks=frameworks)
+    while True:
         try:
-            return Shipment(*_pickled(payload, make_pickler), without=frameworks)
+            return _shipment(payload, frameworks)
         except FrameworkNeededError as needed:
-            frameworks -= {needed.framework}
+            frameworks -= {*needed.args}
         except Exception as error:
             if isinstance(error, MemoryError) or is_of_a_handler(error):
                 raise
-            break  # a global that can be imported but not pickled, a lock say: all by reference then
-    try:
-        return Shipment(*_pickled(payload, PayloadPickler))
-    except ItemError as error:
-        raise UnpicklableError(str(error)) from error.__cause__
-    except Exception as error:
-        if isinstance(error, MemoryError) or is_of_a_handler(error):
-            raise
-        raise UnpicklableError(_describe(payload, error)) from error
+            if not frameworks:
+                is_item = isinstance(error, ItemError)
+                text = str(error) if is_item else _describe(payload, error)
+                raise UnpicklableError(text) from (error.__cause__ if is_item else error)
+            frameworks = frozenset()  # a global that can be imported but not pickled, a lock say: all by reference then
 
 
 def named_parts(payload: dict[str, object]) -> dict[str, object]:
@@ -95,17 +80,14 @@ def _describe(payload: dict[str, object], error: Exception) -> str:
     payload = named_parts(payload)
     others = {name: part for name, part in payload.items() if name != "source"}
     # Its source may have been packed all right, and takes long to look through.
-    suspects = payload if _why_unpicklable(others) is None else others
-    return describe_offender(suspects, error, _why_unpicklable)
+    return describe_offender(payload if why_unpicklable(others) is None else others, error)
 
 
-def _pickled(
-    payload: dict[str, object], make_pickler: Callable[..., PayloadPickler]
-) -> tuple[bytes, tuple[memoryview, ...], int, tuple[Warning, ...]]:
+def _shipment(payload: dict[str, object], frameworks: frozenset[str]) -> Shipment:
     buffers: list[memoryview] = []
-    packing = ItemPacking(_why_unpicklable)
+    packing = ItemPacking()
     with io.BytesIO() as file:
-        pickler = make_pickler(file, buffer_callback=out_of_band(buffers.append, OUT_OF_BAND_BYTES))
+        pickler = FrameworkFreePickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks)
         pickler.met = packing.met
         pickler.dump(packing.prepare(payload))
         told: tuple[Warning, ...] = ()
@@ -113,24 +95,7 @@ def _pickled(
             parts = named_parts(payload)
             large = large_data(parts, packing.sources, pickler.is_by_value, packing.nbytes)
             told = (*map(LargeDataWarning, large), *map(LoaderpoolWarning, copied_generators(parts)))
-        return file.getvalue(), tuple(buffers), packing.packed, told
-
-
-def _why_unpicklable(part: object) -> Exception | None:
-    """What pickling this part alone raises; None where it works. Nothing is kept of it and no array is copied."""
-    try:
-        PayloadPickler(_NullFile(), buffer_callback=out_of_band(lambda _: None, 0)).dump(part)
-    except Exception as error:
-        if isinstance(error, MemoryError):
-            raise
-        return error
-    return None
-
-
-class _NullFile:
-    """A file for picklers that keeps nothing."""
-
-    write = len
+        return Shipment(file.getvalue(), tuple(buffers), packing.packed, told, frameworks)
 
 
 # ---- where its arrays go: into files in which they stand already or are adopted, or by a copy into the arena ----
@@ -157,11 +122,9 @@ class Placement:
 
 
 def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
-    """Find or make the files for the shipment's large arrays, which are adopted in place where that can be.
+    """Find or make files for the shipment's large arrays, which are adopted in place where that can be.
 
-    Args:
-        shipment: what.
-        hands_over_files: whether the workers can have files; else all is copied.
+    All is copied where the pool does not hand over files.
     """
     found = Placement()
     reasons: collections.Counter[str] = collections.Counter()
@@ -202,31 +165,26 @@ def put_shipment(
     copies = []
     end = 0
     for number, buffer in enumerate(shipment.buffers):
-        found = placement.places.get(number)
-        if found is not None:
+        if found := placement.places.get(number):
             places.append((1 + found[0], found[1], buffer.nbytes))
             continue
         places.append((0, end, buffer.nbytes))
         copies.append((end, buffer.cast("B")))
         end += aligned(buffer.nbytes)
-    extents = []
+    extents: list[Extent] = []
     try:
-        pickled = arena.put(shipment.pickled)
-        extents.append(pickled)
-        arrays = (0, 0)
+        extents.append(arena.put(shipment.pickled))
+        where, start = (extents[0].offset, len(shipment.pickled)), 0
         if copies:
-            extent = arena.take(end, "the arrays of the function and the source")
-            extents.append(extent)
-            arrays = (extent.offset, end)
+            extents.append(arena.take(end, "the arrays of the function and the source"))
+            start = extents[1].offset
             for at, flat in copies:
                 checkpoint()
-                arena.map[extent.offset + at : extent.offset + at + flat.nbytes] = flat
+                arena.map[start + at : start + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
-        where = pickled.offset, len(shipment.pickled)
-        table, nbytes = put_object(arena, (where, arrays, places, sizes, cache))
+        table, nbytes = put_object(arena, (where, (start, end), places, sizes, cache))
     except BaseException:
         for extent in extents:
             arena.give_back(extent)
         raise
-    extents.append(table)
-    return extents, table.offset, nbytes
+    return [*extents, table], table.offset, nbytes

@@ -101,19 +101,6 @@ def test_plain_items_arrive_as_they_are(item: Any) -> None:
     assert same(item, found)
 
 
-def test_items_of_a_class_that_this_process_alone_has() -> None:
-    class Local(NamedTuple):
-        x: int
-
-    class Shade(enum.Enum):
-        DARK = 0
-
-    _, (one, shade, function, other) = bundled([Local(3), Shade.DARK, lambda x: x + 1, Local(4)])
-    assert type(one) is type(other) is Local  # this process has the class, and keeps it
-    assert shade is Shade.DARK
-    assert function(1) == 2
-
-
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(0,), (10,), (300, 400), (5, 70, 71)])
 def test_arrays_large_and_small_arrive_writable_and_apart(shape: tuple[int, ...], order: Any) -> None:
@@ -127,14 +114,6 @@ def test_arrays_large_and_small_arrive_writable_and_apart(shape: tuple[int, ...]
     assert one["a"].flags.writeable and one["a"].flags.aligned and not locked.flags.writeable
     one["a"][...] = -1
     assert same(two[0], array)
-
-
-def test_a_kept_item_keeps_no_other() -> None:
-    _, found = bundled([np.zeros(10**5), np.ones(10**5)])
-    owner: Any = found[0]
-    while getattr(owner, "base", None) is not None:
-        owner = owner.base
-    assert memoryview(owner).nbytes == found[0].nbytes
 
 
 def test_an_item_that_cannot_travel_is_named() -> None:

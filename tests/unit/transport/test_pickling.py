@@ -59,7 +59,3 @@ def test_a_known_class_travels_where_it_cannot_be_pickled_again() -> None:
     with pytest.raises(TypeError):
         cloudpickle.dumps(cls)
     assert receive(send(cls)) is cls
-
-
-def test_classes_with_a_home_go_by_name() -> None:
-    assert receive(send([int, Structure, pytest.MonkeyPatch])) == [int, Structure, pytest.MonkeyPatch]

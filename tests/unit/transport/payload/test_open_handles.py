@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +44,12 @@ def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: h5py.File) ->
         assert text.startswith("Cannot send this to the workers: source") and "h5py" in text and advice in text
 
 
-@pytest.mark.parametrize("make", [lambda file: file, lambda file: file["train"]], ids=["file", "group"])
-def test_a_file_as_the_source_is_told_to_be_given_by_path(file: h5py.File, make: Callable[..., Any]) -> None:
-    with pytest.raises(lp.SourceError, match=r"source is an open HDF5 \w+: pass loaderpool\.HDF5\(path, keys\)"):
-        as_source(make(file))
-
-
 @pytest.mark.parametrize("name", ["file", "images"])
 def test_handles_in_a_function_are_named(file: h5py.File, name: str) -> None:
     images = file["train/images"]
     functions = {"file": lambda index: file["train/images"][index], "images": lambda index: images[index]}
     text = refused({"source": range(3), "fn": functions[name]})
     assert f"closure variable {name!r}" in text and "open the file in setup=" in text
-
-
-def test_a_closed_file_is_named_all_the_same(file: h5py.File) -> None:
-    file.close()
-    text = refused({"source": range(3), "fn": lambda index: file[index]})
-    assert "closure variable 'file'" in text and "loaderpool.HDF5(path, key)" in text
 
 
 @pytest.mark.parametrize("kind", ["Connection", "Cursor"])

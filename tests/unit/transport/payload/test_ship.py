@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-import random
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from loaderpool.transport.payload.loaded import describe_load_error
 from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.pickling import receive
-from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
 pytestmark = pytest.mark.corner
@@ -119,6 +115,14 @@ def test_all_forms_of_functions_arrive_and_compute_the_same() -> None:
     def cached(n: int) -> int:
         return n if n < 2 else cached(n - 1) + cached(n - 2)
 
+    @functools.singledispatch
+    def dispatching(x: object) -> int:
+        return 0
+
+    @dispatching.register
+    def _(x: int) -> int:
+        return x + factor
+
     class Scaler:
         def __init__(self, by: int) -> None:
             self.by = by
@@ -146,6 +150,7 @@ def test_all_forms_of_functions_arrive_and_compute_the_same() -> None:
         "closure": closure,
         "recursive": recursive,
         "cached": cached,
+        "dispatching": dispatching,
         "partial": functools.partial(math.comb, 9),
         "bound": Scaler(5).scale,
         "callable_": Scaler(6),
@@ -158,101 +163,11 @@ def test_all_forms_of_functions_arrive_and_compute_the_same() -> None:
     assert results == {name: function(8) for name, function in functions.items()}
 
 
-def test_functions_of_importable_modules_go_by_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "local_module.py").write_text("import json\ndef load(i):\n    return json.dumps([i, __name__])\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import local_module  # type: ignore[import-not-found]
-
-    shipment = ship({"fn": local_module.load})
-    assert len(shipment.pickled) < 80
-    found, _ = in_child(shipment, "(fn(3), 'local_module' in sys.modules)", tmp_path)
-    assert found == ('[3, "local_module"]', True)
-
-
 def test_functions_of_one_payload_share_their_globals() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "count": 0}
     exec("def up():\n    global count\n    count += 1\ndef read():\n    return count", namespace)
     found, _ = in_child(ship({"fn": namespace["up"], "setup": namespace["read"]}), "(fn(), fn(), setup())[2]")
     assert found == 2
-
-
-def test_a_payload_of_a_notebook_arrives_and_its_classes_are_the_same_when_they_come_back() -> None:
-    run_child(
-        """
-        import collections, dataclasses, enum, functools, typing
-        import numpy as np
-        from loaderpool.transport.payload.ship import ship
-        from tests.support.shipping_child import in_child
-
-        assert __name__ == "__main__"
-
-        class Kind(enum.Enum):
-            CAT = 1
-
-        @dataclasses.dataclass(frozen=True)
-        class Item:
-            name: str
-            kind: Kind = Kind.CAT
-
-        Pair = collections.namedtuple("Pair", "left right")
-
-        class Triple(typing.NamedTuple):
-            a: int
-            b: int = 2
-
-        class Oops(ValueError):
-            def __init__(self, code):
-                super().__init__(code)
-                self.code = code
-
-        @functools.lru_cache(maxsize=None)
-        def slow(n):
-            return n if n < 2 else slow(n - 1) + slow(n - 2)
-
-        OFFSET = 10
-
-        def fn(item):
-            return Pair(item, Triple(slow(30), OFFSET)), Oops(item.kind), item.kind
-
-        items = [Item("a"), Item("b")]
-        shipment = ship({"fn": fn, "source": items})
-        (pair, error, kind), loaded = in_child(shipment, "fn(source[1])")
-        assert type(pair) is Pair and type(pair.left) is Item and pair.left == items[1]
-        assert type(pair.right) is Triple and pair.right == (832040, 10)
-        assert type(error) is Oops and error.code is Kind.CAT and kind is Kind.CAT
-        assert loaded == []
-        """,
-        stdin_code=True,
-    ).check()
-
-
-def test_the_script_is_not_run_again(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent(
-            """
-            print("ran")
-            from loaderpool.transport.payload.ship import ship
-            from tests.support.shipping_child import in_child
-
-            def fn(i):
-                return helper(i) + 1
-
-            def helper(i):
-                return i * 10
-
-            print(in_child(ship({"fn": fn}), "(fn(4), fn.__module__)")[0])
-            """
-        )
-    )
-    shown = run_child(f"import runpy; runpy.run_path({str(tmp_path / 'script.py')!r}, run_name='__main__')").check()
-    assert shown.stdout.splitlines() == ["ran", "(41, '__main__')"]
-
-
-def test_a_payload_can_be_loaded_again_and_again() -> None:
-    state = random.Random(3)
-    shipment = ship({"source": [dataclasses.field, {"a": (1, b"x")}], "fn": state.random})
-    first, second = (receive(shipment.pickled, shipment.buffers) for _ in range(2))
-    assert first["fn"]() == second["fn"]() == state.random()
 
 
 # -- loading errors
@@ -272,13 +187,6 @@ def test_advice_where_a_module_is_missing_names_it_the_path_and_the_directory(
     assert isinstance(error, ModuleNotFoundError)
     text = describe_load_error(error)
     assert "'module_that_is_nowhere'" in text and "sys.path" in text and repr(str(tmp_path)) in text
-
-
-def test_advice_where_a_name_is_missing_names_it() -> None:
-    error = load_error(Shipment(b"cmath\nno_such_function\n.", ()))
-    assert isinstance(error, AttributeError)
-    text = describe_load_error(error)
-    assert "no_such_function" in text and "by value" in text and "math" in text
 
 
 def test_advice_exists_for_any_error() -> None:
