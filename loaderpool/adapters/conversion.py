@@ -108,10 +108,7 @@ def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
 class BatchView:
     """Gives a loader's batches as a conversion makes them; each iterator is a pass, with `state_dict` as the loader's.
 
-    Args:
-        core: of the loader, which this keeps alive.
-        convert: makes the conversion of a pass.
-        prefetch: batches that are converted before they are asked for, where they go `is_far`, to another device.
+    So many batches (`prefetch`) are converted before they are asked for, where they go `is_far`, to another device.
     """
 
     def __init__(self, core: LoaderCore, convert: Callable[[], Conversion], prefetch: Any, is_far: bool) -> None:

@@ -47,9 +47,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     A pass begins with its first batch: Keras makes one more iterator at an epoch's end than it reads.
 
     To build a model Keras takes a batch of a pass that it then leaves; the next iterator goes on with that pass, that
-    batch first, so that it makes no difference. Keras leaves it by a reset: it asks for `num_batches`, then calls
-    `on_epoch_end`. An epoch that is over calls `on_epoch_end` alone; and after one that was broken off the next `fit`
-    asks for `num_batches` twice.
+    batch first. Keras leaves it by a reset: it asks for `num_batches`, then calls `on_epoch_end`. An epoch that is over
+    calls `on_epoch_end` alone; and after one that was broken off the next `fit` asks for `num_batches` twice.
     """
 
     def __init__(self, core: LoaderCore, epochs: int | None, class_weight: Mapping[int, float] | None) -> None:
@@ -128,7 +127,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     def _look_at_arguments(self) -> None:
         """Refuse arguments of `fit` that Keras drops, and warn of an epoch that it does not tell the loader.
 
-        An adapter gets none of them: they stand in variables of Keras' functions, from here to the caller.
+        They stand in variables of Keras' functions, from here to the caller.
         """
         given: dict[str, Any] = {}
         frame: FrameType | None = sys._getframe(2)
@@ -260,10 +259,7 @@ class _Passes:
 
 
 class _Iterator:
-    """Gives the batches of one of Keras' epochs; begins a pass with the first one.
-
-    `make_end` makes the error that ends an epoch on this backend; None: it is StopIteration.
-    """
+    """Gives the batches of one of Keras' epochs; `make_end` makes the error that ends it (None: StopIteration)."""
 
     def __init__(
         self, adapter: LoaderAdapter, convert: TensorConversion, make_end: Callable[[], BaseException] | None = None

@@ -35,7 +35,7 @@ from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.memory.layout import BatchForm
 from loaderpool.settings.checks import whole_number
 from loaderpool.settings.groups import Shard
-from loaderpool.system import ctrl_c, malloc
+from loaderpool.system import ctrl_c, machine
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.epochs.epoch_pass import Pass
@@ -115,8 +115,8 @@ class _Elements:
             raise ClosedError("The loader is closed, because no variable refers to it. Keep it in a variable.")
         # By now the first `from_generator` of a process has had glibc return each block above 128 KiB to the system at
         # once (TensorFlow's issue 65675), a page fault for each page of each new array.
-        if not malloc.is_told():  # arrays that can be adopted in place must not come from the heap
-            malloc.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
+        if not machine.is_malloc_told():  # arrays that can be adopted in place must not come from the heap
+            machine.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(
                 "This dataset has the length of another epoch. It was made before load_state_dict(), or for the rest "
@@ -188,14 +188,10 @@ class _Stream:
 
 
 class TensorFormat:
-    """How elements travel through from_generator.
+    """How elements travel through from_generator, as `spec` says; `in_chunks`: several batches each, for `unbatch`.
 
     Ragged components travel as two arrays each, in a flat tuple that `restore` puts right in C++: a ragged leaf goes a
     slow way that copies.
-
-    Attributes:
-        in_chunks: an element is a chunk of batches, which `unbatch` takes apart.
-        spec: what TensorFlow is told of all batches.
     """
 
     def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
@@ -278,10 +274,10 @@ _QUIET_S = 0.02
 class ExitGate:
     """Keeps the interpreter's end from coming while a tf.data thread is inside Python code.
 
-    A thread that is in a call into Python when the interpreter is torn down never comes back, and the destructor of its
-    iterator waits for it for ever. `atexit` runs before that: it closes the pools, which wakes every wait, then waits
-    until the last call has left, until TensorFlow has forgotten the iterators that ended so (by a call into Python of
-    its own), and until no new call has come for a moment.
+    Such a thread never comes back, and the destructor of its iterator waits for it for ever. `atexit` runs before that:
+    it closes the pools, which wakes every wait. Then it waits until the last call has left, until TensorFlow has
+    forgotten the iterators that ended so (by a call into Python of its own), and until no new call has come for a
+    moment.
     """
 
     def __init__(self) -> None:

@@ -38,12 +38,7 @@ Order: TypeAlias = "tuple[Any, ...]"  # a method of an actor, a loader, and the 
 
 
 class Node:
-    """A node in the place of a worker: what the loop has of it, and its actor.
-
-    Args:
-        number: as of a worker.
-        cell: of the board.
-    """
+    """A node in the place of a worker: what the loop has of it, and its actor. `cell`: of the board."""
 
     def __init__(self, number: int, cell: int) -> None:
         self.number, self.cell, self.address, self.workers = number, cell, "", 0  # workers: none before it runs
@@ -62,7 +57,7 @@ class Cluster:
 
     Args:
         settings: of the pool, by name.
-        post: has the loop call one of the dispatcher's methods, by its name, with these arguments. Any thread.
+        post: has the loop call one of the dispatcher's methods, by its name. Any thread.
         is_first: there was no dispatcher before this one: a cluster that does not answer was never there.
     """
 
@@ -245,11 +240,7 @@ class Cluster:
 
 
 def find_cluster(address: str) -> str:
-    """Return the address of a cluster that listens.
-
-    Raises:
-        ConnectionError: there is none, in words for the user.
-    """
+    """Return the address of a cluster that listens; ConnectionError, in words for the user: there is none."""
     told = address
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "")

@@ -61,11 +61,7 @@ def versions() -> dict[str, str]:
 
 
 class _Loader(Listener):
-    """A loader of the dispatcher's, and the calls that wait for what the supervisor says of it.
-
-    Args:
-        session: with the supervisor.
-    """
+    """A loader of the dispatcher's, and the calls that wait for what the supervisor says of it."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._loop = session, asyncio.get_running_loop()
@@ -111,11 +107,7 @@ class _Loader(Listener):
 
 
 class NodeActor:
-    """The actor; `ray.remote` makes an actor class of this.
-
-    Args:
-        workers: how many it has.
-    """
+    """The actor, with so many workers; `ray.remote` makes an actor class of this."""
 
     def __init__(self, workers: int) -> None:
         import ray
@@ -154,11 +146,7 @@ class NodeActor:
     # ---- loaders
 
     async def stage(self, loader: int, nbytes: int, at: int, piece: Any) -> None:
-        """Take in a piece of a payload, which is so large.
-
-        Raises:
-            MemoryLimitError: the node has no room for it.
-        """
+        """Take in a piece of a payload of so many bytes; may raise MemoryLimitError."""
         if loader not in self._extents:
             self._extents[loader] = [self._arena.take(nbytes, "the function and its data")]
         start = self._extents[loader][0].offset + at
@@ -196,11 +184,9 @@ class NodeActor:
     # ---- tickets
 
     async def make(self, tickets: list[tuple[Any, ...]], forms: list[tuple[Any, ...]]) -> list[Made]:
-        """Make what some tickets ask for; one call for several costs half as much as one for each.
+        """Make what some tickets ask for (`_make`'s arguments); one call for all costs half as much as one for each.
 
-        Args:
-            tickets: arguments of `_make`.
-            forms: of the batches of their loaders, as `Found` has them, where this node does not know them yet.
+        `forms`: of batches of loaders, as `Found` has them, where this node does not know them yet.
         """
         for found in itertools.starmap(Found, forms):
             if (loader := self._loaders.get(found.loader)) is not None:

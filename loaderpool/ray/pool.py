@@ -112,11 +112,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Return an actor's options in plain values: modules and relative paths as this process has them now.
-
-    Raises:
-        ArgumentError: they are no dict, or say what the pool says; a module is in no one folder or file.
-    """
+    """Return an actor's options in plain values: modules and relative paths as this process has them now."""
     if options is not None and not isinstance(options, Mapping):
         raise ArgumentError(f"actor_options must be a dict of options of Ray's .options(), got {brief(options)}")
     plain = dict(options or {})

@@ -165,20 +165,17 @@ def read_path(name: str, value: Any) -> Path:
     return Path(text)
 
 
-def whole_numbers(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> tuple[int, ...]:
-    """Whole numbers within bounds, out of anything that has an order and can be iterated."""
+def whole_numbers(name: str, value: Any, *, at_most: int) -> tuple[int, ...]:
+    """Whole numbers from 1 on, out of anything that has an order and can be iterated."""
     if isinstance(value, (str, bytes, Mapping, AbstractSet)) or not isinstance(value, Iterable):
         raise ArgumentError(f"{name} must be a list of integers, got {brief(value)} of type {type(value).__name__}")
     return tuple(
-        whole_number(f"{name}[{number}]", each, at_least=at_least, at_most=at_most) for number, each in enumerate(value)
+        whole_number(f"{name}[{number}]", each, at_least=1, at_most=at_most) for number, each in enumerate(value)
     )
 
 
 def check_signature(name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]) -> None:
-    """Check that a function can be called as `example` says (empty: without arguments).
-
-    It is given what is named in `may_take` as well, if it has such parameters.
-    """
+    """Check that a function can be called as `example` says, also with what it takes of `may_take`."""
     # What a call must fit is not what `functools.wraps` shows, where both can be read.
     signature = _signature_of(function, follow_wrapped=False) or _signature_of(function, follow_wrapped=True)
     if signature is None:

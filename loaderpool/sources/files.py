@@ -335,11 +335,7 @@ class _OpenFile:
 
 
 def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
-    """Absolute, in the order given; relative ones are those of the working directory as it is now.
-
-    Patterns are not expanded: the order of what they match is not the same on every machine, and order is what decides
-    which item has which index.
-    """
+    """Absolute, in the order given; no patterns, of which the order is not the same on every machine."""
     given = paths if isinstance(paths, (list, tuple)) else [paths]
     for path in given:
         if not isinstance(path, (str, os.PathLike)):

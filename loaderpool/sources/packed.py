@@ -59,9 +59,9 @@ class PackedItems:
     Args:
         pickles: `uint8[bytes]`, the items' pickles one after the other.
         offsets: `int64[items + 1]`, where each begins.
-        parts: what they name by number; None: nothing.
+        parts: what they name by number, if anything.
         buffers: `uint8[n]` each: large arrays inside items, which are not copied when an item is read.
-        wanted: numbers of the buffers that the items hold, in the order in which their pickles ask for them.
+        wanted: numbers of the items' buffers, in the order in which their pickles ask for them.
         wanted_offsets: `int64[items + 1]`, where each item's begin in `wanted`; None where no item has any.
     """
 
@@ -105,8 +105,7 @@ class PackedItems:
     @property
     def arrays(self) -> list[npt.NDArray[Any]]:
         """All arrays that it consists of."""
-        pickles, offsets, _, buffers, wanted, wanted_offsets = self._state
-        return [pickles, offsets, wanted, *([] if wanted_offsets is None else [wanted_offsets]), *buffers]
+        return [each for each in (*self._state, *self._state[3]) if isinstance(each, np.ndarray)]
 
     def moved(self, move: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> PackedItems:
         """Return the same items in other memory: `move` returns a copy of each array."""
@@ -149,13 +148,9 @@ class PackedList(Sequence[Any]):
 
 
 class PackedDict(Mapping[Any, Any]):
-    """A dict in shared memory, for reading. A value is a new object each time it is read.
+    """A dict in shared memory, for reading: its keys in order, and its values. A value is a new object each time.
 
     Keys are found by their hashes, which are sorted here: those of text are others in each interpreter.
-
-    Args:
-        keys: in the dict's order.
-        items: its values.
     """
 
     __slots__ = ("_hashes", "_items", "_keys", "_positions")

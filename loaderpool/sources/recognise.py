@@ -159,12 +159,7 @@ def _describe(obj: Any) -> str:
 
 
 def position_of(index: SupportsIndex, size: int) -> int:
-    """Return the position that an index means, 0 to size - 1; `-1` is the last one.
-
-    Raises:
-        IndexError: there is no such item; also what ends a plain `for` over the source.
-        TypeError: it is no integer, such as a slice.
-    """
+    """Return the position that an index means; IndexError: there is none; TypeError: it is no integer."""
     position = operator.index(index)
     if position < 0:
         position += size

@@ -103,10 +103,9 @@ def is_image_flow(obj: Any) -> bool:
 class ImageFlow(BatchSequence):
     """Batch i of a flow's present order, with the random numbers that belong to it.
 
-    A flow has a state of its own: an order, made again after each epoch, and a count of the batches that it has made,
-    by which it seeds `numpy.random` for each where it was given a seed. The order is made in the trainer and sent
-    (`adapters/sequence_hooks.py`); a batch's count is that of a training in one process. Its lock and generator stay
-    behind.
+    A flow has an order, made again after each epoch, and a count of its batches, by which it seeds `numpy.random` for
+    each where it was given a seed. The order is made in the trainer and sent (`adapters/sequence_hooks.py`); a batch's
+    count is that of a training in one process. Its lock and generator stay there.
     """
 
     def __getitem__(self, index: int) -> Any:

@@ -127,7 +127,7 @@ class ReplicatedSource:
 
     Args:
         make_generator: called once for each copy, or for each shard with it; gives what is iterated.
-        shards: files, ranges, any picklable things; None: it runs in copies.
+        shards: any picklable things; None: it runs in copies.
         cycle_length: how many shards are open at once; None: 16, or all.
         copies: how many there are without shards; None: as many as workers where they can differ, else one.
     """
@@ -161,12 +161,9 @@ class ReplicatedSource:
         check_signature("make_generator", make_generator, "shard" if by_position else "", _BY_NAME)
 
     def lanes(self, workers: int, is_chosen: bool, num_shards: int) -> int:
-        """Return how many of them run at once in this process of a training.
+        """Return how many of them run at once in this process of a training of `num_shards` processes.
 
-        Args:
-            workers: how many there are; 0: that is not known, and changes.
-            is_chosen: whether the user has given this number with this loader, and so asked for as many copies.
-            num_shards: processes of the training, among which the shards are dealt.
+        Of so many workers (0: unknown, and changes); `is_chosen`: the user has asked for this number with this loader.
         """
         if self.shards is not None:
             least = len(self.shards) // num_shards

@@ -107,11 +107,8 @@ def table_columns(table: Any, name: str) -> Any:
     """Return a table by row as dicts of column name to value; a single column as its values. By position, not by label.
 
     The libraries' own row access is slow, and pandas' makes one dtype of all values of a row; an array for each column
-    keeps theirs. Workers need none of the libraries to read them.
-
-    Raises:
-        ArgumentError: no columns, two of one name, or values that cannot be read as they are.
-        ImportError: a table of polars, and pyarrow is not installed.
+    keeps theirs. Workers need none of the libraries to read them. Without columns, or with two of one name, it is
+    refused.
     """
     library, kind = _kind_of(table)
     if (library, kind) in _COLUMNS:

@@ -40,11 +40,11 @@ def cgroup_cpu_quota() -> float | None:
     """CPUs' worth of time that this process's cgroups grant (v2 and v1), or None without a quota."""
     quotas = []
     for path in _cgroup_directories("cpu"):
-        told = _read(f"{path}/cpu.max") or f"{_read(f'{path}/cpu.cfs_quota_us')} {_read(f'{path}/cpu.cfs_period_us')}"
-        with contextlib.suppress(ValueError):  # "max", or none of these files
-            quota, period = map(int, told.split()[:2])
-            if quota > 0:
-                quotas.append(quota / period)
+        for names in ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
+            with contextlib.suppress(ValueError):  # "max", or none of these files
+                quota, period = map(int, " ".join(read_file(f"{path}/{name}") for name in names).split())
+                if quota > 0:
+                    quotas.append(quota / period)
     return min(quotas, default=None)
 
 
@@ -61,7 +61,7 @@ def available_memory_bytes() -> int:
 
 def resident_bytes() -> int:
     """Return the bytes of memory that this process has now; more than any where it cannot be read."""
-    words = _read("/proc/self/statm").split()
+    words = read_file("/proc/self/statm").split()
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 1 << 62
 
 
@@ -96,12 +96,8 @@ def process_cpu_s(pid: int) -> float:
 
 
 def queued_s(task: int | str) -> float:
-    """Return how many seconds a thread has been runnable without a CPU so far: what tells a busy machine from waiting.
-
-    Args:
-        task: a process, whose main thread is meant, or "self/task/TID".
-    """
-    words = _read(f"/proc/{task}/schedstat").split()
+    """How long a process' main thread (or "self/task/TID") was runnable without a CPU: a busy machine, not waiting."""
+    words = read_file(f"/proc/{task}/schedstat").split()
     return int(words[1]) / 1e9 if words else 0.0
 
 
@@ -113,7 +109,7 @@ def disk_read_bytes(pid: int) -> int:
 def machine_cpu_s() -> float:
     """Return the CPU time that all processes of the machine have used so far."""
     # After "cpu": user, nice, system, idle, iowait, irq, softirq, steal.
-    ticks = [int(field) for field in _read("/proc/stat", _MOST_STAT_BYTES).split()[1:9]]
+    ticks = [int(field) for field in read_file("/proc/stat", _MOST_STAT_BYTES).split()[1:9]]
     return sum(ticks[:3] + ticks[5:]) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
@@ -183,7 +179,7 @@ def _machine_available_bytes() -> int:
 
 def _cgroup_directories(controller: str) -> Iterator[str]:
     """Return the directories of this process's cgroup for a controller, innermost first, up to the mount's root."""
-    lines = _read("/proc/self/cgroup").splitlines()
+    lines = read_file("/proc/self/cgroup").splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -202,16 +198,16 @@ def _cgroup_directories(controller: str) -> Iterator[str]:
 
 def _counts(path: str) -> Counter[str]:
     """The numbers in a file of lines that each have a name and one; 0 of all other names."""
-    lines = [line.split() for line in _read(path).splitlines()]
+    lines = [line.split() for line in read_file(path).splitlines()]
     return Counter({words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()})
 
 
 def _number(path: str) -> int | None:
-    text = _read(path).strip()
+    text = read_file(path).strip()
     return int(text) if text.isdigit() else None  # absent, or "max"
 
 
-def _read(path: str, most: int = -1) -> str:
+def read_file(path: str, most: int = -1) -> str:
     """Return a file of the kernel's; "": it cannot be read."""
     with contextlib.suppress(OSError), open(path, "rb", 0) as file:
         return file.read(most).decode(errors="replace")

@@ -12,12 +12,9 @@ process_cpu_ns = time.process_time_ns
 
 
 def cpu_ns_of(pid: int) -> int:
-    """Return the CPU time that a process has used so far, of all its threads.
+    """Return the CPU time that a process has used so far, of all its threads; OSError or AttributeError: there is none.
 
-    Linux has a clock for each process (clock_getcpuclockid(3)), which takes a microsecond to read. Its number is made
-    of the pid as the kernel's MAKE_PROCESS_CPUCLOCK makes it, for CPUCLOCK_SCHED.
-
-    Raises:
-        OSError, AttributeError: there is no such process, or no such clock.
+    Linux has a clock for each process (clock_getcpuclockid(3)), whose number is made of the pid as the kernel's
+    MAKE_PROCESS_CPUCLOCK makes it, for CPUCLOCK_SCHED.
     """
     return time.clock_gettime_ns(~pid << 3 | 2)

@@ -29,10 +29,10 @@ class LongWork(contextlib.AbstractContextManager["LongWork"]):
 
     Args:
         what: is done, as "loaderpool: finding the records of 3 files".
-        total: how much it is in all; None: that is not known.
+        total: how much it is in all, if that is known.
         unit: "bytes", or what is counted, in the plural.
         measure: tells how much is done, or says it in words, where `tell` is to ask for it.
-        first_s: how long nothing is said; None: two seconds.
+        first_s: how long nothing is said.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LongWork(contextlib.AbstractContextManager["LongWork"]):
 
     def reach(self, done: int | str) -> None:
         """So much is done; or in words."""
-        if clock.monotonic_ns() >= self._due_ns:
+        if self.is_due:
             self._say(lambda: done)
 
     def _say(self, measure: Callable[[], int | str]) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
-from loaderpool.system import clock, fault_points, malloc
+from loaderpool.system import clock, fault_points
+from loaderpool.system.capacity import read_file
 
 try:
     import fcntl
@@ -103,9 +104,7 @@ def above_standard(descriptor: int) -> int:
 def reserve(descriptor: int, offset: int, nbytes: int) -> None:
     """Give a range of a memory file its pages now, so that no later write can fail for lack of them.
 
-    Raises:
-        MemoryLimitError: the machine refused; set a smaller `Limits.memory`.
-        LoaderpoolError: it refuses the call, whatever the size.
+    Raises MemoryLimitError where the machine has none, LoaderpoolError where it refuses the call, whatever the size.
     """
     if descriptor < 0 or not hasattr(os, "posix_fallocate"):
         return
@@ -136,11 +135,9 @@ def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
 
 
 def file_identity(descriptor: int | None) -> tuple[int, int] | None:
-    """Return what tells the file behind a descriptor from all others; None: it is closed, or none at all."""
-    if descriptor is None:
-        return None
+    """Return what tells a descriptor's file from all others; None: it is closed, or none at all."""
     try:
-        status = os.fstat(descriptor)
+        status = os.fstat(descriptor)  # type: ignore[arg-type]  # caught
     except (OSError, TypeError):
         return None
     return status.st_dev, status.st_ino
@@ -208,12 +205,8 @@ class StopWatch:
 
 def _stat_of(pid: int) -> tuple[str, int]:
     """State and start time of a process (proc(5), fields 3 and 22); ("", 0) where there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return "", 0
-    return fields[0], int(fields[19])
+    fields = read_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (fields[0], int(fields[19])) if fields else ("", 0)
 
 
 def flush_standard_streams() -> None:
@@ -263,11 +256,7 @@ def thread_ids() -> frozenset[int]:
 
 def thread_name(thread: int) -> str:
     """Return what a thread of this process is called in the kernel's list, "" where it is not in there."""
-    try:
-        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().rstrip("\n")
-    except OSError:
-        return ""
+    return read_file(f"/proc/self/task/{thread}/comm").rstrip("\n")
 
 
 # ---- mappings and mlockall ----
@@ -289,7 +278,7 @@ def map_file(address: int | None, nbytes: int, flags: int, descriptor: int, offs
 
 
 def unmapping(address: int, nbytes: int) -> Callable[[], object]:
-    """Return the call that unmaps memory; all of it runs in C, so that no signal comes between."""
+    """Return the call that unmaps memory, all in C, so that no signal comes between."""
     return functools.partial(_c("munmap", _POINTER, _SIZE), address, nbytes)
 
 
@@ -299,10 +288,7 @@ def unlock(address: int, nbytes: int) -> None:
 
 
 def grow_unlocked(address: int, nbytes: int, wanted: int) -> int:
-    """Grow a mapping, and unlock it whatever `mlockall` says; returns where it is now.
-
-    Raises OSError where there is no address space; it is as it was.
-    """
+    """Grow a mapping, unlocked whatever `mlockall` says; returns where it is now. After an OSError it is as it was."""
     unlock(address, nbytes)
     if wanted == nbytes:
         return address
@@ -311,6 +297,39 @@ def grow_unlocked(address: int, nbytes: int, wanted: int) -> int:
 
 
 # ---- memory that another mapping takes the place of ----
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# glibc's own upper bound for what it lets these grow to. Smaller: more blocks are mapped and faulted in page by page.
+# Larger: it would refuse.
+_LARGEST_THRESHOLD = 32 << 20
+_HEADER_BYTES = 16  # of a block: the size before it, and its own with three flags
+_IS_MAPPED = 2
+
+
+def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int = 2 * _LARGEST_THRESHOLD) -> None:
+    """Have glibc's malloc keep what is freed for the next block, which else is mapped again: a fault for each page.
+
+    Larger blocks have mappings of their own; of the heap's end no more bytes stay free. Holds for good.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(largest_bytes))
+        libc.mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(heap_bytes))
+
+
+def is_malloc_told() -> bool:
+    """Whether the environment tells malloc anything, which then is to stay."""
+    named = any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ)
+    return named or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+
+
+def _has_own_mapping(address: int, nbytes: int) -> bool:
+    """Whether what malloc gave lies on pages of its own; readable must be what is 16 bytes before it, too."""
+    if address % mmap.PAGESIZE != _HEADER_BYTES:
+        return False
+    before, size = (int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8))
+    spare = address - _HEADER_BYTES + size - _IS_MAPPED - (address + nbytes)
+    return not before and size % mmap.PAGESIZE == _IS_MAPPED and 0 <= spare < 2 * mmap.PAGESIZE
 
 
 def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> None:
@@ -330,8 +349,8 @@ def map_over(address: int, nbytes: int, descriptor: int, offset: int, view: int 
         nbytes: a multiple of the page size, as `offset` is.
         descriptor: the file.
         offset: where the part begins.
-        view: where this process sees the same part. Both are compared first, with no other Python thread between that
-            and the exchange. False is returned where they differ: another thread writes there.
+        view: where this process sees the same part, to compare them first, with no other Python thread in between;
+            False is returned where they differ.
     """
     compare = _c("memcmp", _POINTER, _POINTER, _SIZE, library=ctypes.PyDLL)
     replace = _c("mmap", *_MMAP_ARGUMENTS, result=_POINTER, library=ctypes.PyDLL)
@@ -369,17 +388,14 @@ def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
     """
     if not LINUX:
         return "it can be moved only on Linux"
-    if not malloc.has_own_mapping(address, nbytes):
+    if not _has_own_mapping(address, nbytes):
         return "it shares memory pages with other data"
-    try:
-        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-            if any(line.startswith(("VmLck:", "VmPin:")) and line.split()[1] != "0" for line in file):
-                return "this process has locked or pinned memory"
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            fields = [line.split(maxsplit=5) for line in file]
-    except OSError:
+    status, maps = ([*filter(None, read_file(f"/proc/self/{name}").split("\n"))] for name in ("status", "maps"))
+    if not status or not maps:
         return "/proc cannot be read"
-    for span, rights, _, _, inode, *name in fields:
+    if any(line.startswith(("VmLck:", "VmPin:")) and line.split()[1] != "0" for line in status):
+        return "this process has locked or pinned memory"
+    for span, rights, _, _, inode, *name in (line.split(maxsplit=5) for line in maps):
         start, stop = (int(part, 16) for part in span.split("-"))
         if stop > address and start < address + nbytes:
             is_known = bool(name) and name[0].startswith(f"/memfd:loaderpool-{known}")

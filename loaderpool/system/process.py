@@ -20,12 +20,7 @@ _node = ""
 
 
 def become(new_role: Role, on_node: str | None = None) -> None:
-    """Say what this process is from now on, and where.
-
-    Args:
-        new_role: what it is.
-        on_node: as `node` tells it; None: as it was, or as the process that this was forked of.
-    """
+    """Say what this process is from now on, and on which node (None: as before, or as what this was forked of)."""
     global _role, _node
     _role = new_role
     _node = _node if on_node is None else on_node

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from loaderpool.system import machine, malloc
+from loaderpool.system import machine
 
 _is_stray = False
 
@@ -86,7 +86,7 @@ def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_de
 def settle_process() -> None:
     """Set this process up for the user's code, whichever way it was started."""
     # What the function frees is there for the next sample: fresh pages for each decoded image cost a third of the time.
-    malloc.keep_freed_blocks()
+    machine.keep_freed_blocks()
     # What the function prints is seen at once, and not lost in a buffer when the worker is ended.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -10,15 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.support import child, leaks, processes, tensorflow_runtime
+from tests.support import child, leaks, processes
 from tests.support.child import ChildHungError, ChildLeftProcessesError, run_child
 
 pytestmark = [
@@ -51,31 +48,7 @@ def test_descendants_include_grandchildren_in_a_session_of_their_own() -> None:
     assert processes.wait_gone([grandchild, parent.pid], 5.0) == []
 
 
-def test_a_zombie_is_not_alive_and_wait_gone_names_those_that_are(sleeper: subprocess.Popen[bytes]) -> None:
-    assert processes.is_alive(sleeper.pid)
-    assert processes.wait_gone([sleeper.pid], 0.05) == [sleeper.pid]
-    sleeper.kill()  # not reaped: a zombie
-    assert processes.wait_gone([sleeper.pid], 5.0) == []
-    assert sleeper.pid in processes.parents()
-    assert "state Z" in processes.describe(sleeper.pid)
-
-
 # -- children
-
-
-def test_a_child_runs_a_script_with_its_output_status_and_environment() -> None:
-    result = run_child(
-        """
-        import os, sys
-        print("out", os.environ["SEEN"], "GONE" in os.environ, __file__.endswith(".py"))
-        print("err", file=sys.stderr)
-        sys.exit(3)
-        """,
-        env={"SEEN": "yes", "GONE": None},
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (3, "out yes False True\n", "err\n")
-    with pytest.raises(AssertionError, match="status 3"):
-        result.check()
 
 
 def test_a_hanging_child_is_dumped_and_ended_with_all_it_started() -> None:
@@ -111,46 +84,6 @@ def test_a_child_that_leaves_an_orphan_fails(monkeypatch: pytest.MonkeyPatch) ->
     assert processes.wait_gone([orphan], 5.0) == []
 
 
-# -- children that are forks of a process which has imported a module
-
-SLOW = "xml.dom.minidom"  # stands for one that is slow to import
-
-
-def test_a_fork_finds_the_module_imported_and_all_else_as_a_script_does(tmp_path: Path) -> None:
-    code = f"""
-        import atexit, os, sys, threading
-        print({SLOW!r} in sys.modules, "loaderpool" in sys.modules, [name for name in globals() if name[:2] != "__"])
-        print(__name__, sys.modules["__main__"].__dict__ is globals(), sys.argv == [__file__] == sys.orig_argv[1:])
-        print(sys.path[0] == os.path.dirname(__file__), os.environ["SEEN"], os.getcwd(), os.getsid(0) == os.getpid())
-        print("err", file=sys.stderr)
-        print(sorted(map(int, os.listdir("/proc/self/fd")))[:4], os.read(0, 1))
-        atexit.register(print, "the end")
-        threading.Timer(0.1, print, ["a thread"]).start()
-        sys.exit(3)
-        """
-    how: dict[str, Any] = {"env": {"SEEN": "yes"}, "cwd": tmp_path}
-    shown = "{} False ['atexit', 'os', 'sys', 'threading']\n__main__ True True\nTrue yes {} True\n"
-    shown += "[0, 1, 2, 3] b''\na thread\nthe end\n"  # 3 lists the directory
-    for result, is_imported in ((run_child(code, imported=SLOW, **how), True), (run_child(code, **how), False)):
-        assert (result.returncode, result.stderr) == (3, "err\n")
-        assert result.stdout == shown.format(is_imported, tmp_path)
-
-
-@pytest.mark.no_leaks
-@pytest.mark.parametrize("end", ["pass", "os._exit(0)"])
-def test_a_server_of_forks_is_nobodys_child_and_ends_with_those_who_ask_it(end: str) -> None:
-    code = f"""
-        import os
-        from tests.support.child import run_child
-        from tests.support.processes import descendants
-        server = int(run_child("import os; print(os.getppid())", imported={SLOW!r}).check().stdout)
-        print(server, server in descendants(os.getpid()), flush=True)
-        {end}
-        """
-    server, is_child = run_child(code, env={"PYTHONWARNINGS": "error"}).check().stdout.split()
-    assert is_child == "False" and processes.wait_gone([int(server)], 5.0) == []
-
-
 # -- leaks
 
 
@@ -167,14 +100,6 @@ def test_the_guard_finds_a_child_and_ends_it() -> None:
     assert f"process {started[0].pid}, parent {os.getpid()}" in message
     assert not processes.is_alive(started[0].pid)
     started[0].wait()
-
-
-def test_the_guard_finds_an_orphan_in_a_session_of_its_own() -> None:
-    code = f"import subprocess; print(subprocess.Popen({SLEEPER!r}, stdout=-3, start_new_session=True).pid)"
-    pids: list[int] = []
-    message = leaked(lambda: pids.append(int(subprocess.check_output([sys.executable, "-c", code]))))
-    assert f"process {pids[0]}," in message
-    assert processes.wait_gone(pids, 5.0) == []
 
 
 def test_the_guard_finds_a_thread() -> None:
@@ -260,34 +185,3 @@ def test_fixture_marker_and_directory_each_fail_a_leaking_test(tmp_path: Path) -
     failed = set(re.findall(r"^ERROR \S+::(\w+)", report, re.MULTILINE))
     assert failed == {"test_directory", "test_fixture", "test_marker"}
     assert "5 passed" in report
-
-
-# -- Ctrl-C
-
-
-# -- TensorFlow
-
-
-@pytest.mark.corner
-def test_tensorflow_has_several_cpu_devices(tf: Any) -> None:
-    assert len(tf.config.list_logical_devices("CPU")) == tensorflow_runtime.LOGICAL_CPUS
-    with tf.device("/cpu:1"):
-        assert tf.identity(tf.zeros(2)).device.endswith("CPU:1")
-
-
-@pytest.mark.corner
-def test_tensorflow_lets_go_of_arrays_when_told(tf: Any) -> None:
-    kept: list[weakref.ref[Any]] = []
-
-    def make() -> Any:
-        buffer = np.zeros(4096 + 64, np.uint8)
-        start = -buffer.ctypes.data % 64  # so aligned, TensorFlow aliases it instead of copying
-        kept.append(weakref.ref(buffer))
-        return buffer[start : start + 4096]
-
-    count = tf.function(lambda: tf.size(tf.numpy_function(make, [], tf.uint8)))
-    held = count()  # the array's own tensor died inside; no eager tensor has died since
-    assert kept[0]() is not None
-    tensorflow_runtime.let_go_of_arrays()
-    assert kept[0]() is None
-    assert int(held) == 4096

@@ -9,7 +9,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.adapters.sequence_hooks import SequenceHooks
-from loaderpool.errors import LoaderpoolError, MemoryLimitError
+from loaderpool.errors import MemoryLimitError
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 
@@ -83,16 +83,6 @@ def test_what_a_hook_changed_before_it_failed_is_told_before_the_next_epoch() ->
         hooks.after_epoch()
     changes = hooks.before_epoch()
     assert changes is not None and values(changes)["number"] == 1
-
-
-def test_another_number_of_batches_is_an_error_until_it_is_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks = SequenceHooks(Shuffling())
-    monkeypatch.setattr(Shuffling, "__len__", lambda self: 3)
-    for call in (hooks.after_epoch, hooks.before_epoch):
-        with pytest.raises(LoaderpoolError, match=r"Shuffling\.on_epoch_end .* from 4 to 3"):
-            call()
-    monkeypatch.undo()
-    assert hooks.before_epoch() is not None
 
 
 def test_a_pass_sends_what_the_last_one_could_not() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.config import LoaderConfig
 
 
 def test_the_arguments_of_a_loader() -> None:
@@ -20,11 +19,6 @@ def test_the_arguments_of_a_loader() -> None:
         *("shard", "element_spec", "pad", "ragged", "on_error", "setup", "augment", "cache", "buckets"),
         *("threads", "seed_globals", "limits"),
     ]
-
-
-def test_each_setting_of_a_config_is_an_argument() -> None:
-    settings = {*LoaderConfig._fields} - {"shuffle_window"}
-    assert settings < set(inspect.signature(lp.Loader).parameters)
 
 
 def test_what_is_not_said_has_its_default() -> None:
@@ -51,12 +45,6 @@ def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.Buckets) -> None:
     for twin in (pickle.loads(pickle.dumps(group)), copy.deepcopy(group)):
         assert dataclasses.astuple(twin) == dataclasses.astuple(group)
     assert isinstance(group, lp.Buckets) or {group} == {copy.copy(group)}
-
-
-def test_shards_and_buckets_go_by_place_and_the_others_by_name() -> None:
-    assert lp.Shard(4, 1) == lp.Shard(num_shards=4, index=1)
-    with pytest.raises(TypeError, match="positional argument"):
-        lp.Limits(3)  # type: ignore[misc]
 
 
 def test_a_loader_that_is_replaced_takes_whole_groups() -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import pickle
-import subprocess
-import sys
-import threading
-from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -36,61 +32,11 @@ class Items:
         return f"item {index}"
 
 
-# Chi-squared of one degree of freedom exceeds this once in 10,000 times; of `k` degrees see `limit`. Seeds are fixed.
-ONCE_IN_10_000 = 15.14
-
-
-def limit(degrees: int) -> float:
-    """What chi-squared exceeds once in 10,000 times (Wilson and Hilferty's approximation)."""
-    return degrees * (1 - 2 / (9 * degrees) + 3.719 * math.sqrt(2 / (9 * degrees))) ** 3
-
-
-def chi_squared(counts: Any, expected: Any) -> float:
-    return float(((np.asarray(counts) - expected) ** 2 / np.asarray(expected)).sum())
-
-
 def origins(mixed: Any) -> list[tuple[int, int]]:
     return [mixed.origin(index) for index in range(len(mixed))]
 
 
-# ---- by size ----
-
-
-def test_by_size_every_record_is_equally_likely_at_every_place() -> None:
-    """50 records beside 500: over many seeds, which record is at a place is even over all 550."""
-    seeds = 1500
-    for place in (0, 100, 256, 549):
-        source = Counter(lp.mix([range(50), range(500)], seed=seed).origin(place)[0] for seed in range(seeds))
-        assert chi_squared([source[0], source[1]], [seeds / 11, seeds * 10 / 11]) < ONCE_IN_10_000, place
-
-
-def test_by_size_a_window_of_records_has_its_share() -> None:
-    """No long range of one file: any 64 items in a row have about 64 / 11 of the small one."""
-    which = np.array([source for source, _ in origins(lp.mix([SMALL, LARGE], seed=5))])
-    windows = np.lib.stride_tricks.sliding_window_view(which == 0, 64).sum(axis=1)
-    assert windows.min() >= 1 and windows.max() <= 16
-
-
 # ---- by weight ----
-
-
-def test_given_weights_are_hit_at_every_place_over_the_seeds() -> None:
-    weights = np.array([0.01, 0.3, 0.69])
-    for place in (0, 77, 300):
-        counts = np.zeros(3)
-        for seed in range(1500):
-            counts[lp.mix([range(9)] * 3, weights, seed, stop=512).origin(place)[0]] += 1
-        assert chi_squared(counts, weights * counts.sum()) < limit(2), place
-
-
-def test_places_within_a_block_are_random() -> None:
-    """Neighbours are of the same source as often as by chance, and no place prefers one."""
-    which = np.array([source for source, _ in origins(lp.mix([range(9)] * 2, [1, 1], stop=BLOCK * 400))])
-    same = int((which[1:] == which[:-1]).sum())
-    pairs = len(which) - 1
-    assert chi_squared([same, pairs - same], [pairs * 127 / 255, pairs * 128 / 255]) < ONCE_IN_10_000
-    by_place = which.reshape(-1, BLOCK).sum(axis=0)
-    assert chi_squared(by_place, np.full(BLOCK, 200)) + chi_squared(400 - by_place, np.full(BLOCK, 200)) < limit(BLOCK)
 
 
 def test_weights_are_proportions_in_any_unit_and_type() -> None:
@@ -103,15 +49,6 @@ def test_weights_are_proportions_in_any_unit_and_type() -> None:
 def test_a_weight_of_zero_leaves_a_source_out() -> None:
     for stop in ("first", "all"):
         assert list(lp.mix([SMALL, LARGE, SMALL], [0, 1, 0], stop=stop)) == LARGE
-
-
-# ---- how far ----
-
-
-def test_a_number_is_so_many_items() -> None:
-    assert len(lp.mix([SMALL, LARGE], stop=7)) == len(list(lp.mix([SMALL, LARGE], stop=7))) == 7
-    items = list(lp.mix([SMALL, LARGE], stop=1100))
-    assert Counter(items) == Counter(SMALL * 2 + LARGE * 2)
 
 
 # ---- any item at once ----
@@ -145,21 +82,6 @@ def test_the_order_is_set_by_the_seed_and_never_changes() -> None:
     assert origins(lp.mix([SMALL, LARGE], seed=1)) != origins(lp.mix([SMALL, LARGE], seed=2))
 
 
-def test_another_process_and_other_threads_get_the_same_items() -> None:
-    made = "m = lp.mix([range(40), range(7)], [2, 1.5], 9, 'all')"
-    code = f"import loaderpool as lp; {made}; print([m.origin(i) for i in range(len(m))])"
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    mixed = lp.mix([range(40), range(7)], [2, 1.5], 9, "all")
-    assert there == f"{origins(mixed)}\n"
-    results: list[Any] = []
-    threads = [threading.Thread(target=lambda: results.append(origins(mixed))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [origins(mixed)] * 4
-
-
 def test_a_mix_travels_without_what_it_remembers() -> None:
     mixed = lp.mix([SMALL, np.arange(500)], [1, 2], seed=4)
     mixed[90]
@@ -176,9 +98,6 @@ def test_mixes_of_mixes_and_of_columns_are_sources() -> None:
     assert len(mixed) == 40
     numbers = [item["x"] if isinstance(item, dict) else item for item in (mixed[i] for i in range(40))]
     assert sorted(numbers) == list(range(40))
-
-
-# ---- shares ----
 
 
 # ---- side by side ----
@@ -226,11 +145,6 @@ def test_zips_travel_and_nest() -> None:
     (row, text), number = there[3]
     assert np.array_equal(row, ROWS[3]) and text == "item 3" and number == zipped[3][1]
     assert repr(there) == "<zip of 2 sources: 4 items>"
-
-
-def test_a_dict_of_columns_that_are_none_points_to_zip_sources() -> None:
-    with pytest.raises(lp.SourceError, match=r"source\['x'\] is a Items, not an array or list \(zip_sources"):
-        as_source({"x": Items(3), "y": [1, 2, 3]})
 
 
 # ---- refused ----

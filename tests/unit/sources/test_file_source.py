@@ -11,7 +11,7 @@ import pickle
 import struct
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ import pytest
 import loaderpool as lp
 from loaderpool.sources import files, tfrecord
 from loaderpool.sources.recognise import as_source
-from loaderpool.system.long_work import LongWork
 from loaderpool.trainer.epochs.fingerprint import describe_source
 from tests.support.child import run_child
 
@@ -243,16 +242,6 @@ def test_few_of_many_files_are_open_at_once(name: str, tmp_path: Path, monkeypat
     assert open_of(tmp_path) == 4
 
 
-def test_the_files_that_were_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_MOST_OPEN", 2)
-    opened: list[str] = []
-    monkeypatch.setattr(Blocks, "open", lambda self, path: (opened.append(path[-6]), files._OpenFile(path))[1])
-    source = Blocks(written("Blocks", tmp_path, [1, 1, 1]))
-    for index in (0, 1, 0, 2, 0, 1):
-        source[index]
-    assert opened == ["0", "1", "2", "1"]
-
-
 def test_few_are_open_where_a_process_may_have_few(tmp_path: Path) -> None:
     """All descriptors in use would fail whatever else needs one, an import even."""
 
@@ -454,25 +443,3 @@ def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="something_else_entirely"):
         Blocks(paths)
-
-
-def test_an_index_in_pieces_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reached: list[int] = []
-
-    class Noted(LongWork):
-        def __init__(self, what: str, total: int | None, unit: str) -> None:
-            assert what == "loaderpool: indexing 4 files" and unit == "bytes"
-            assert total == sum(map(os.path.getsize, paths))
-            super().__init__(what, total, unit)
-
-        def reach(self, done: int) -> None:
-            reached.append(done)
-
-    def in_pieces(self: Any, path: str) -> Iterator[Any]:
-        return iter([range(4, 10, 10), [], range(14, os.path.getsize(path) + 1, 10)])
-
-    paths = written("Blocks", tmp_path, [3] * 4)
-    monkeypatch.setattr(files, "LongWork", Noted)
-    monkeypatch.setattr(Blocks, "index", in_pieces)
-    assert numbers_of("Blocks", Blocks(paths)) == list(range(12))
-    assert reached == [done for begin in range(0, 136, 34) for done in (begin + 4, begin + 34, begin + 34)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,80 +149,24 @@ def test_a_file_that_is_cut_is_refused(packed: Path, cut: float) -> None:
         lp.HDF5(path, "x")
 
 
-FLIPS = """
-import random, resource
-import h5py
-import numpy as np
-import loaderpool as lp
-
-resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))  # a length that is damaged may be any
-with h5py.File("whole.h5", "w", libver="{version}") as file:
-    file.create_dataset("images", data=np.arange(300).reshape(30, 10), chunks=(3, 10), compression="gzip")
-    file.create_dataset("train/labels", data=np.arange(30))
-whole = open("whole.h5", "rb").read()
-draws = random.Random(8)
-refused = 0
-for number in range(300):
-    bent = bytearray(whole)
-    for _ in range(draws.choice((1, 1, 4, 30))):
-        bent[draws.randrange(min(len(bent), 4000))] = draws.randrange(256)
-    path = f"bent-{number}.h5"  # HDF5 gives what it has open where one of this name is opened again
-    open(path, "wb").write(bent)
-    try:
-        rows = lp.HDF5(path, ("images", "train/labels"))
-    except (lp.SourceError, lp.ArgumentError) as error:  # of a bent name it can only say that it is not there
-        assert path in str(error), error
-        refused += isinstance(error, lp.SourceError)
-        continue
-    for row in range(min(len(rows), 30)):
-        try:
-            rows[row]
-        except lp.SourceError as error:
-            assert path in str(error), error
-assert refused > 50, refused
-"""
-
-
-@pytest.mark.parametrize("version", ["earliest", "latest"])
-def test_flipped_bytes_anywhere_are_an_error_that_names_the_file(version: str) -> None:
-    run_child(FLIPS.replace("{version}", version), timeout_s=120).check()
-
-
-def test_damage_that_is_met_in_a_worker_names_the_file(packed: Path) -> None:
-    path = packed.with_name("later.h5")
-    path.write_bytes(packed.read_bytes())
-    source, status = lp.HDF5(path, "x"), path.stat()
-    path.write_bytes(bytes(status.st_size))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # of the same size and time, as a faulty disk gives it
-    with (
-        lp.Loader(source, batch_size=5, workers=1) as loader,
-        pytest.raises(lp.SampleError, match=r"later\.h5 cannot be read as HDF5"),
-    ):
-        list(loader)
-
-
 # ---- refused ----
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "message"),
+    ("keys", "message"),
     [
-        (
-            "image",
-            lp.ArgumentError,
-            r"'image' in .*x\.h5 is missing; the file has the datasets 'images', 'names', 'one', 'train/",
-        ),
-        ("train", lp.ArgumentError, r"'train' in .*x\.h5 is a group; the file has the datasets .* 'train/labels'"),
-        ("one", lp.ArgumentError, "'one' in .* is a single value without rows"),
-        (["images"], lp.ArgumentError, "keys must be .*, got a list: pass a tuple"),
-        (3, lp.ArgumentError, "keys must be the name of a dataset, got 3"),
-        ({"a": ("images", 3)}, lp.ArgumentError, r"keys\['a'\]\[1\] must be the name of a dataset, got 3"),
-        ((), lp.ArgumentError, "keys has an empty tuple"),
-        (None, lp.ArgumentError, "keys has None"),
+        ("image", r"'image' in .*x\.h5 is missing; the file has the datasets 'images', 'names', 'one', 'train/"),
+        ("train", r"'train' in .*x\.h5 is a group; the file has the datasets .* 'train/labels'"),
+        ("one", "'one' in .* is a single value without rows"),
+        (["images"], "keys must be .*, got a list: pass a tuple"),
+        (3, "keys must be the name of a dataset, got 3"),
+        ({"a": ("images", 3)}, r"keys\['a'\]\[1\] must be the name of a dataset, got 3"),
+        ((), "keys has an empty tuple"),
+        (None, "keys has None"),
     ],
 )
-def test_wrong_keys_are_named(tmp_path: Path, keys: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_wrong_keys_are_named(tmp_path: Path, keys: Any, message: str) -> None:
+    with pytest.raises(lp.ArgumentError, match=message):
         lp.HDF5(write(tmp_path / "x.h5", 3), keys)
 
 
@@ -234,17 +176,3 @@ def test_datasets_of_different_lengths_are_named(tmp_path: Path) -> None:
         file["more"] = np.zeros(4)
     with pytest.raises(lp.ArgumentError, match=r"x\.h5 .* number of rows, but 'images' has 3, 'more' has 4"):
         lp.HDF5(path, ("images", "more"))
-
-
-def test_other_files_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.h5"
-    path.write_text("no HDF5 at all")
-    with pytest.raises(lp.SourceError, match=r"x\.h5 cannot be read as HDF5 .*file signature not found"):
-        lp.HDF5(path, "x")
-
-
-def test_without_h5py_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "x.h5", 3)
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"HDF5 needs h5py, .*: pip install 'loaderpool\[files\]'"):
-        lp.HDF5(path, "images")

@@ -98,22 +98,17 @@ def no_argument() -> list[int]:
 
 def test_mistakes_are_named() -> None:
     files: Any
-    for files, options, error, match in [
-        ([], {}, lp.ArgumentError, "files is empty"),
-        ("abc", {}, lp.ArgumentError, "files must be a sequence"),
-        (iter([1]), {}, lp.ArgumentError, "files must be a sequence"),
-        ({"a", "b"}, {}, lp.ArgumentError, r"files is a set, .* in each process: pass sorted\(files\)"),
-        ({"a": 1}, {}, lp.ArgumentError, r"files is a dict: pass list\(files\), or list\(files.items\(\)\)"),
-        ([1], {"cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
-        ([1], {"block_length": 0}, lp.ArgumentError, "block_length must be at least 1"),
-        ([1], {"open_fn": 3}, lp.ArgumentError, "open_fn must be callable"),
-        (
-            [1],
-            {"open_fn": no_argument},
-            lp.ArgumentError,
-            r"open_fn must be callable as open_fn\(file\), but .* is",
-        ),
-        ([1], {"on_error": "replace"}, lp.ArgumentError, "on_error must be"),
+    for files, options, match in [
+        ([], {}, "files is empty"),
+        ("abc", {}, "files must be a sequence"),
+        (iter([1]), {}, "files must be a sequence"),
+        ({"a", "b"}, {}, r"files is a set, .* in each process: pass sorted\(files\)"),
+        ({"a": 1}, {}, r"files is a dict: pass list\(files\), or list\(files.items\(\)\)"),
+        ([1], {"cycle_length": 0}, "cycle_length must be at least 1"),
+        ([1], {"block_length": 0}, "block_length must be at least 1"),
+        ([1], {"open_fn": 3}, "open_fn must be callable"),
+        ([1], {"open_fn": no_argument}, r"open_fn must be callable as open_fn\(file\), but .* is"),
+        ([1], {"on_error": "replace"}, "on_error must be"),
     ]:
-        with pytest.raises(error, match=match):
+        with pytest.raises(lp.ArgumentError, match=match):
             lp.interleave(files, **{"open_fn": read_range, **options})

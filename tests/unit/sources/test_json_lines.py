@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -68,14 +67,3 @@ def test_a_damaged_line_is_an_error_of_that_item_alone(tmp_path: Path) -> None:
     ):
         with pytest.raises(lp.SourceError, match=message):
             source[index]
-
-
-def test_depth_is_an_error_of_the_item(tmp_path: Path) -> None:
-    source = lp.JsonLines(write(tmp_path / "x.jsonl", "[" * 200_000))
-    with pytest.raises(lp.SourceError, match="cannot be read: RecursionError"):
-        source[0]
-
-
-def test_compressed_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(lp.ArgumentError, match=r"x\.jsonl\.gz is compressed"):
-        lp.JsonLines(write(tmp_path / "x.jsonl.gz", gzip.compress(b"{}\n")))

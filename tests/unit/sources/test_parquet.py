@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,18 +166,18 @@ def test_a_file_that_is_cut_is_refused(checked: Path, cut: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ((["id", "nome"],), lp.ArgumentError, r"x\.parquet lacks 'nome'; it has 'id', 'score', 'text', 'is_odd'"),
-        (("id",), lp.ArgumentError, "columns must be a list of names, got 'id'"),
-        (([],), lp.ArgumentError, "columns is empty"),
-        ((["id", "id"],), lp.ArgumentError, "columns has 'id' twice"),
-        ((None, 0), lp.ArgumentError, "row_groups_kept must be at least 1, got 0"),
-        ((None, 1.5), lp.ArgumentError, "row_groups_kept must be an integer, got 1.5"),
+        ((["id", "nome"],), r"x\.parquet lacks 'nome'; it has 'id', 'score', 'text', 'is_odd'"),
+        (("id",), "columns must be a list of names, got 'id'"),
+        (([],), "columns is empty"),
+        ((["id", "id"],), "columns has 'id' twice"),
+        ((None, 0), "row_groups_kept must be at least 1, got 0"),
+        ((None, 1.5), "row_groups_kept must be an integer, got 1.5"),
     ],
 )
-def test_wrong_arguments_are_named(tmp_path: Path, arguments: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_wrong_arguments_are_named(tmp_path: Path, arguments: Any, message: str) -> None:
+    with pytest.raises(lp.ArgumentError, match=message):
         lp.ParquetRows(write(tmp_path / "x.parquet", table_of(3)), *arguments)
 
 
@@ -187,18 +186,3 @@ def test_files_of_other_columns_are_named(tmp_path: Path) -> None:
     with pytest.raises(lp.ArgumentError, match=r"b lacks 'text'; it has"):
         lp.ParquetRows(paths)
     assert len(lp.ParquetRows(paths, ["id"])) == 6
-
-
-def test_other_files_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(lp.SourceError, match=r"x\.csv cannot be read as Parquet"):
-        lp.ParquetRows(path)
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "x.parquet", table_of(3))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"needs pyarrow.*, .*: pip install 'loaderpool\[files\]'"):
-        lp.ParquetRows(path)

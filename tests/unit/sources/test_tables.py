@@ -178,24 +178,6 @@ def test_a_slice_of_text_does_not_take_the_rest_along() -> None:
     assert as_source(frame[101:110])[0] == {"s": LONG}
 
 
-def test_a_null_within_a_list() -> None:
-    lists = [[2**60, None], [1, 2]]
-    for table in (pl.DataFrame({"l": lists}), pa.table({"l": lists})):
-        assert [as_source(table)[row]["l"] for row in range(2)] == lists
-
-
-def test_items_are_the_callers_own() -> None:
-    source = as_source(pa.table({"l": [[1, 2], [3]]}))
-    source[0]["l"][:] = 0
-    assert source[0]["l"].tolist() == [1, 2]
-
-
-def test_an_extension_type_goes_as_its_library_gives_it() -> None:
-    tensors = pa.array([[1, 2, 3, 4]] * 2, pa.list_(pa.int32(), 4))
-    column = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), (2, 2)), tensors)
-    assert as_source(pa.table({"c": column}))[1]["c"] == column.to_pylist()[1]
-
-
 def test_python_objects_in_a_frame() -> None:
     things = [{1}, {2}]
     assert as_source(pl.DataFrame({"o": pl.Series(things, dtype=pl.Object)}))[1] == {"o": {2}}

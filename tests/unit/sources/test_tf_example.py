@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import hypothesis
@@ -141,44 +140,6 @@ def test_values_are_in_memory_of_their_own(tf: Any) -> None:
 # ---- what other writers may write ----
 
 
-def varint(value: int) -> bytes:
-    value &= 2**64 - 1
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def field(number: int, data: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def entry(name: bytes, *features: bytes) -> bytes:
-    return field(1, field(1, name) + b"".join(field(2, each) for each in features))
-
-
-UNKNOWN = varint(15 << 3) + varint(300) + varint(14 << 3 | 1) + bytes(8) + varint(2000 << 3 | 2) + b"\3abc"
-
-
-@pytest.mark.parametrize("values", [[5], [-1, 300], list(range(-30, 300))], ids=str)
-def test_lists_in_one_run_or_value_by_value_or_both(tf: Any, values: list[int]) -> None:
-    single = b"".join(b"\x08" + varint(value) for value in values)
-    run = field(1, b"".join(map(varint, values)))
-    floats = b"".join(b"\x0d" + struct.pack("<f", value) for value in values)
-    for ints, expected in (
-        (single, values),
-        (run, values),
-        (single + run, values * 2),
-        (run + UNKNOWN + run, values * 2),
-    ):
-        record = field(1, entry(b"i", field(3, ints)) + entry(b"f", field(2, floats)))
-        assert tf.train.Example.FromString(record).features.feature["i"].int64_list.value == expected
-        parsed = lp.parse_example(record, {"i": ((None,), np.int64), "f": ((None,), np.float32)})
-        assert_same(parsed["i"], np.array(expected))
-        assert_same(parsed["f"], np.array(values, np.float32))
-
-
 # ---- errors ----
 
 
@@ -201,28 +162,28 @@ def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("features", "error", "says"),
+    ("features", "says"),
     [
-        ({"x": np.float64}, lp.ArgumentError, r"\['x'\]: .* must be np.int64, np.float32 or bytes, got float64"),
-        ({"x": ((2,), None)}, lp.ArgumentError, "got None"),
-        ({"x": str}, lp.ArgumentError, "got str"),
-        ({"x": "nothing"}, lp.ArgumentError, "got nothing"),
-        ({"x": (4, np.int64)}, lp.ArgumentError, "the shape must be a tuple"),
-        ({"x": ((2, None), np.int64)}, lp.ArgumentError, "the first may be None"),
-        ({"x": ((-1,), np.int64)}, lp.ArgumentError, "sizes >= 0"),
-        ({"x": ((None, 0), np.int64)}, lp.ArgumentError, "has no values"),
-        ({"x": ((None,), np.int64, 0)}, lp.ArgumentError, "no default"),
-        ({"x": ((), np.int64, 1.5)}, lp.ArgumentError, r"default 1\.5 does not fit"),
-        ({"x": ((3,), np.int64, [1, 2])}, lp.ArgumentError, r"default \[1, 2\] does not fit"),
-        ({"x": ((), bytes, "text")}, lp.ArgumentError, "default 'text' is not bytes"),
-        ({"x": ((),)}, lp.ArgumentError, r"must be a dtype, \(shape, dtype\)"),
-        ({1: np.int64}, lp.ArgumentError, "names must be strings, got 1"),
-        ([("x", np.int64)], lp.ArgumentError, "features must be a dict"),
+        ({"x": np.float64}, r"\['x'\]: .* must be np.int64, np.float32 or bytes, got float64"),
+        ({"x": ((2,), None)}, "got None"),
+        ({"x": str}, "got str"),
+        ({"x": "nothing"}, "got nothing"),
+        ({"x": (4, np.int64)}, "the shape must be a tuple"),
+        ({"x": ((2, None), np.int64)}, "the first may be None"),
+        ({"x": ((-1,), np.int64)}, "sizes >= 0"),
+        ({"x": ((None, 0), np.int64)}, "has no values"),
+        ({"x": ((None,), np.int64, 0)}, "no default"),
+        ({"x": ((), np.int64, 1.5)}, r"default 1\.5 does not fit"),
+        ({"x": ((3,), np.int64, [1, 2])}, r"default \[1, 2\] does not fit"),
+        ({"x": ((), bytes, "text")}, "default 'text' is not bytes"),
+        ({"x": ((),)}, r"must be a dtype, \(shape, dtype\)"),
+        ({1: np.int64}, "names must be strings, got 1"),
+        ([("x", np.int64)], "features must be a dict"),
     ],
     ids=str,
 )
-def test_features_that_say_nothing_sound(features: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_features_that_say_nothing_sound(features: Any, says: str) -> None:
+    with pytest.raises(lp.ArgumentError, match=says):
         lp.parse_example(b"", features)
 
 
@@ -239,17 +200,3 @@ def test_a_record_that_is_cut_anywhere_is_refused_or_lacks_what_was_cut(tf: Any)
     for size in range(1, len(record)):
         with pytest.raises(lp.ArgumentError, match=r"are not a valid tf\.train.Example"):
             lp.parse_example(record[:size], asked)
-
-
-@hypothesis.given(st.binary(max_size=60), st.integers(0, 80), st.integers(0, 255))
-@hypothesis.settings(max_examples=300, deadline=None)
-def test_damage_is_an_error_of_ours_or_unseen(tf: Any, garbage: bytes, at: int, byte: int) -> None:
-    asked = {"i": ((None,), np.int64), "f": ((None,), np.float32), "name": ((None,), bytes)}
-    record = bytearray(example(tf, name=("bytes", [b"a name"]), i=("int64", [-1, 300] * 9), f=("float", [1.0, 2.0])))
-    record[at % len(record)] = byte
-    for data in (garbage, bytes(record)):
-        try:
-            parsed = lp.parse_example(data, asked)
-        except lp.ArgumentError:
-            continue
-        assert [array.dtype for array in parsed.values()] == [np.int64, np.float32, object]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,23 +20,9 @@ def test_cpu_time_of_a_process_is_what_its_own_clock_says() -> None:
     assert before <= told <= time.process_time()
 
 
-def test_a_process_that_is_gone_has_used_none() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    child.wait()
-    assert capacity.process_cpu_s(child.pid) == 0.0
-
-
 def test_what_storage_read_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     told = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="utf-8").splitlines())
     assert capacity.disk_read_bytes(os.getpid()) >= int(told["read_bytes"])
     text = "rchar: 6976\nwchar: 5\nsyscr: 10\nsyscw: 0\nread_bytes: 8192\nwrite_bytes: 7\ncancelled_write_bytes: 0\n"
-    monkeypatch.setattr(capacity, "_read", lambda path: text)
+    monkeypatch.setattr(capacity, "read_file", lambda path: text)
     assert capacity.disk_read_bytes(17) == 8192
-
-
-@pytest.mark.parametrize("text", ["", "rchar: 6976\n"])
-def test_what_the_kernel_does_not_tell_is_0(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(capacity, "_read", lambda path: text)
-    assert capacity.disk_read_bytes(17) == 0
-    monkeypatch.undo()
-    assert capacity.disk_read_bytes(2**30) == 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -110,14 +108,3 @@ def test_it_is_silent_where_it_has_nothing_to_say(
         pass_time(3)
         work.reach(5)
     assert capsys.readouterr().err == ""
-
-
-def test_to_tell_costs_next_to_nothing_in_between() -> None:
-    def seconds(call: Callable[[Any], Any]) -> float:
-        began = time.perf_counter()
-        for done in range(100_000):
-            call(done)
-        return time.perf_counter() - began
-
-    with LongWork("counting", 100_000) as work:
-        assert min(seconds(work.reach) for _ in range(3)) < 20 * min(seconds(abs) for _ in range(3)) + 0.05
