@@ -91,7 +91,7 @@ class LoaderConfig(NamedTuple):
             buckets = BucketSettings(given.boundaries, sizes or (batch_size or 0,) * (len(given.boundaries) + 1))
             batch_size = max(buckets.batch_sizes)
         shuffle = _shuffle(arguments["shuffle"])
-        pad, ragged = check_padding(arguments["pad"]), _flag("ragged", arguments["ragged"])
+        pad, ragged = check_padding(arguments["pad"]), flag("ragged", arguments["ragged"])
         if pad is not False and ragged:
             raise ArgumentError("pad and ragged cannot be combined: choose one of them")
         if batch_size is None and (pad is not False or ragged):
@@ -115,8 +115,8 @@ class LoaderConfig(NamedTuple):
             shuffle=shuffle is True,
             shuffle_window=0 if isinstance(shuffle, bool) else shuffle,
             seed=whole_number("seed", arguments["seed"], at_least=0),
-            drop_remainder=_flag("drop_remainder", arguments["drop_remainder"]),
-            deterministic=_flag("deterministic", arguments["deterministic"]),
+            drop_remainder=flag("drop_remainder", arguments["drop_remainder"]),
+            deterministic=flag("deterministic", arguments["deterministic"]),
             shard=check_group("shard", arguments["shard"], Shard, ' or "auto"') or Shard(1, 0),
             pad=pad,
             ragged=ragged,
@@ -158,7 +158,8 @@ def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
 
 
-def _flag(name: str, value: Any, also: str = "") -> bool:
+def flag(name: str, value: Any, also: str = "") -> bool:
+    """A checked argument that is True or False."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise ArgumentError(f"{name} must be True or False{also}, got {brief(value)}")
@@ -167,7 +168,7 @@ def _flag(name: str, value: Any, also: str = "") -> bool:
 def _shuffle(value: Any) -> bool | int:
     """True, False, or how many items of a stream are shuffled among each other."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        return _flag("shuffle", value, ", or for a stream a number of items")
+        return flag("shuffle", value, ", or for a stream a number of items")
     return whole_number("shuffle", value, at_least=1, at_most=2**31, hint="the shuffle window of a stream, in items")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, SupportsIndex
 
+from loaderpool.config import flag
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
@@ -160,8 +161,7 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
     Raises:
         SourceError: If a source cannot be read by index.
     """
-    if not isinstance(strict, bool):
-        raise ArgumentError(f"strict must be True or False, got {brief(strict)}")
+    strict = flag("strict", strict)
     keys: tuple[Hashable, ...] | None = None
     values = list(sources)
     if len(sources) == 1:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.config import flag
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
 from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
 
@@ -32,8 +33,6 @@ class TextLines(FileSource):
     kind, unit = "text", "line"
 
     def __init__(self, paths: Paths, encoding: str = "utf-8", strip: bool = True, errors: str = "strict") -> None:
-        if not isinstance(strip, bool):
-            raise ArgumentError(f"strip must be True or False, got {brief(strip)}")
         try:
             newline = "\n".encode(encoding)
             codecs.lookup_error(errors)
@@ -44,7 +43,7 @@ class TextLines(FileSource):
                 f"encoding must write a line end as byte 10, got {brief(encoding)}. "
                 f"Convert the file first: iconv -f {shortened(encoding)} -t utf-8"
             )
-        self._encoding, self._errors, self._strip = encoding, errors, strip
+        self._encoding, self._errors, self._strip = encoding, errors, flag("strip", strip)
         super().__init__(paths, makes=(encoding, errors, strip))
 
     def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.config import flag
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
 from loaderpool.sources.files import FileSource, Paths, Record, read_at, refuse_compressed
 from loaderpool.sources.tables import import_extra
@@ -47,9 +48,7 @@ class TFRecords(FileSource):
     kind = "TFRecord"
 
     def __init__(self, paths: Paths, check_crc: bool = True) -> None:
-        if not isinstance(check_crc, bool):
-            raise ArgumentError(f"check_crc must be True or False, got {brief(check_crc)}")
-        self._check_crc = check_crc
+        self._check_crc = flag("check_crc", check_crc)
         self._library = "google_crc32c" if check_crc else ""
         super().__init__(paths)
 

@@ -69,7 +69,9 @@ class _KnownValue:
             return code == self._code
         if id(value) == self._ident and (self._reference is None or self._reference() is value):
             return True
-        return self._simple is not _MISSING and _is_simple(value) and _are_equal(self._simple, value)
+        if self._simple is _MISSING or type(value) is not type(self._simple) or not _is_simple(value):
+            return False
+        return bool(self._simple == value or repr(self._simple) == repr(value))  # nan
 
     def become(self, value: Any) -> str:
         if self.is_new:
@@ -217,7 +219,3 @@ def _is_simple(value: Any) -> bool:
     if type(value) is tuple:
         return len(value) <= 20 and all(map(_is_simple, value))
     return issubclass(type(value), _SIMPLE) and not (type(value) in (str, bytes) and len(value) > _MOST_TEXT)
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and (one == other or repr(one) == repr(other))  # nan

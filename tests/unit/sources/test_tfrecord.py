@@ -69,18 +69,6 @@ def test_records_are_those_of_tensorflow_in_its_order(tf: Any, write: Write) -> 
             source[index]
 
 
-@hypothesis.given(st.lists(st.lists(st.one_of(st.integers(0, 40), st.integers(8150, 8200)), max_size=12), max_size=4))
-@hypothesis.settings(max_examples=25, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
-def test_any_files_are_read_as_tensorflow_reads_them(tf: Any, write: Write, files: list[list[int]]) -> None:
-    paths = [write(str(number), records_of(lengths, number)) for number, lengths in enumerate(files)]
-    expected = by_tensorflow(tf, paths) if paths else []
-    if not expected:
-        with pytest.raises(lp.ArgumentError):
-            lp.TFRecords(paths)
-        return
-    assert list(lp.TFRecords(paths)) == expected
-
-
 # ---- damage ----
 
 
