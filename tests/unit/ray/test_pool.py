@@ -112,10 +112,6 @@ class TestFindCluster:
             with pytest.raises(ConnectionError, match=r"the server there did not respond within 0\.1 s"):
                 cluster.find_cluster(address)
 
-    def test_where_none_listens(self) -> None:
-        with pytest.raises(ConnectionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "):
-            cluster.find_cluster("127.0.0.1:1")
-
     def test_where_one_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Ray leaves its note behind when it is killed, and looks for that cluster for minutes."""
         note = tmp_path / "ray_current_cluster"
@@ -131,17 +127,12 @@ class TestFindCluster:
         with pytest.raises(ConnectionError, match=r"found no Ray cluster on this machine\. Start one"):
             cluster.find_cluster("auto")
 
-    def test_the_environment_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-        with pytest.raises(ConnectionError, match=r"RAY_ADDRESS=127\.0\.0\.1:1"):
-            cluster.find_cluster("auto")
 
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
-def test_a_loader_on_no_cluster_says_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("address", "of"), [("127.0.0.1:1", ""), ("auto", "RAY_ADDRESS=")])
+def test_a_loader_on_no_cluster_says_so(address: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is named, and where it was: RAY_ADDRESS is of one that has gone."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     pool = RayPool(address=address)
-    told = pytest.raises(lp.ClusterError, match=r"no Ray cluster answers at .*127\.0\.0\.1:1: ")
+    told = pytest.raises(lp.ClusterError, match=rf"no Ray cluster answers at {of}127\.0\.0\.1:1: ")
     with pool, lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader, told:
         next(iter(loader))

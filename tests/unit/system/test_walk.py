@@ -70,25 +70,9 @@ def test_what_a_function_leads_to_is_named_as_code_names_it(form: str, expected:
     assert expected <= names(functions()[form])
 
 
-def test_a_class_has_its_members_and_bases() -> None:
-    class Derived(Dataset):
-        @functools.cached_property
-        def table(self) -> Any:
-            return TABLE
-
-    assert {"Dataset.scale", "Dataset.load", "TABLE"} <= names(Derived)
-
-
 def test_only_what_is_to_be_entered_is() -> None:
     assert names(functions()["closure"], lambda value: not isinstance(value, Dataset)).isdisjoint({"dataset.settings"})
     assert names([[1]] * (MOST_ITEMS + 1)) == {"fn"}  # data
-
-
-def test_the_way_there_is_told_in_words() -> None:
-    (found,) = (each for each in walk({"fn": functions()["closure"]}, lambda _: True) if each.name == "dataset.files")
-    assert found.path[0] == "fn" and found.path[2] == "attribute .files of Dataset"
-    assert found.path[1] == "closure variable 'dataset' of function functions.<locals>.closure"
-    assert isinstance(found.holder, Dataset) and found.value == {"a": b"x"}
 
 
 def test_each_way_to_a_value_comes_and_a_ring_ends() -> None:
