@@ -33,13 +33,13 @@ def as_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def pools() -> Iterator[dict[int, lp.Pool]]:
     with leaks.guard():
-        made = {workers: lp.Pool(workers) for workers in (1, 2, 3)}
+        made = {workers: lp.Pool(workers) for workers in (2, 3)}
         yield made
         while made:
             made.popitem()[1].close()
 
 
-@pytest.fixture(params=[0, 1, 3])
+@pytest.fixture(params=[0, 3])
 def made_in(request: pytest.FixtureRequest, pools: dict[int, lp.Pool]) -> dict[str, Any]:
     """Where samples are made: in this process, or in a pool of as many workers."""
     return {"workers": 0} if request.param == 0 else {"workers": pools[request.param]}
@@ -113,27 +113,26 @@ def slotted() -> Slotted:
     return error
 
 
+def without_end() -> BaseException:
+    return without_end()
+
+
 USER_ERRORS: list[tuple[Callable[[], BaseException], type[BaseException], dict[str, Any]]] = [
     (lambda: ValueError("wrong", 3), ValueError, {"args": ("wrong", 3)}),
-    (lambda: KeyError("name"), KeyError, {"args": ("name",)}),
     (
         lambda: FileNotFoundError(2, "No such file", "a.png"),
         FileNotFoundError,
         {"errno": 2, "filename": "a.png", "strerror": "No such file"},
     ),
-    (lambda: OSError(5, "Input/output error"), OSError, {"errno": 5}),
     (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), UnicodeDecodeError, {"encoding": "utf-8", "start": 0}),
-    (lambda: ImportError("no", name="cv3"), ImportError, {"name": "cv3"}),
     (lambda: Rejected("a.png", code=7), Rejected, {"path": "a.png", "code": 7}),
     (lambda: MadeOnce("first"), MadeOnce, {}),
     (slotted, Slotted, {"hint": "look there"}),
     (lambda: WithOwnIndex("w"), WithOwnIndex, {}),
     (lambda: Unspeakable("x"), Unspeakable, {}),
     (lambda: HoldsALock("locked"), HoldsALock, {"reason": "kept"}),
-    (lambda: np.linalg.LinAlgError("singular"), np.linalg.LinAlgError, {}),
-    (lambda: MemoryError("no memory for this image"), MemoryError, {}),
-    (lambda: TimeoutError("slow server"), TimeoutError, {}),
     (lambda: AssertionError(), AssertionError, {}),
+    (without_end, RecursionError, {}),
 ]
 
 
@@ -164,46 +163,29 @@ def test_the_error_is_also_of_the_users_type(
         assert f"`loaderpool.replay(loader, index={BAD}, epoch=0)`" in text
         assert ("workers=0" in text) == bool(workers)
         assert loader.last_error is error
-        assert "".join(traceback.format_exception(error))
         assert repr(error)
+        first = traceback.format_exception_only(error)[0].partition("\n")[0]
+        assert first.count(kind.__name__) == 1 or kind is Unspeakable, first
 
 
-def test_a_workers_traceback_names_the_file_of_the_function(pool: lp.Pool) -> None:
-    """Also of one that travels by value, as a lambda does."""
-    with lp.Loader(range(20), lambda item: 1 // (item - BAD), batch_size=BATCH, workers=pool) as loader:
-        _, error = failing_pass(loader)
-    assert f'File "{__file__}", line ' in str(error)
-
-
-@pytest.mark.parametrize("make", [lambda: StopIteration(3), lambda: StopAsyncIteration(), lambda: Exception("plain")])
-def test_an_exception_that_ends_loops_ends_no_loop(make: Callable[[], BaseException], made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, SystemExit])
+def test_what_ends_loops_or_programs_is_an_error_of_its_sample(kind: type[BaseException], pool: lp.Pool) -> None:
+    with lp.Loader(range(20), raising(kind), batch_size=BATCH, workers=pool) as loader:
         batches, error = failing_pass(loader)
-        assert len(batches) == 3
-        assert isinstance(error, SampleError)
-        assert not isinstance(error, (StopIteration, StopAsyncIteration))
-        assert error.original_type == type(make()).__name__
-        assert error.index == BAD
+    assert len(batches) == 3
+    assert isinstance(error, SampleError) and isinstance(error, Exception) and not isinstance(error, kind)
+    assert (error.original_type, error.index) == (kind.__name__, BAD)
 
 
-@pytest.mark.parametrize("make", [KeyboardInterrupt, GeneratorExit, lambda: SystemExit(3)])
-def test_an_exception_that_ends_programs_does_not_end_the_trainer(
-    make: Callable[[], BaseException], pool: lp.Pool
+@pytest.mark.parametrize(
+    ("kind", "comes"), [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, SystemExit), (StopIteration, SampleError)]
+)
+def test_in_this_process_ctrl_c_and_exit_stay_what_they_are(
+    kind: type[BaseException], comes: type[BaseException]
 ) -> None:
-    with lp.Loader(range(20), raising(make), batch_size=BATCH, workers=pool) as loader:
-        batches, error = failing_pass(loader)
-        assert len(batches) == 3
-        assert isinstance(error, Exception)
-        assert isinstance(error, SampleError)
-        assert error.original_type == type(make()).__name__
-
-
-@pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: SystemExit(3)])
-def test_in_this_process_ctrl_c_and_exit_stay_what_they_are(make: Callable[[], BaseException]) -> None:
-    loader = lp.Loader(range(20), raising(make), batch_size=BATCH, workers=0)
-    with loader, pytest.raises(type(make())):
+    loader = lp.Loader(range(20), raising(kind), batch_size=BATCH, workers=0)
+    with loader, pytest.raises(comes):
         list(loader)
-    assert [len(batch) for batch in lp.Loader(range(20), batch_size=BATCH, workers=0)] == [4] * 5
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
@@ -220,37 +202,6 @@ def test_an_exception_group_keeps_its_exceptions(made_in: dict[str, Any]) -> Non
     assert [type(each) for each in error.exceptions] == [ValueError, OSError]
     assert error.split(ValueError)[0] is not None
     assert error.index == BAD
-
-
-def test_endless_recursion_is_an_error_like_others(made_in: dict[str, Any]) -> None:
-    def fn(item: int) -> int:
-        return fn(item) if item == BAD else item
-
-    with lp.Loader(range(20), fn, batch_size=BATCH, **made_in) as loader:
-        batches, error = failing_pass(loader)
-    assert len(batches) == 3
-    assert isinstance(error, RecursionError)
-    assert isinstance(error, SampleError)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ValueError("bad"),
-        lambda: KeyError("bad"),
-        lambda: Rejected("bad", code=3),
-        lambda: lp.SourceError("bad"),
-    ],
-)
-def test_a_traceback_shows_the_name_of_the_class_once(make: Callable[[], Exception], made_in: dict[str, Any]) -> None:
-    def fail(item: int) -> int:
-        raise make()
-
-    with lp.Loader(range(3), fail, batch_size=BATCH, **made_in) as loader, pytest.raises(SampleError) as told:
-        next(iter(loader))
-    first = traceback.format_exception_only(told.type, told.value)[0].partition("\n")[0]
-    assert first.count(type(make()).__name__) == 1, first
-    assert "bad" in first
 
 
 def test_a_class_that_cannot_travel_comes_as_its_nearest_base(pool: lp.Pool) -> None:
@@ -296,11 +247,12 @@ def outer_step(item: int) -> int:
 
 
 def test_the_traceback_shows_the_users_frames_and_no_others(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(20), outer_step, batch_size=BATCH, **made_in) as loader:
+    with lp.Loader(range(20), lambda item: outer_step(item), batch_size=BATCH, **made_in) as loader:
         _, error = failing_pass(loader)
     assert isinstance(error, SampleError)
     assert isinstance(error, ZeroDivisionError)
     shown = error.remote_traceback
+    assert f'File "{__file__}", line ' in shown
     assert "outer_step" in shown
     assert "inner_step" in shown
     assert "return 1 // (item - BAD)" in shown
@@ -341,7 +293,7 @@ def test_in_this_process_the_cause_is_the_exception_itself_with_its_frames() -> 
 # ---- place, and what comes after ----
 
 
-@pytest.mark.parametrize("bad", [0, 1, 4, 77, 198, 199])
+@pytest.mark.parametrize("bad", [0, 77, 199])
 def test_all_batches_before_the_error_are_delivered(bad: int, made_in: dict[str, Any]) -> None:
     """Also where tiny batches travel in chunks: how large they are must not decide how much is delivered."""
     with lp.Loader(range(200), raising(lambda: ValueError("bad"), bad), batch_size=2, **made_in) as loader:
@@ -368,41 +320,24 @@ def test_the_first_of_several_errors_is_raised(made_in: dict[str, Any]) -> None:
             assert error.index == 51
 
 
-def test_an_error_that_passes_leaves_the_next_pass_whole(made_in: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [0, 30])
+def test_an_error_that_passes_leaves_the_next_pass_whole(made_in: dict[str, Any], tmp_path: Path, bad: int) -> None:
     is_back = tmp_path / "the server is back"
 
     def fn(item: int) -> int:
-        if item == 30 and not is_back.exists():
+        if item == bad and not is_back.exists():
             raise ConnectionResetError(104, "Connection reset by peer")
         return item
 
     with lp.Loader(range(64), fn, batch_size=BATCH, **made_in) as loader:
+        assert loader.last_error is None
         batches, error = failing_pass(loader)
-        assert len(batches) == 7
+        assert len(batches) == bad // BATCH
         assert isinstance(error, ConnectionResetError)
         assert error.errno == 104
         is_back.touch()
         for _ in range(2):
             assert np.concatenate(list(loader)).tolist() == list(range(64))
-
-
-def test_an_error_of_the_first_sample_that_passes_leaves_the_next_pass_whole(
-    made_in: dict[str, Any], tmp_path: Path
-) -> None:
-    is_back = tmp_path / "the server is back"
-
-    def fn(item: int) -> int:
-        if item == 0 and not is_back.exists():
-            raise ConnectionResetError(104, "Connection reset by peer")
-        return item
-
-    with lp.Loader(range(64), fn, batch_size=BATCH, **made_in) as loader:
-        batches, error = failing_pass(loader)
-        assert batches == []
-        assert isinstance(error, ConnectionResetError)
-        assert loader.epoch == 0
-        is_back.touch()
-        assert np.concatenate(list(loader)).tolist() == list(range(64))
 
 
 def test_an_error_in_the_read_ahead_belongs_to_the_next_pass(made_in: dict[str, Any]) -> None:
@@ -451,18 +386,13 @@ def test_unordered_delivery_raises_the_error_too(made_in: dict[str, Any]) -> Non
             assert not {12, 13} & set(seen)
 
 
-def test_last_error_is_none_until_there_is_one(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(20), raising(lambda: ValueError("bad"), bad=-1), batch_size=BATCH, **made_in) as loader:
-        list(loader)
-        assert loader.last_error is None
+def batch_fn(items: list[int]) -> Any:
+    if BAD in items:
+        raise KeyError("no such label")
+    return np.array(items)
 
 
 def test_a_batch_fn_that_raises_names_the_whole_batch(made_in: dict[str, Any]) -> None:
-    def batch_fn(items: list[int]) -> Any:
-        if BAD in items:
-            raise KeyError("no such label")
-        return np.array(items)
-
     with lp.Loader(range(20), batch_fn=batch_fn, batch_size=BATCH, **made_in) as loader:
         batches, error = failing_pass(loader)
     assert len(batches) == 3
@@ -499,8 +429,11 @@ def test_setup_raises_in_the_caller_and_is_tried_again(made_in: dict[str, Any], 
             raise ConnectionRefusedError(111, "Connection refused")
 
     with lp.Loader(range(20), batch_size=BATCH, setup=setup, **made_in) as loader:
-        with pytest.raises(SetupError, match=r"ConnectionRefusedError.*refused"):
-            next(iter(loader))
+        for _ in range(2):
+            with pytest.raises(SetupError, match=r"setup hook raised.*ConnectionRefusedError.*refused") as raised:
+                next(iter(loader))
+            assert "in setup" in str(raised.value)  # the traceback shows the line
+        assert loader.last_error is raised.value
         marker.touch()
         assert np.concatenate(list(loader)).tolist() == list(range(20))
 
@@ -514,11 +447,14 @@ def odd_fails(item: int) -> int:
     return item
 
 
-@pytest.mark.parametrize("batch_size", [2, 10])
-def test_skip_leaves_rows_out_and_counts_them(made_in: dict[str, Any], batch_size: int) -> None:
-    with lp.Loader(range(40), odd_fails, batch_size=batch_size, on_error="skip", **made_in) as loader:
+def test_skip_leaves_rows_out_and_counts_them_once_their_batch_is_handed_over(made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(40), odd_fails, batch_size=2, on_error="skip", **made_in) as loader:
         for passes in (1, 2):
-            rows = np.concatenate(list(loader)).tolist()
+            rows = []
+            for number, batch in enumerate(loader):
+                rows += batch.tolist()
+                failed = sum(item % 5 == 3 for item in range(2 * number + 2))
+                assert loader.statistics().errors == 8 * (passes - 1) + failed
             assert rows == [item for item in range(40) if item % 5 != 3]
             statistics = loader.statistics()
             assert statistics.errors == 8 * passes
@@ -589,12 +525,9 @@ def test_results_that_do_not_fit_are_skipped_like_errors(made_in: dict[str, Any]
         assert loader.statistics().skipped_indices == (BAD,)
 
 
-@pytest.mark.parametrize("action", ["skip", "replace"])
-@pytest.mark.parametrize(("budget", "is_enough"), [(7, False), (8, True), (0.199, False), (0.2, True), (0, False)])
-def test_a_budget_bounds_the_errors_of_a_pass(
-    action: str, budget: float, is_enough: bool, made_in: dict[str, Any]
-) -> None:
-    loader = lp.Loader(range(40), odd_fails, batch_size=16, on_error=(action, budget), **made_in)  # 16, 16, 8 rows
+@pytest.mark.parametrize(("budget", "is_enough"), [(7, False), (8, True), (0.199, False), (0.2, True)])
+def test_a_budget_bounds_the_errors_of_a_pass(budget: float, is_enough: bool, made_in: dict[str, Any]) -> None:
+    loader = lp.Loader(range(40), odd_fails, batch_size=16, on_error=("replace", budget), **made_in)  # 16, 16, 8 rows
     with loader:
         for _ in range(2):  # each pass has the whole budget
             if is_enough:
@@ -603,82 +536,39 @@ def test_a_budget_bounds_the_errors_of_a_pass(
             _, error = failing_pass(loader)
             assert isinstance(error, ValueError)
             assert isinstance(error, SampleError)
-            assert f"on_error=('{action}', {budget})" in str(error)
+            assert f"on_error=('replace', {budget})" in str(error)
             assert loader.last_error is error
 
 
-def within_budget(fails: Callable[[int], bool], budget: int, items: int) -> tuple[list[int], list[int], int]:
-    """The good items and the failed ones of the batches before the one that exceeds the budget, and all errors then."""
-    good: list[int] = []
-    failed: list[int] = []
-    for start in range(0, items, BATCH):
-        batch = range(start, min(start + BATCH, items))
-        errors = len(failed) + sum(map(fails, batch))
-        if errors > budget:
-            return good, failed, errors
-        good += [item for item in batch if not fails(item)]
-        failed += [item for item in batch if fails(item)]
-    raise AssertionError("the budget is enough")
-
-
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(
-    action: str, made_in: dict[str, Any]
-) -> None:
+def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(made_in: dict[str, Any]) -> None:
     """Chunks of tiny batches grow as the function's time becomes known: neither pass nor workers may show."""
-
-    def fails(item: int) -> bool:
-        return item % 7 == 3 or (action == "skip" and 40 <= item < 44)  # and a batch without any row
+    failed = tuple(range(3, 140, 7))  # twenty; the next one is in the batch that begins at 140
 
     def fn(item: int) -> int:
-        if fails(item):
+        if item % 7 == 3:
             raise ValueError(item)
         return item
 
-    good, failed, errors = within_budget(fails, 20, 500)
-    with lp.Loader(range(500), fn, batch_size=BATCH, on_error=(action, 20), **made_in) as loader:
+    with lp.Loader(range(500), fn, batch_size=BATCH, on_error=("skip", 20), **made_in) as loader:
         for epoch in range(4):
             batches, error = failing_pass(loader)
             assert isinstance(error, SampleError) and isinstance(error, ValueError)
-            if action == "skip":
-                assert [item for batch in batches for item in batch] == good
-            else:
-                assert [sorted({*batch} - {*failed}) for batch in batches] == [
-                    [item for item in range(start, start + BATCH) if item in good]
-                    for start in range(0, len(good) + len(failed), BATCH)
-                ]
-            assert str(error).startswith(f"{errors} samples failed in this epoch")
-            assert error.epoch == epoch
-            assert fails(error.index) and error.index > max(failed)
+            assert [item for batch in batches for item in batch] == [n for n in range(140) if n not in failed]
+            assert str(error).startswith("21 samples failed in this epoch")
+            assert (error.epoch, error.index) == (epoch, 143)
             statistics = loader.statistics()
-            counted = statistics.skipped_indices if action == "skip" else statistics.replaced_indices
-            assert counted == tuple(failed) * (epoch + 1)
+            assert statistics.skipped_indices == failed * (epoch + 1)
             assert statistics.errors == len(failed) * (epoch + 1)
-            assert statistics.batches == len(batches) * (epoch + 1)
+            assert statistics.batches == 35 * (epoch + 1)
 
 
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_a_pass_whose_first_batch_exceeds_the_budget_does_not_count(action: str, made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(40), odd_fails, batch_size=BATCH, on_error=(action, 0), **made_in) as loader:
+def test_a_pass_whose_first_batch_exceeds_the_budget_does_not_count(made_in: dict[str, Any]) -> None:
+    with lp.Loader(range(40), odd_fails, batch_size=BATCH, on_error=("skip", 0), **made_in) as loader:
         for _ in range(2):
             batches, error = failing_pass(loader)
             assert (batches, getattr(error, "index", None), getattr(error, "epoch", None)) == ([], 3, 0)
         statistics = loader.statistics()
-    assert (loader.epoch, statistics.iterations, statistics.errors) == (0, 0, 0)
-    assert statistics.skipped_indices == statistics.replaced_indices == ()
-
-
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_failures_count_once_their_batch_is_handed_over(action: str, made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(400), odd_fails, batch_size=BATCH, on_error=action, **made_in) as loader:
-        for _ in loader:  # the function's time is known then, and batches travel together
-            pass
-        counted = loader.statistics().errors
-        for number, _ in enumerate(loader):
-            counted += sum(item % 5 == 3 for item in range(number * BATCH, (number + 1) * BATCH))
-            assert loader.statistics().errors == counted
-            if number == 20:
-                break
+    assert (loader.epoch, statistics.iterations, statistics.errors, statistics.skipped_indices) == (0, 0, 0, ())
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
@@ -696,11 +586,6 @@ def test_of_a_batch_the_item_that_could_not_be_read_is_named(made_in: dict[str, 
 
 
 def test_a_failed_batch_fn_counts_all_its_rows(made_in: dict[str, Any]) -> None:
-    def batch_fn(items: list[int]) -> Any:
-        if BAD in items:
-            raise KeyError("no such label")
-        return np.array(items)
-
     loader = lp.Loader(range(20), batch_fn=batch_fn, batch_size=BATCH, on_error="skip", **made_in)
     with loader:
         assert [batch.tolist()[0] for batch in loader] == [0, 4, 8, 16]
@@ -721,19 +606,6 @@ def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(p
         with pytest.raises(ClosedError, match="inside a loaderpool worker") as raised:
             next(iter(loader))
         assert isinstance(raised.value, SampleError)
-
-
-def test_loaderpool_can_be_imported_in_a_worker(pool: lp.Pool) -> None:
-    def fn(item: int) -> Any:
-        import loaderpool
-        import loaderpool.system.process
-
-        return {"role": loaderpool.system.process.role(), "constructed": repr(loaderpool.Loader(range(3), workers=2))}
-
-    with lp.Loader(range(2), fn, batch_size=2, workers=pool) as loader:
-        batch = next(iter(loader))
-    assert batch["role"].tolist() == ["worker", "worker"]
-    assert "3 items" in batch["constructed"][0]
 
 
 def test_a_loader_whose_pass_failed_goes_with_the_last_reference_to_it(pool: lp.Pool) -> None:

@@ -7,7 +7,6 @@ import gc
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -21,7 +20,7 @@ from tests.support.child import run_child
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
-WORKERS = pytest.mark.parametrize("workers", [0, 1, 2, 3])
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 def made(rows: list[Any]) -> Any:
@@ -52,7 +51,7 @@ def copied_row(row: Any) -> Any:
 # ---- passes side by side ----
 
 
-@WORKERS
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_every_pass_is_whole_and_in_order(on: Place, workers: int) -> None:
     loader = lp.Loader(range(50), batch_size=8, **on(workers))
     for _ in range(4):
@@ -65,26 +64,6 @@ def test_two_iterators_go_side_by_side(on: Place, workers: int) -> None:
     loader = lp.Loader(range(60), batch_size=4, **on(workers))
     pairs = list(zip(loader, loader, strict=True))
     assert indices_in(left for left, _ in pairs) == indices_in(right for _, right in pairs) == list(range(60))
-
-
-@WORKERS
-def test_many_iterators_at_once_each_get_everything(on: Place, workers: int) -> None:
-    loader = lp.Loader(range(40), batch_size=2, **on(workers))
-    iterators = [iter(loader) for _ in range(6)]
-    seen: list[list[int]] = [[] for _ in iterators]
-    for _ in range(20):
-        for numbers, iterator in zip(seen, iterators, strict=True):
-            numbers += next(iterator).tolist()
-    assert seen == [list(range(40))] * 6
-    assert [next(iterator, None) for iterator in iterators] == [None] * 6
-
-
-def test_iterators_that_nobody_reads_on_do_not_stop_the_one_that_is_read(on: Place) -> None:
-    loader = lp.Loader(range(3000), lambda index: np.full(300, index), batch_size=4, **on(2))
-    begun = [iter(loader) for _ in range(8)]
-    for iterator in begun:
-        next(iterator)
-    assert [int(batch[0, 0]) for batch in loader] == list(range(0, 3000, 4))
 
 
 @WORKERS
@@ -138,7 +117,7 @@ def test_a_loader_dropped_in_mid_epoch_leaves_the_others_alone(on: Place, worker
     assert numbers + indices_in(batches) == list(range(100))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
     def add_noise(item: Any, rng: np.random.Generator) -> Any:
         return item, rng.random(), np.random.rand()
@@ -171,48 +150,7 @@ def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
             assert_same(batches, reference)
 
 
-def test_the_next_epochs_first_batches_are_made_when_an_epoch_ends(on: Place, tmp_path: Path) -> None:
-    def note(index: int) -> int:
-        with open(tmp_path / "calls", "a") as file:
-            file.write(f"{index}\n")
-        return index
-
-    loader = lp.Loader(range(40), note, batch_size=4, **on(2))
-    assert len(read(loader)) == 10
-    deadline_s = time.monotonic() + 20
-    while len((tmp_path / "calls").read_text().split()) == 40 and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    calls = (tmp_path / "calls").read_text().split()
-    assert len(calls) > 40
-    read(loader)
-    del loader
-    calls = (tmp_path / "calls").read_text().split()
-    # What was made ahead was not made again: twice each, and a third time where the third epoch was begun.
-    assert set(collections.Counter(calls).values()) <= {2, 3}
-
-
-def test_no_sample_is_made_twice_and_the_first_one_not_for_the_spec(on: Place, tmp_path: Path) -> None:
-    def note(index: int) -> Any:
-        with open(tmp_path / "calls", "a") as file:
-            file.write(f"{index}\n")
-        return np.full(3, index)
-
-    for workers in (0, 1, 3):
-        (tmp_path / "calls").unlink(missing_ok=True)
-        with lp.Loader(range(41), note, batch_size=4, workers=workers) as loader:
-            _ = loader.element_spec
-            batches = iter(loader)
-            for _ in range(len(loader)):
-                next(batches)
-        calls = [int(line) for line in (tmp_path / "calls").read_text().split()]
-        assert sorted(calls[:41]) == list(range(41)) or workers > 1
-        assert set(calls) == set(range(41))
-        assert collections.Counter(calls)[0] <= 2  # once more where the next epoch was begun
-        if not workers:
-            assert calls == list(range(41))
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_in_any_order_each_batch_comes_exactly_once_an_epoch(on: Place, workers: int) -> None:
     def uneven(index: int) -> int:
         time.sleep(0.004 if index % 7 == 0 else 0)
@@ -259,7 +197,6 @@ SAMPLES: dict[str, Any] = {
     "complex": lambda index: complex(index, -index),
     "str": lambda index: "é\0x" * index,
     "bytes": lambda index: b"\0\xff" * index,
-    "empty text": lambda index: "",
     "huge text": lambda index: "ü" * (200_000 if index == 3 else 1),
     "text array": lambda index: np.array([str(index), "", "日本"], object),
     "scalar array": lambda index: np.array(index, np.int16),
@@ -289,7 +226,7 @@ DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"] + [
 ]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_arrives_as_it_is(on: Place, dtype: np.dtype[Any], workers: int) -> None:
     def fn(index: int) -> Any:
@@ -355,10 +292,6 @@ class _Buffers:
         self.large[:] = index
         return self.large[2]
 
-    def own_view(self, index: int) -> Any:
-        self.array[:] = index
-        return self.array[:]
-
     def in_turn(self, index: int) -> Any:
         self.calls += 1
         array = self.turns[self.calls % 3]
@@ -384,11 +317,11 @@ class _Buffers:
         return self.text
 
 
-@pytest.mark.parametrize(("workers", "batch_size"), [(0, 4), (2, 4)])
+@WORKERS
 @pytest.mark.parametrize("form", ["fixed", "padded", "ragged", "replaced", "elements", "given None"])
-@pytest.mark.parametrize("method", ["same_array", "view", "own_view", "in_turn", "from_bytes", "by_protocol"])
+@pytest.mark.parametrize("method", ["same_array", "view", "in_turn", "from_bytes", "by_protocol"])
 def test_a_buffer_that_the_function_fills_again_never_gives_a_wrong_batch(
-    on: Place, method: str, form: str, workers: int, batch_size: int
+    on: Place, method: str, form: str, workers: int
 ) -> None:
     settings: dict[str, Any] = {
         "fixed": {},
@@ -398,13 +331,13 @@ def test_a_buffer_that_the_function_fills_again_never_gives_a_wrong_batch(
         "elements": {"batch_size": None},
         "given None": {"element_spec": lp.ArraySpec((None, None), np.float64)},
     }[form]
-    loader = lp.Loader(range(300), getattr(_Buffers(), method), **{"batch_size": batch_size, **settings}, **on(workers))
+    loader = lp.Loader(range(300), getattr(_Buffers(), method), **{"batch_size": 4, **settings}, **on(workers))
     values = [batch.values if form == "ragged" else batch for batch in read(loader)]
     rows = np.concatenate(values).reshape(-1, 5)
     assert rows.tolist() == [[float(index)] * 5 for index in range(300)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_an_array_of_text_that_is_filled_again_never_gives_a_wrong_batch(
     on: Place, batch_size: int, workers: int
@@ -413,10 +346,8 @@ def test_an_array_of_text_that_is_filled_again_never_gives_a_wrong_batch(
     assert np.concatenate(batches).tolist() == [[str(index)] * 5 for index in range(100)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    "settings", [{}, {"on_error": "skip"}, {"on_error": "replace"}, {"limits": lp.Limits(timeout_s=60)}], ids=str
-)
+@WORKERS
+@pytest.mark.parametrize("settings", [{}, {"on_error": "replace"}, {"limits": lp.Limits(timeout_s=60)}], ids=str)
 def test_a_dict_that_the_function_fills_again_never_gives_a_wrong_batch(
     on: Place, settings: dict[str, Any], workers: int
 ) -> None:
@@ -432,7 +363,7 @@ def test_a_dict_that_the_function_fills_again_never_gives_a_wrong_batch(
     assert np.concatenate([batch["inner"]["y"] for batch in batches]).tolist() == list(range(100))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 def test_a_batch_fn_may_fill_one_buffer_again(on: Place, workers: int) -> None:
     buffer = np.empty((4, 3))
 
@@ -452,7 +383,7 @@ def lengths(index: int) -> Any:
 
 
 @WORKERS
-@pytest.mark.parametrize(("pad", "filled"), [(True, 0), (-1, -1), (0, 0)])
+@pytest.mark.parametrize(("pad", "filled"), [(True, 0), (-1, -1)])
 def test_samples_are_padded_to_the_largest_of_their_batch(on: Place, workers: int, pad: Any, filled: int) -> None:
     batches = read(lp.Loader(range(12), lengths, batch_size=3, pad=pad, **on(workers)))
     assert [batch.shape for batch in batches] == [(3, 2), (3, 4), (3, 3), (3, 4)]
@@ -460,13 +391,6 @@ def test_samples_are_padded_to_the_largest_of_their_batch(on: Place, workers: in
         for row, values in enumerate(batch):
             sample = lengths(3 * number + row)
             assert values.tolist() == [*sample.tolist(), *[filled] * (batch.shape[1] - len(sample))]
-
-
-@WORKERS
-def test_ragged_rows_keep_their_lengths(on: Place, workers: int) -> None:
-    batches = read(lp.Loader(range(13), lengths, batch_size=4, ragged=True, **on(workers)))
-    rows = [row.tolist() for batch in batches for row in batch]
-    assert rows == [lengths(index).tolist() for index in range(13)]
 
 
 @WORKERS
@@ -497,7 +421,7 @@ def test_samples_of_varied_shape_are_refused_with_the_options_that_allow_them(on
         read(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 def test_batches_without_rows_arrive(on: Place, workers: int) -> None:
     def element(index: int) -> Any:
         return np.empty((0 if index % 2 else 2, 3)), np.empty(0, "U3") if index % 2 else np.array(["a", "b"])
@@ -507,14 +431,14 @@ def test_batches_without_rows_arrive(on: Place, workers: int) -> None:
     assert [batch[1].tolist() for batch in batches] == [[] if index % 2 else ["a", "b"] for index in range(9)]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int, rounds: int) -> None:
+@WORKERS
+def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int) -> None:
     def grow(index: int) -> Any:
         size = 10 ** (index // 50) * 7
         return np.full(size, index, np.int32), "t" * size
 
     loader = lp.Loader(range(200), grow, batch_size=2, ragged=True, **on(workers))
+    rounds = 2
     for _ in range(rounds):
         for number, (ragged, text) in enumerate(loader):
             for row in range(2):
@@ -552,29 +476,6 @@ def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None
     del kept, batch
     assert [batch[0, 0] for batch in loader] == list(range(0, 4001, 4))
     assert [len(batch) for batch in loader] == [4] * 1000 + [1]
-
-
-# ---- errors by row ----
-
-
-def fail_at(bad: set[int]) -> Any:
-    def fn(index: int) -> int:
-        if index in bad:
-            raise ValueError(f"bad {index}")
-        return index
-
-    return fn
-
-
-@WORKERS
-def test_skipped_rows_are_left_out_and_empty_batches_with_them(on: Place, workers: int) -> None:
-    loader = lp.Loader(range(20), fail_at({0, 5, 8, 9, 10, 11}), batch_size=4, on_error="skip", **on(workers))
-    assert [batch.tolist() for batch in loader] == [[1, 2, 3], [4, 6, 7], [12, 13, 14, 15], [16, 17, 18, 19]]
-    statistics = loader.statistics()
-    assert statistics.skipped_indices == (0, 5, 8, 9, 10, 11) and statistics.errors == 6
-    assert (statistics.batches, statistics.samples) == (4, 14)
-    with pytest.raises(TypeError, match="skip"):
-        len(loader)
 
 
 # ---- writing into the batch, setting up, seeing old objects ----
@@ -642,29 +543,3 @@ def test_what_main_holds_travels_unchanged_from_standard_input() -> None:
         print([batch.tolist() for batch in lp.Loader(range(4), lambda item: item + SCALE, batch_size=2, workers=1)])
     """
     assert run_child(code, stdin_code=True).check().stdout == "True\nTrue\n[[3, 4], [5, 6]]\n"
-
-
-def test_a_loader_in_a_module_that_the_supervisor_imports_starts_nothing_there(tmp_path: Path) -> None:
-    (tmp_path / "my_loading.py").write_text(
-        "import loaderpool as lp\n"
-        "def triple(item):\n"
-        "    return 3 * item\n"
-        "loader = lp.Loader(range(10), triple, batch_size=4, workers=2)\n"
-    )
-    code = """
-        import sys
-        sys.path.insert(0, ".")
-        import my_loading
-        for _ in range(2):
-            print([batch.tolist() for batch in my_loading.loader])
-    """
-    line = "[[0, 3, 6, 9], [12, 15, 18, 21], [24, 27]]\n"
-    assert run_child(code, cwd=tmp_path).check().stdout == 2 * line
-
-
-def test_iterating_a_loader_within_a_worker_is_refused(on: Place) -> None:
-    def nest(index: int) -> int:
-        return indices_in(lp.Loader(range(3), workers=1))[0]
-
-    with pytest.raises(lp.SampleError, match="only the main process can iterate"):
-        read(lp.Loader(range(3), nest, **on(1)))

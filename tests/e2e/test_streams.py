@@ -26,10 +26,8 @@ from tests.support.batches import (
     kill_worker,
     let_go_in_a_fork,
     read,
-    supervisor_of,
 )
 from tests.support.child import run_child
-from tests.support.processes import shared_bytes
 from tests.support.streams import Numbers, make
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -73,6 +71,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "skipping": (fail_sometimes, {"on_error": "skip"}),
     "replacing": (fail_sometimes, {"on_error": "replace"}),
     "global noise": (global_noise, {}),
+    "whole batches": (None, {"batch_fn": vectorised}),
     "window": (make, {"shuffle": 20}),
     "without order": (make, {"deterministic": False}),
     "dropping": (make, {"drop_remainder": True}),
@@ -85,7 +84,7 @@ def settings_of(way: str) -> tuple[Any, dict[str, Any]]:
     return fn, {"batch_size": BATCH, "seed": 5, **settings}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_bits_for_any_number_of_workers(on: Place, way: str, workers: int) -> None:
     fn, settings = settings_of(way)
@@ -102,14 +101,6 @@ def test_the_same_bits_for_any_number_of_workers(on: Place, way: str, workers: i
             assert_same(*both)
         return
     assert_same(got, expected)
-
-
-def test_batch_fn_gets_the_items(on: Place) -> None:
-    with lp.Loader(Numbers(), batch_fn=vectorised, batch_size=BATCH, workers=0) as loader:
-        expected = read(loader)
-    with lp.Loader(Numbers(), batch_fn=vectorised, batch_size=BATCH, **on(2)) as loader:
-        assert_same(read(loader), expected)
-        assert numbers_in(expected) == list(range(ITEMS))
 
 
 def test_a_slow_batch_is_cut_into_rows(on: Place) -> None:
@@ -172,16 +163,6 @@ def test_an_error_of_the_reader_comes_behind_the_batches_before_it(on: Place, wo
         assert loader.last_error is not None
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_before_the_first_batch(on: Place, workers: int) -> None:
-    def nothing() -> Iterator[int]:
-        raise KeyError("no table")
-        yield 0
-
-    with lp.Loader(nothing(), **on(workers)) as loader, pytest.raises(lp.SourceError, match="no table"):
-        next(iter(loader))
-
-
 class NotMountedYet:
     """Fails in its first pass at an item, and in no other one."""
 
@@ -196,7 +177,7 @@ class NotMountedYet:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("settings", [{}, {"shuffle": 5}, {"drop_remainder": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"shuffle": 5}], ids=str)
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_stream_that_fails_before_its_first_batch_is_tried_again(
     on: Place, at: int, settings: dict[str, Any], workers: int, tmp_path: Path
@@ -288,34 +269,15 @@ def test_two_iterators_of_one_loader_each_read_the_whole(on: Place) -> None:
 
 def test_an_abandoned_pass_leaves_the_next_one_whole(on: Place) -> None:
     with lp.Loader(Numbers(), make, batch_size=BATCH, **on(2)) as loader:
-        for _ in range(20):
+        for _ in range(6):
             for number, _batch in enumerate(loader):
                 if number == 3:
                     break
         assert numbers_in(read(loader)) == list(range(ITEMS))
 
 
-class Large(Numbers):
-    def __iter__(self) -> Iterator[Any]:
-        for number in range(self.items):
-            yield {"index": number, "row": np.full(20_000, number, np.float32)}
-
-
-def test_passes_give_back_their_memory() -> None:
-    """Of items that were read ahead for passes that were left; those of one take some 20 MB."""
-    with lp.Loader(Large(400), lambda item: item["row"][:3], batch_size=BATCH, workers=2) as loader:
-        taken = []
-        for _ in range(10):
-            assert len(read(loader)) == len(range(0, 400, BATCH))
-            for _batch in loader:
-                time.sleep(0.1)  # until many are read ahead
-                break
-            taken.append(shared_bytes(supervisor_of(loader)))
-        assert max(taken) < 100 << 20
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("way", ["rows", "packed", "window", "without order", "one shard of three", "elements"])
+@pytest.mark.parametrize("way", ["packed", "window", "without order", "one shard of three"])
 def test_going_on_where_it_was_stopped(on: Place, way: str, workers: int) -> None:
     fn, settings = settings_of(way)
     with lp.Loader(Numbers(), fn, workers=0, **settings) as loader:
@@ -336,24 +298,7 @@ def test_going_on_where_it_was_stopped(on: Place, way: str, workers: int) -> Non
         assert_same(got, wanted)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_behind_the_last_batch_goes_on_with_the_next_epoch(on: Place, workers: int) -> None:
-    """Nobody knows that it was the last one before the stream is read to its end again."""
-    fn, settings = settings_of("rows")
-    with lp.Loader(Numbers(), fn, workers=0, **settings) as loader:
-        batches = iter(loader)
-        for _ in range(-(-ITEMS // BATCH)):
-            next(batches)
-        state = batches.state_dict()  # type: ignore[attr-defined]
-        loader.epoch = 1
-        expected = [[copied(batch) for batch in loader] for _ in range(2)]
-    assert state["epoch"] == 0
-    with lp.Loader(Numbers(), fn, **on(workers), **settings) as loader:
-        loader.load_state_dict(state)
-        assert_same([[copied(batch) for batch in loader] for _ in range(2)], expected)
-
-
-@pytest.mark.parametrize("taken", [1, 9, 40])
+@pytest.mark.parametrize("taken", [1, 40])
 def test_more_was_taken_out_of_turn_than_is_read_ahead(taken: int, on: Place) -> None:
     with lp.Loader(Numbers(), lambda item: item["index"], batch_size=1, deterministic=False, **on(1)) as loader:
         loader.load_state_dict({**loader.state_dict(), "taken": [[1, taken]]})
@@ -363,9 +308,9 @@ def test_more_was_taken_out_of_turn_than_is_read_ahead(taken: int, on: Place) ->
 def test_what_was_taken_out_of_turn_leaves_its_neighbours_in_a_chunk_alone(on: Place) -> None:
     """Tickets cover some of it beside what is wanted, and ask for the items of both."""
     source = Numbers(60)
-    source.lock = threading.Lock()  # type: ignore[attr-defined]  # so a thread reads it: 240 processes take long
+    source.lock = threading.Lock()  # type: ignore[attr-defined]  # so a thread reads it: 80 processes take long
     with lp.Loader(source, of_varied_length, batch_size=3, pad=True, deterministic=False, **on(2)) as loader:
-        for taken in ([[1, 1], [3, 5]], [[2, 4]], [[1, 8]], [[1, 5], [8, 4]]) * 60:
+        for taken in ([[1, 1], [3, 5]], [[2, 4]], [[1, 8]], [[1, 5], [8, 4]]) * 20:
             loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0, "taken": taken})
             gone = {batch for first, count in taken for batch in range(first, first + count)}
             assert sorted(numbers_in(loader)) == [item for item in range(60) if item // 3 not in gone]
@@ -520,10 +465,10 @@ def test_a_loader_is_closed_while_its_source_waits_on_the_thread() -> None:
     messages.put(None)  # lets the thread go, which nobody can end while it waits there
 
 
-@pytest.mark.parametrize("how", ["sys.exit()", "os.kill(os.getpid(), 9)", "pass", "1 / 0", "os._exit(0)"])
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "pass", "1 / 0"])
 def test_the_trainer_ends_while_its_source_waits_on_the_thread(how: str) -> None:
     script = f"""
-        import os, queue, sys
+        import os, queue
         import loaderpool as lp
         messages = queue.Queue()
         for number in range(6):
