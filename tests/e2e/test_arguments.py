@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import sys
+import os
 import threading
 import traceback
-import types
 from collections.abc import Callable, Iterator
-from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +17,11 @@ from loaderpool.errors import (
     ArgumentError,
     ClosedError,
     LoaderpoolError,
-    MemoryLimitError,
-    SampleError,
     SetupError,
     SpecMismatchError,
     UnpicklableError,
 )
 from tests.support import leaks
-from tests.support.child import run_child
 
 pytestmark = pytest.mark.may_leak(reason="all tests share a pool, whose workers change; its fixture checks the whole")
 
@@ -67,74 +61,49 @@ def grouped(arguments: dict[str, Any]) -> dict[str, Any]:
 
 WRONG_VALUES = [
     ({"batch_size": 0}, "batch_size", "0"),
-    ({"batch_size": -1}, "batch_size", "-1"),
     ({"batch_size": 2**31 + 1}, "batch_size", str(2**31 + 1)),
     ({"workers": -1}, "workers", "-1"),
-    ({"workers": "many"}, "workers", "'many'"),
     ({"workers": "4"}, "workers", "did you mean 4?"),
     ({"batch_size": -3.0}, "batch_size", "did you mean -3?"),
-    ({"batch_size": "9" * 400}, "batch_size", "did you mean 999"),
     ({"workers": 10**6}, "workers", "1000000"),
     ({"workers": (0, 4)}, "workers[0]", "0"),
-    ({"workers": (3, 2)}, "workers[1]", "2"),
-    ({"workers": (1, 2000)}, "workers[1]", "2000"),
     ({"Shard.num_shards": 0, "Shard.index": 0}, "Shard.num_shards", "0"),
     ({"Shard.num_shards": 2, "Shard.index": 2}, "Shard.index", "2"),
-    ({"Shard.num_shards": 2, "Shard.index": -1}, "Shard.index", "-1"),
-    ({"Shard.num_shards": 1, "Shard.index": 1}, "Shard.index", "1"),
     ({"seed": -3}, "seed", "-3"),
     ({"Limits.timeout_s": 0}, "Limits.timeout_s", "0"),
-    ({"Limits.timeout_s": -1.5}, "Limits.timeout_s", "-1.5"),
     ({"Limits.timeout_s": float("nan")}, "Limits.timeout_s", "nan"),
     ({"Limits.timeout_s": float("inf")}, "Limits.timeout_s", "None"),
-    ({"Limits.timeout_s": 1e-10}, "Limits.timeout_s", "1e-10"),
     ({"Limits.timeout_s": 1e11}, "Limits.timeout_s", "1000000000"),
-    ({"Limits.timeout_s": 10**400}, "Limits.timeout_s", "1000000000"),
     ({"Limits.memory": 0}, "Limits.memory", "0"),
     ({"Limits.memory": "lots"}, "Limits.memory", "'lots'"),
-    ({"Limits.memory": "0 MiB"}, "Limits.memory", "'0 MiB'"),
-    ({"Limits.memory": "9" * 400}, "Limits.memory", "bytes"),
     ({"on_error": "ignore"}, "on_error", "'ignore'"),
     ({"on_error": ("skip", -1)}, "on_error", "-1"),
     ({"on_error": ("replace", 1.5)}, "on_error", "1.5"),
-    ({"on_error": ("replace", Fraction(3, 2))}, "on_error", "3, 2"),
     ({"on_error": ("skip", float("nan"))}, "on_error", "nan"),
-    ({"on_error": ("skip", float("inf"))}, "on_error", "inf"),
     ({"on_error": ("raise", 3)}, "on_error", "raise"),
     ({"Limits.restarts": -1}, "Limits.restarts", "-1"),
     ({"threads": 0}, "threads", "0"),
     ({"threads": 257}, "threads", "257"),
     ({"Limits.restarts_per_item": 0}, "Limits.restarts_per_item", "0"),
-    ({"Limits.restarts_per_item": 2**64}, "Limits.restarts_per_item", str(2**64)),
 ]
 WRONG_TYPES = [
     ({"batch_size": 2.0}, "batch_size", "2.0"),
-    ({"batch_size": "32"}, "batch_size", "'32'"),
-    ({"batch_size": True}, "batch_size", "True"),
     ({"workers": 1.5}, "workers", "1.5"),
-    ({"workers": (1, 2.5)}, "workers[1]", "2.5"),
     ({"workers": (1, 2, 3)}, "workers", "(1, 2, 3)"),
-    ({"workers": None}, "workers", "None"),
-    ({"workers": True}, "workers", "True"),
-    ({"Shard.num_shards": 2.0, "Shard.index": 0}, "Shard.num_shards", "2.0"),
     ({"Shard.num_shards": 2, "Shard.index": "0"}, "Shard.index", "'0'"),
-    ({"seed": 1.5}, "seed", "1.5"),
     ({"seed": None}, "seed", "None"),
     ({"shuffle": 2.5}, "shuffle", "2.5"),
     ({"drop_remainder": "yes"}, "drop_remainder", "'yes'"),
     ({"deterministic": None}, "deterministic", "None"),
     ({"ragged": 1}, "ragged", "1"),
     ({"pad": [0]}, "pad", "[0]"),
-    ({"Limits.timeout_s": "10"}, "Limits.timeout_s", "'10'"),
     ({"Limits.timeout_s": True}, "Limits.timeout_s", "True"),
-    ({"Limits.memory": 2.5}, "Limits.memory", "2.5"),
     ({"Limits.memory": True}, "Limits.memory", "True"),
     ({"on_error": ("skip", "3")}, "on_error", "'3'"),
     ({"seed_globals": "yes"}, "seed_globals", "'yes'"),
     ({"element_spec": 3}, "element_spec", "int"),
     ({"element_spec": [lp.ArraySpec((None,), "int64")]}, "element_spec", "list"),
     ({"threads": 2.5}, "threads", "2.5"),
-    ({"Limits.restarts": "few"}, "Limits.restarts", "'few'"),
     ({"Limits.restarts": (3, None)}, "Limits.restarts[1]", "None"),
     ({"Limits.restarts_per_item": 1.5}, "Limits.restarts_per_item", "1.5"),
     ({"limits": 5}, "limits must be a loaderpool.Limits(memory, timeout_s, restarts, restarts_per_item)", "5"),
@@ -146,28 +115,18 @@ WRONG_TYPES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "name", "shown"), WRONG_VALUES, ids=lambda value: str(value)[:40])
-def test_a_wrong_value_names_the_argument_and_the_present_value(
-    arguments: dict[str, Any], name: str, shown: str
+@pytest.mark.parametrize(
+    ("kind", "arguments", "name", "shown"),
+    [(ValueError, *row) for row in WRONG_VALUES] + [(TypeError, *row) for row in WRONG_TYPES],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_wrong_names_the_argument_and_the_present_value(
+    kind: type[Exception], arguments: dict[str, Any], name: str, shown: str
 ) -> None:
     with pytest.raises(ArgumentError) as raised:
         lp.Loader(range(8), **{"fn": identity, "workers": 0, **grouped(arguments)})
-    assert isinstance(raised.value, ValueError)
-    assert isinstance(raised.value, LoaderpoolError)
-    assert name in str(raised.value)
-    assert shown in str(raised.value)
-
-
-@pytest.mark.parametrize(("arguments", "name", "shown"), WRONG_TYPES, ids=lambda value: str(value)[:40])
-def test_a_wrong_type_names_the_argument_and_the_present_value(
-    arguments: dict[str, Any], name: str, shown: str
-) -> None:
-    with pytest.raises(ArgumentError) as raised:
-        lp.Loader(range(8), **{"fn": identity, "workers": 0, **grouped(arguments)})
-    assert isinstance(raised.value, TypeError)
-    assert isinstance(raised.value, LoaderpoolError)
-    assert name in str(raised.value)
-    assert shown in str(raised.value)
+    assert isinstance(raised.value, kind) and isinstance(raised.value, LoaderpoolError)
+    assert name in str(raised.value) and shown in str(raised.value)
 
 
 def test_settings_go_by_name() -> None:
@@ -223,13 +182,9 @@ def test_a_closed_pool_is_refused() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, -1])
-def test_a_pool_needs_a_worker(workers: int) -> None:
+def test_a_pool_needs_a_worker(pool: lp.Pool, workers: int) -> None:
     with pytest.raises(ArgumentError, match=f"at least 1, got {workers} .*setting of a Loader"):
         lp.Pool(workers)
-
-
-@pytest.mark.parametrize("workers", [0, -2])
-def test_resize_refuses_less_than_one_worker(pool: lp.Pool, workers: int) -> None:
     with pytest.raises(ArgumentError, match=f"at least 1, got {workers}"):
         pool.resize(workers)
     assert pool.workers == 2
@@ -255,19 +210,6 @@ def test_a_wrong_epoch_leaves_the_old_one() -> None:
 def test_replace_refuses_a_name_that_is_no_argument() -> None:
     with lp.Loader(range(8), identity, workers=0) as loader, pytest.raises(ArgumentError, match="batchsize"):
         loader.replace(batchsize=3)
-
-
-def test_memory_limit_too_small_names_the_least_that_works(pool: lp.Pool) -> None:
-    too_small = lp.Loader(np.zeros((64, 1000)), batch_size=16, workers=pool, limits=lp.Limits(memory=1000))
-    with too_small, pytest.raises(MemoryLimitError) as raised:
-        next(iter(too_small))
-    assert isinstance(raised.value, MemoryError)
-    least = int(str(raised.value).split("Set Limits(memory=")[1].split(")")[0])
-    with lp.Loader(np.zeros((64, 1000)), batch_size=16, workers=pool, limits=lp.Limits(memory=least)) as loader:
-        assert sum(len(batch) for batch in loader) == 64
-
-
-# ---- source ----
 
 
 # ---- the function's signature ----
@@ -313,10 +255,6 @@ def test_whatever_can_be_called_with_one_item_is_taken(function: Callable[..., A
 # ---- what the function returns ----
 
 
-def nothing(item: int) -> None:
-    return None
-
-
 def odd_one(odd: Any) -> Callable[[int], Any]:
     def fn(item: int) -> Any:
         return odd if item == 5 else {"image": np.zeros((2, 3), np.float32), "label": np.int64(item)}
@@ -331,9 +269,6 @@ def odd_one(odd: Any) -> Callable[[int], Any]:
             {"image": np.zeros((2, 4), np.float32), "label": np.int64(1)},
             ["['image']", "2, 3", "2, 4", "pad=True"],
             id="shape",
-        ),
-        pytest.param(
-            {"image": np.zeros((2, 3, 1), np.float32), "label": np.int64(1)}, ["['image']", "2, 3, 1"], id="axes"
         ),
         pytest.param(
             {"image": np.zeros((2, 3), np.float64), "label": np.int64(1)},
@@ -363,13 +298,6 @@ def test_a_sample_unlike_the_first_names_component_index_and_both_sides(
         assert loader.last_error is raised.value
 
 
-def test_a_spec_of_another_structure_shows_both(made_in: dict[str, Any]) -> None:
-    spec = {"image": lp.ArraySpec((None, 3), "float32")}
-    loader = lp.Loader(range(8), lambda item: np.zeros(3, np.float32), element_spec=spec, **made_in)
-    with loader, pytest.raises(SpecMismatchError, match=r"image.*given by element_spec= \(source index 0\)"):
-        next(iter(loader))
-
-
 # ---- what cannot travel ----
 
 
@@ -393,13 +321,11 @@ class Unwilling:
     """Can be pickled, and cannot be read back in another process."""
 
     def __reduce__(self) -> Any:
-        return _refuse, ()
+        return _refuse, (os.getpid(),)
 
 
-def _refuse() -> None:
-    import loaderpool.system.process
-
-    if not loaderpool.system.process.is_trainer():
+def _refuse(trainer: int) -> None:
+    if os.getpid() != trainer:
         raise LookupError("the licence server knows the trainer only")
 
 
@@ -415,104 +341,12 @@ def test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup(pool: lp.Pool
         assert sum(len(batch) for batch in loader) == 8
 
 
-def test_a_module_whose_import_fails_shows_the_import_error_and_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "only_here.py").write_text(
-        "import loaderpool.system.process\n"
-        "if not loaderpool.system.process.is_trainer():\n"
-        "    import no_such_module_at_all\n"
-        "def fn(item):\n"
-        "    return item\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import only_here  # type: ignore[import-not-found]
-
-    try:
-        with lp.Loader(range(8), only_here.fn, workers=1) as loader, pytest.raises(SetupError) as raised:
-            next(iter(loader))
-    finally:
-        del sys.modules["only_here"]
-    text = str(raised.value)
-    assert "ModuleNotFoundError: No module named 'no_such_module_at_all'" in text
-    assert "only_here.py" in text  # the traceback shows whose import it was
-    assert "sys.path" in text
-
-
-def test_a_function_replaced_in_its_module_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "patched_module.py").write_text("def fn(item):\n    return item\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import patched_module  # type: ignore[import-not-found]
-
-    def added(item: int) -> int:
-        return item
-
-    added.__module__, added.__qualname__ = "patched_module", "added"
-    patched_module.added = added
-    try:
-        loader = lp.Loader(range(8), added, workers=1)
-        with loader, pytest.raises(SetupError, match=r"AttributeError.*added"):
-            next(iter(loader))
-    finally:
-        del sys.modules["patched_module"]
-
-
-def test_a_setup_hook_that_raises_is_an_error_of_the_setup(made_in: dict[str, Any]) -> None:
-    def setup() -> None:
-        raise FileNotFoundError(2, "no such file", "weights.bin")
-
-    with lp.Loader(range(8), identity, setup=setup, **made_in) as loader:
-        for _ in range(2):
-            with pytest.raises(SetupError, match=r"setup hook raised.*FileNotFoundError.*weights\.bin") as raised:
-                next(iter(loader))
-            assert "in setup" in str(raised.value)  # the traceback shows the line
-        assert loader.last_error is raised.value
-
-
-def test_as_dataset_without_tensorflow_says_what_to_install() -> None:
-    run_child(
-        """
-        import sys
-        sys.modules["tensorflow"] = None
-        import loaderpool as lp
-        with lp.Loader(range(8), workers=0) as loader:
-            try:
-                loader.as_dataset()
-            except ImportError as error:
-                assert "loaderpool[tensorflow]" in str(error), error
-            else:
-                raise AssertionError("no error")
-        """
-    ).check()
-
-
-def test_errors_are_exported_with_their_builtins() -> None:
-    errors = [error for error in vars(lp.errors).values() if isinstance(error, type) and error is not lp.errors._Look]
-    assert 10 < len(errors) <= 18
-    for error in errors:
-        assert getattr(lp, error.__name__) is error
-        if issubclass(error, Warning):
-            continue
-        assert issubclass(error, LoaderpoolError)
-        if error is not LoaderpoolError:
-            assert len({base for base in error.__mro__ if isinstance(base, type) and base.__module__ == "builtins"}) > 3
-    assert isinstance(lp.errors, types.ModuleType)
-    assert SampleError.index is None
-
-
 # ---- what a fresh pair of hands got wrong without being told ----
 
 
-@pytest.mark.parametrize(
-    ("ragged", "shape", "error"),
-    [
-        (3, (None, None), lp.ArgumentError),
-        ("no", (None, None), lp.ArgumentError),
-        (True, (None,), lp.ArgumentError),
-    ],
-)
-def test_a_ragged_axis_is_one_behind_the_first(ragged: Any, shape: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="ragged"):
+@pytest.mark.parametrize(("ragged", "shape"), [("no", (None, None)), (True, (None,))])
+def test_a_ragged_axis_is_one_behind_the_first(ragged: Any, shape: Any) -> None:
+    with pytest.raises(ArgumentError, match="ragged"):
         lp.ArraySpec(shape, "f4", ragged=ragged)
 
 

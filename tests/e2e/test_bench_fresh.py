@@ -55,20 +55,6 @@ def test_a_run_that_fails_shows_why(fresh: Any) -> None:
         fresh.run_fresh([sys.executable, "-c", "pass"], 60, "a run")
 
 
-def test_the_loaderpool_that_is_measured_is_the_one_on_pythonpath(
-    fresh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the command is given in a checkout, which `python -m` would look into first."""
-    (tmp_path / "other/loaderpool").mkdir(parents=True)
-    (tmp_path / "other/loaderpool/__init__.py").write_text("")
-    code = "import loaderpool\nfrom bench.harness import print_result\nprint_result({'it': loaderpool.__file__})"
-    monkeypatch.chdir(REPOSITORY)
-    assert fresh.run_fresh([sys.executable, "-c", code], 60, "a run")["it"].startswith(str(REPOSITORY))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
-    monkeypatch.syspath_prepend(str(tmp_path / "other"))
-    assert fresh.run_fresh([sys.executable, "-c", code], 60, "a run")["it"].startswith(str(tmp_path))
-
-
 def test_the_command_measures_a_row_and_judges_it(tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="Pillow is not installed: scripts/test installs it")
     events = tmp_path / "events.jsonl"

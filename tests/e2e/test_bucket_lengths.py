@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.trainer.replay import Replay
 from tests.support.batches import Place, assert_same, read
-from tests.support.child import run_child, run_command
+from tests.support.child import run_child
 from tests.support.sounds import BUCKETS, BY_LENGTH, frames_of, load_sound
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -56,7 +55,7 @@ def test_the_function_is_called_once_for_each_item_while_the_loader_is_made(soun
         assert len(loader) == len(read(loader))
         with loader.replace(workers=0, buckets=lp.Buckets(noted, [500], [4, 2])) as other:
             assert len(other) == len(read(other))
-        Replay(loader, 3).run()
+        lp.replay(loader, 3)
         assert len(log.read_text().splitlines()) == len(sounds), "and never again"
         with loader.replace(source=sounds[:9]) as shorter:
             assert sum(len(batch["frames"]) for batch in shorter) == 9
@@ -94,21 +93,13 @@ def test_what_the_function_raises_names_the_item(workers: int, on: Place, kind: 
     ("wrong", "error", "says"),
     [
         (-1, lp.ArgumentError, "at least 0, got -1"),
-        (2**63, lp.ArgumentError, "at most 9223372036854775807"),
         (1.5, lp.ArgumentError, "integer, got 1.5"),
-        (None, lp.ArgumentError, "integer, got None"),
-        (True, lp.ArgumentError, "integer, got True"),
         ("3", lp.ArgumentError, "integer, got '3'"),
     ],
 )
 def test_what_is_no_length_is_refused_by_name(wrong: Any, error: Any, says: str, workers: int, on: Place) -> None:
     with pytest.raises(error, match=f"(?s)Buckets.by: .*{says}.*source index 4"):
         lp.Loader(range(9), None, buckets=lp.Buckets(lambda i: wrong if i == 4 else i, [5]), **on(workers))
-
-
-def test_numpy_numbers_are_lengths(on: Place) -> None:
-    with lp.Loader(range(9), None, buckets=lp.Buckets(lambda i: np.uint8(i), [5]), batch_size=4, **on(1)) as loader:
-        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [5, 6, 7, 8], [4]]
 
 
 def test_a_worker_that_dies_over_a_length_is_replaced(sounds: list[str], tmp_path: Path, two_epochs: list[Any]) -> None:
@@ -150,31 +141,6 @@ def test_a_function_that_ends_its_worker_is_named(on: Place) -> None:
             lp.Loader(range(9), buckets=lp.Buckets(ends, [5]), **place)
         assert caught.value.index == 3
         assert "loaderpool replay" not in str(caught.value) and "workers=0" in str(caught.value)
-
-
-def test_a_pool_that_was_started_for_lengths_ends_with_what_failed() -> None:
-    """A child whose loaders fail has no process left when it has ended."""
-    result = run_child(
-        """
-        import loaderpool as lp, os
-        for sizes, drop in ((None, True), ([1, 1], False)):
-            buckets = lp.Buckets(lambda i: 1 // abs(i - 3), [5], sizes)
-            try:
-                lp.Loader(range(9), None, buckets=buckets, workers=2, drop_remainder=drop)
-            except ZeroDivisionError as error:
-                print("told", error.index)
-        try:
-            buckets = lp.Buckets(lambda i: i, [5])
-            lp.Loader(range(9), None, buckets=buckets, batch_size=8, drop_remainder=True, workers=2)
-        except lp.ArgumentError as error:
-            print(error)
-        print(open(f"/proc/self/task/{os.getpid()}/children").read())
-        """
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split("\n")[:2] == ["told 3", "told 3"]
-    assert "drop_remainder=True leaves no batches" in result.stdout
-    assert result.stdout.split("\n")[3:] == ["", ""]
 
 
 MODULE = """
@@ -224,20 +190,6 @@ def test_a_loader_of_the_function_s_module_asks_for_lengths_in_the_trainer_only(
     assert result.check().stdout.splitlines() == ["True {-1}", "True False"]
 
 
-def test_the_command_line_replays_and_tunes_it(folder: Path) -> None:
-    """A replay starts no process, not for lengths either; `tune` asks for each length once."""
-
-    def run(*arguments: str) -> str:
-        return run_command(*arguments, cwd=folder).check().stdout
-
-    text = run("replay", "jobs:loader", "--index", "13", "--epoch", "1")
-    assert "source index 13" in text and "int64[6]" in text
-    assert len({line.split()[0] for line in (folder / "calls").read_text().splitlines()}) == 1
-    (folder / "calls").unlink()
-    assert "worker" in run("tune", "jobs:loader", "--seconds", "0.2", "--workers", "0,1")
-    assert len((folder / "calls").read_text().splitlines()) == 30
-
-
 # ---- wrong arguments ----
 
 LENGTHS = [1] * 9
@@ -250,11 +202,8 @@ LENGTHS = [1] * 9
         ((LENGTHS, None), lp.ArgumentError, r"^Buckets\.boundaries must be a list .* got None"),
         ((LENGTHS, []), lp.ArgumentError, r"^Buckets\.boundaries must have 1 to 65535 numbers, got 0"),
         ((LENGTHS, [3, 3]), lp.ArgumentError, r"^Buckets\.boundaries must increase.*boundaries\[1\]=3"),
-        ((LENGTHS, [5, 3]), lp.ArgumentError, r"boundaries\[1\]=3 is not above"),
         ((LENGTHS, [0]), lp.ArgumentError, r"^Buckets\.boundaries\[0\] must be at least 1, got 0"),
         ((LENGTHS, [2.5]), lp.ArgumentError, r"^Buckets\.boundaries\[0\] must be an integer"),
-        ((LENGTHS, 3), lp.ArgumentError, r"^Buckets\.boundaries must be a list"),
-        ((LENGTHS, "35"), lp.ArgumentError, r"^Buckets\.boundaries must be a list"),
         ((LENGTHS, {3, 5}), lp.ArgumentError, r"^Buckets\.boundaries must be a list"),
         ((LENGTHS, [3], [2]), lp.ArgumentError, r"^Buckets\.batch_sizes must have one"),
         ((LENGTHS, [3], [2, 0]), lp.ArgumentError, r"^Buckets\.batch_sizes\[1\] must"),
@@ -273,14 +222,9 @@ def test_wrong_buckets_fail_by_name(how: Any, error: Any, says: str) -> None:
         (LENGTHS[1:], lp.ArgumentError, r"^Buckets\.by must have one length.* got 8$"),
         ([*LENGTHS[1:], -2], lp.ArgumentError, r"^Buckets\.by\[8\] is -2"),
         ([1.0] * 9, lp.ArgumentError, r"^Buckets\.by must be a function .*float64"),
-        ([True] * 9, lp.ArgumentError, r"^Buckets\.by must be a function .*bool"),
         ([[1]] * 9, lp.ArgumentError, r"^Buckets\.by must be a function .*2-d"),
-        ([[1], []], lp.ArgumentError, r"^Buckets\.by must be a function"),
-        ("length", lp.ArgumentError, r"^Buckets\.by must be a function .*'length'"),
-        (3, lp.ArgumentError, r"^Buckets\.by must be a function .*int"),
         (np.array([2**63] * 9, np.uint64), lp.ArgumentError, r"^Buckets\.by\[0\] is"),
         (lambda: 3, lp.ArgumentError, r"^Buckets\.by must be callable"),
-        (lambda i, rng: 3, lp.ArgumentError, r"^Buckets\.by must be callable"),
     ],
     ids=lambda value: str(value)[:40].partition(" at 0x")[0],
 )

@@ -187,31 +187,12 @@ def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: P
     assert "Note: measured without the loader's cache" in result.stdout
 
 
-def test_one_number_is_measured_as_it_is(command: Callable[..., ChildResult]) -> None:
-    result = command("tune", "jobs:make_waiting", "--seconds", "0.2", "--workers", "1").check()
-    assert "Use workers=1: it is the only setting that was measured." in result.stdout
-
-
-def test_output_that_is_no_terminal_is_plain_and_uncut(command: Callable[..., ChildResult]) -> None:
-    result = command("tune", "jobs:make_waiting", "--seconds", "0.2", "--workers", "0,1").check()
-    assert "\x1b" not in result.stdout + result.stderr
-    (header,) = [line.split() for line in result.stdout.splitlines() if line.startswith("workers")]
-    assert header[:4] == ["workers", "threads", "samples/s", "spread"]
-    assert all(ord(letter) < 0x2500 for letter in result.stdout)  # no line drawing
-
-
 def test_json_to_stdout_is_all_there_is(command: Callable[..., ChildResult], project: Path) -> None:
     result = command("tune", "jobs:make_waiting", "--seconds", "0.2", "--workers", "0,1", "--json", "-").check()
     assert json.loads(result.stdout)["command"] == "tune"
     assert "samples/s" in result.stderr and "usable CPU" in result.stderr
     assert "Wrote" not in result.stderr
     assert not (project / "-").exists()
-
-
-def test_a_file_may_be_called_so(command: Callable[..., ChildResult], project: Path) -> None:
-    result = command("tune", "jobs:make_waiting", "--seconds", "0.2", "--workers", "1", "--json", "./-").check()
-    assert json.loads((project / "-").read_text())["command"] == "tune"
-    assert "samples/s" in result.stdout
 
 
 # -- what goes wrong

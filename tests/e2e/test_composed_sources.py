@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,50 +62,3 @@ def test_an_epoch_of_a_mix_by_size_has_every_record_once(on: Place, folder: Path
         for _ in range(2):
             lines = [line for batch in loader for line in batch.tolist()]
             assert sorted(lines) == sorted([f"small {i}" for i in range(50)] + [f"lärge {i}" for i in range(500)])
-
-
-def test_a_large_index_is_shared_and_lines_are_found_by_it(
-    on: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    lines = lp.TextLines("long.txt")
-    assert lines._starts.nbytes > 64 * 1024
-    monkeypatch.chdir("/")
-
-    def describe(line: str) -> Any:
-        owner = lines._starts.base
-        while isinstance(owner, np.ndarray):
-            owner = owner.base
-        return len(line), owner is not None
-
-    batches = read(lp.Loader(lines, describe, batch_size=1000, **on(2)))
-    lengths = np.concatenate([batch[0] for batch in batches])
-    assert lengths.tolist() == [0] * 40_000 + [3]
-    assert all(batch[1].all() for batch in batches)  # a view of memory that is not its own: the arena of the payload
-
-
-def test_a_file_that_changes_is_an_error_that_names_it(on: Place, tmp_path: Path) -> None:
-    for workers in (0, 2):
-        path = tmp_path / f"{workers}.txt"
-        path.write_text("line\n" * 100)
-        lines = lp.TextLines(path)
-        os.truncate(path, 250)
-        with pytest.raises(lp.SampleError, match=rf"{workers}\.txt has changed") as caught:
-            list(lp.Loader(lines, batch_size=10, **on(workers)))
-        assert isinstance(caught.value, lp.SourceError)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_no_file_is_left_open_in_this_process(on: Place, folder: Path) -> None:
-    def open_files() -> list[str]:
-        targets = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
-        return [target for target in targets if target.startswith(str(folder.resolve()))]
-
-    for workers in (0, 2):
-        loader = lp.Loader(mixed(folder), batch_size=50, **on(workers))
-        assert len(list(loader)) == 11
-        assert len(open_files()) == (0 if workers else 2)
-        loader.close()
-        del loader
-        gc.collect()
-        assert open_files() == []

@@ -48,17 +48,6 @@ def test_packed_items_give_the_bits_of_a_serial_run() -> None:
         assert_same(read(loader, passes=2), expected)
 
 
-def test_packed_columns_and_batch_functions_give_the_bits_of_a_serial_run() -> None:
-    def batch(rows: list[Any]) -> Any:
-        return np.array([row["record"]["label"] + row["n"] for row in rows]), [row["text"] for row in rows]
-
-    source = {"record": records(), "n": np.arange(ITEMS), "text": tuple(f"é{i}" * 5 for i in range(ITEMS))}
-    source["text"] = list(source["text"])
-    expected = read(lp.Loader(source, batch_fn=batch, batch_size=400, workers=0))
-    with lp.Loader(source, batch_fn=batch, batch_size=400, workers=2) as loader:
-        assert_same(read(loader), expected)
-
-
 def test_packed_items_outlive_their_supervisor() -> None:
     expected = read(lp.Loader(records(), of_record, batch_size=100, workers=0))
     with lp.Loader(records(), of_record, batch_size=100, workers=2) as loader:
@@ -167,16 +156,17 @@ def test_workers_that_load_the_payload_themselves_map_the_files_too(tmp_path: Pa
         import numpy as np, loaderpool as lp
         warnings.simplefilter("ignore")
         array, shared = np.ones((48, 1 << 20), np.uint8), lp.share(np.arange(20_000))
+        table = lp.share({{i: {{"label": i}} for i in range(6_000)}})
 
         def fn(i):
             import starts_a_thread
-            return starts_a_thread.add(int(array[i].sum()) + shared[i])
+            return starts_a_thread.add(int(array[i].sum()) + shared[i] + table[i]["label"])
 
         class Needs:
             def __reduce__(self): return __import__, ("starts_a_thread",)
 
         with lp.Loader(range(48), lambda i, _=Needs(): fn(i), batch_size=4, workers=2) as loader:
-            assert [int(v) for b in loader for v in b] == [(1 << 20) + i + 1 for i in range(48)]
+            assert [int(v) for b in loader for v in b] == [(1 << 20) + 2 * i + 1 for i in range(48)]
             statistics = loader.statistics()
         assert statistics.workers_start == "exec", statistics.workers_start
         there = f"{{array.nbytes + shared.nbytes:,}} bytes of arrays are shared with the workers and not copied"

@@ -99,7 +99,7 @@ def expected() -> dict[str, list[Any]]:
     return {name: read(make(name, workers=0), passes=2) for name in LOADERS}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("name", LOADERS)
 def test_any_number_of_workers_gives_the_bits_that_this_process_gives(
     on: Place, expected: dict[str, list[Any]], name: str, workers: int
@@ -177,7 +177,7 @@ def test_the_callers_own_generators_are_left_alone() -> None:
     assert (random.random(), np.random.rand()) == undisturbed
 
 
-@pytest.mark.parametrize("name", ["rng", "globals drawn from by some samples", "ragged", "batch_fn with globals"])
+@pytest.mark.parametrize("name", ["rng", "globals drawn from by some samples"])
 def test_resizing_in_mid_epoch_changes_no_bit(expected: dict[str, list[Any]], name: str) -> None:
     with make(name, workers=2) as loader:
         batches = []
@@ -190,8 +190,8 @@ def test_resizing_in_mid_epoch_changes_no_bit(expected: dict[str, list[Any]], na
         assert loader.workers == 3
 
 
-@pytest.mark.parametrize("name", ["rng", "ragged", "random", "replaced"])
-@pytest.mark.parametrize("memory_limit", ["least", "64KiB", "1MiB"])
+@pytest.mark.parametrize("name", ["ragged", "random"])
+@pytest.mark.parametrize("memory_limit", ["least", "64KiB"])
 def test_the_memory_limit_changes_no_bit(
     on: Place, expected: dict[str, list[Any]], name: str, memory_limit: str
 ) -> None:
@@ -212,25 +212,6 @@ def test_a_slow_batch_is_shared_by_the_workers_row_by_row_and_has_the_same_bits(
     batches = read(lp.Loader(range(20), slow, batch_size=10, **on(2)))
     assert_same([batch["noise"] for batch in batches], noise)
     assert any(len(set(batch["pid"].tolist())) == 2 for batch in batches)
-
-
-def test_an_error_is_the_same_whoever_made_the_batch(on: Place) -> None:
-    def fail(index: int) -> int:
-        if index % 20 == 17:
-            raise KeyError(index)
-        return index
-
-    for workers in (0, 1, 2):
-        with pytest.raises(KeyError) as caught:
-            read(lp.Loader(range(100), fail, batch_size=5, shuffle=True, seed=1, **on(workers)))
-        error = caught.value
-        assert isinstance(error, lp.SampleError)
-        if not workers:
-            first = error.index
-        assert error.index == first
-
-
-# ---- shards and sizes ----
 
 
 # ---- epochs ----
@@ -271,10 +252,3 @@ def test_an_epoch_that_is_set_may_be_far_away(on: Place) -> None:
         loader.epoch = 10**9
         epochs.append(read(loader))
     assert_same(epochs[1], epochs[0])
-
-
-@pytest.mark.parametrize(("epoch", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
-def test_an_epoch_that_is_none_is_refused(epoch: Any, error: type[Exception]) -> None:
-    loader = lp.Loader(range(3), workers=0)
-    with pytest.raises(error, match="epoch"):
-        loader.epoch = epoch

@@ -33,15 +33,6 @@ class Endless(Unsized):
     num_batches = None
 
 
-class Numbered(Unsized):
-    @property
-    def num_batches(self) -> int:
-        return 5
-
-    def __len__(self) -> int:
-        return 7  # `num_batches` counts, as in Keras
-
-
 class Random(Endless):
     def __getitem__(self, index: int) -> Any:
         return np.random.normal(size=(2, 3))
@@ -73,11 +64,6 @@ def test_batches_come_by_their_number_until_the_consumer_stops(make: type, where
             len(loader)
         assert "endless sequence" in repr(loader)
         assert not loader.statistics().notes
-
-
-def test_num_batches_counts_where_there_is_one(where: dict[str, Any]) -> None:
-    with lp.Loader.from_sequence(Numbered(), **where) as loader:
-        assert len(loader) == 5 and numbers(loader, 100) == list(range(5))
 
 
 def test_in_any_order_each_batch_comes_once(pool: lp.Pool) -> None:
@@ -198,39 +184,6 @@ def test_fit_is_given_the_batches_that_keras_gives_it(tf: Any, where: dict[str, 
             assert seen_by_fit(dataset, steps=4, epochs=1) == direct[:4]  # each fit begins anew
         with pytest.raises(lp.ArgumentError, match=r"epochs=2 of an endless sequence.*steps_per_epoch"):
             loader.as_dataset(epochs=2)
-
-
-def test_a_py_dataset_that_says_nothing_is_endless(tf: Any, pool: lp.Pool) -> None:
-    import keras
-
-    class Silent(Unsized, keras.utils.PyDataset):  # type: ignore[misc]
-        pass
-
-    with lp.Loader.from_sequence(Silent(), workers=pool) as loader:
-        assert numbers(loader, 50) == [int(x[0, 0]) for x, _ in itertools.islice(Silent(), 50)]
-
-
-def test_a_dataset_compares_two_batches(tf: Any, where: dict[str, Any]) -> None:
-    class Growing(Endless):
-        def __getitem__(self, index: int) -> Any:
-            return np.zeros((2, 3 + index % 4, 5), np.float32)
-
-    with lp.Loader.from_sequence(Growing(), **where) as loader:
-        dataset = loader.as_dataset()
-        assert dataset.element_spec.shape.as_list() == [None, None, 5]
-        assert [batch.shape[1] for batch in itertools.islice(dataset, 6)] == [3, 4, 5, 6, 3, 4]
-
-
-def test_a_training_goes_on_where_it_was_stopped(tf: Any, pool: lp.Pool, tmp_path: Path) -> None:
-    with lp.Loader.from_sequence(Endless(), workers=pool) as loader:
-        batches = iter(loader.as_dataset())
-        for _ in range(5):
-            next(batches)
-        state = loader.state_dict(batches_taken=5)
-        del batches
-        with lp.Loader.from_sequence(Endless(), workers=0) as again:
-            again.load_state_dict(state)
-            assert seen_by_fit(again.as_dataset(), steps=2, epochs=2) == [5, 6, 7, 8]
 
 
 def test_a_backup_goes_on_with_the_next_batch(tf: Any, pool: lp.Pool, tmp_path: Path) -> None:

@@ -402,25 +402,6 @@ def test_a_batch_fn_that_raises_names_the_whole_batch(made_in: dict[str, Any]) -
     assert "[12, 13, 14, 15]" in str(error)
 
 
-def test_an_item_that_cannot_be_read_is_an_error_of_its_sample(made_in: dict[str, Any]) -> None:
-    with lp.Loader(Flaky(), batch_size=BATCH, **made_in) as loader:
-        batches, error = failing_pass(loader)
-    assert len(batches) == 3
-    assert isinstance(error, OSError)
-    assert isinstance(error, SampleError)
-    assert error.index == BAD
-
-
-class Flaky:
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> int:
-        if index == BAD:
-            raise OSError(5, "Input/output error")
-        return index
-
-
 def test_setup_raises_in_the_caller_and_is_tried_again(made_in: dict[str, Any], tmp_path: Path) -> None:
     marker = tmp_path / "the server is up"
 

@@ -162,37 +162,6 @@ def test_ctrl_c_through_tf_data_is_one_keyboard_interrupt_and_the_next_pass_is_w
     assert "Traceback" not in result.stderr
 
 
-def test_ctrl_c_in_the_instant_before_a_wait_is_not_lost(tf: Any, impatient: Path) -> None:
-    """It comes when the thread that wants a batch has found none, and does not wait yet: nothing else would wake it."""
-    result = run(
-        f"""
-        import os
-        from loaderpool.system import fault_points
-
-        folder = {str(impatient)!r}
-        fault_points.arm(folder)
-        for has_dataset in False, True:
-            loader = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
-            seen = 0
-            try:
-                for _ in loader.as_dataset(prefetch=0) if has_dataset else loader:
-                    seen += 1
-                    if seen == 10:  # the next one never comes
-                        with open(os.path.join(folder, "trainer.waiting"), "w") as file:
-                            file.write("SIGINT")
-            except KeyboardInterrupt:
-                print("interrupted", seen, [name for name in os.listdir(folder) if "trainer" in name])
-                os.unlink(os.path.join(folder, "trainer.waiting.met"))
-            loader.close()
-            again = lp.Loader(range(40), quick, batch_size=4, workers=2)
-            print(sum(1 for _ in again.as_dataset()))
-        """,
-        imported="tensorflow",
-    )
-    assert (result.returncode, result.stdout) == (0, "interrupted 10 ['trainer.waiting.met']\n10\n" * 2)
-    assert "Traceback" not in result.stderr
-
-
 def test_ctrl_c_through_tf_data_is_left_to_a_handler_of_the_program(tf: Any) -> None:
     result = run(
         """

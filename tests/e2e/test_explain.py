@@ -5,10 +5,8 @@ Those in which CPUs decide are not among these: beside other tests CPUs are alwa
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
-import os
 import re
 import sys
 import threading
@@ -174,35 +172,3 @@ def test_seconds_are_a_number_above_0(seconds: Any) -> None:
         pytest.raises(lp.ArgumentError, match="seconds"),
     ):
         loader.explain(seconds=seconds)
-
-
-@pytest.mark.parametrize("ask", [lp.Loader.explain, lp.Loader.statistics])
-def test_it_is_quick(ask: Callable[[lp.Loader], object]) -> None:
-    with lp.Loader(range(10**6), sleeping(0.001), batch_size=4, workers=2) as loader:
-        for step, _ in enumerate(loader):
-            if step == 40:
-                break
-        seconds = []
-        for _ in range(9):
-            began = time.perf_counter()
-            ask(loader)
-            seconds.append(time.perf_counter() - began)
-    assert sorted(seconds)[4] < 0.05  # 1 ms where CPUs are free, and for statistics 0.1 ms
-
-
-def test_nothing_is_left_of_its_page() -> None:
-    def pages() -> int:
-        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
-        return sum(":loaderpool-page " in os.readlink(link) for link in links if os.path.lexists(link))
-
-    assert not pages()
-    gc.disable()
-    try:
-        for workers in (0, 1):
-            loader = lp.Loader(range(10), sleeping(0), batch_size=2, workers=workers)
-            assert len(list(loader)) == 5
-            assert pages() == 1
-            del loader
-            assert not pages()
-    finally:
-        gc.enable()

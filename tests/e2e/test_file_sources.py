@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import os
@@ -182,21 +181,6 @@ def test_workers_are_forked_and_the_trainer_has_no_file_open(on: Place, folder: 
         assert not [target for target in targets if target.startswith(str(folder.resolve())) and ending in target]
 
 
-@pytest.mark.parametrize("ending", SOURCES)
-def test_a_dropped_loader_of_this_process_closes_its_files_at_once(folder: Path, ending: str) -> None:
-    make, number_of = SOURCES[ending]
-    gc.collect()
-    gc.disable()
-    try:
-        loader = lp.Loader(make(paths(folder, ending)), number_of, batch_size=8, workers=0)
-        assert len(list(loader)) == -(-TOTAL // 8)
-        del loader
-        targets = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
-    finally:
-        gc.enable()
-    assert not [target for target in targets if target.startswith(str(folder.resolve()))]
-
-
 def test_a_worker_that_dies_is_replaced_and_the_next_one_opens_files_anew(on: Place, folder: Path) -> None:
     import signal
 
@@ -228,15 +212,3 @@ def test_thousands_of_files(on: Place, tmp_path: Path) -> None:
             with lp.Loader(source, batch_size=100, shuffle=True, **on(workers)) as loader:
                 numbers = np.concatenate([batch.copy() for batch in loader])
                 assert np.array_equal(np.sort(numbers), np.arange(len(source)))
-
-
-def test_whether_records_are_checked_makes_no_other_source(folder: Path) -> None:
-    files = paths(folder, "tfrecord")
-    with lp.Loader(lp.TFRecords(files), batch_size=8, workers=0) as loader:
-        expected = [list(batch) for batch in loader]
-        batches: Any = iter(loader)
-        next(batches)
-        state = batches.state_dict()
-    with lp.Loader(lp.TFRecords(files, check_crc=False), batch_size=8, workers=0) as again:
-        again.load_state_dict(state)
-        assert [list(batch) for batch in again] == expected[1:]

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fix
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("settings", [{}, {"shuffle": 1}, {"batch_size": None}, {"on_error": "skip"}, {"pad": True}])
-@pytest.mark.parametrize("kind", ["array", "view", "tuple", "dict", "list"])
+@pytest.mark.parametrize("settings", [{}, {"shuffle": 1}, {"batch_size": None}])
+@pytest.mark.parametrize("kind", ["view", "tuple", "dict"])
 def test_a_buffer_that_is_filled_again_for_each_item(
     on: Place, workers: int, settings: dict[str, Any], kind: str
 ) -> None:
@@ -34,7 +34,7 @@ def test_a_buffer_that_is_filled_again_for_each_item(
             buffer[:] = number
             filled["x"] = np.full(2, float(number))
             yield {
-                "array": buffer, "view": buffer[::2], "tuple": (buffer, number), "dict": filled, "list": [number, 1],
+                "view": buffer[::2], "tuple": (buffer, number), "dict": filled,
             }[kind]  # fmt: skip
 
     settings = {"shards": [0, 1], "batch_size": 4, **settings}
@@ -47,7 +47,7 @@ def test_a_buffer_that_is_filled_again_for_each_item(
             assert sorted(seen) == [n for n in range(10) for _ in range(2)]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_a_function_may_change_what_it_is_given(on: Place, workers: int) -> None:
     """Though it is called again where it is first seen to draw, and the probe has had the first item."""
 
@@ -108,18 +108,6 @@ def test_a_generator_that_hangs_is_an_error_that_shows_where(on_error: str) -> N
         assert raised.value.index == 22
         assert got == [100 * shard + number for number in range(0, 20, 4) for shard in range(3)] + [20]
         assert next(iter(loader)).tolist() == [0, 1, 2, 3], "the workers serve on"
-
-
-def test_a_generator_that_hangs_before_its_first_item() -> None:
-    def make() -> Iterator[int]:
-        wait_for_ever()
-        yield 1
-
-    with (
-        lp.Loader.from_generator(make, workers=1, limits=lp.Limits(timeout_s=0.3)) as loader,
-        pytest.raises(lp.SampleTimeoutError, match="item 0 of generator 0"),
-    ):
-        next(iter(loader))
 
 
 def test_to_run_a_generator_again_is_no_hang(tmp_path: Path) -> None:
@@ -212,20 +200,6 @@ def test_none_is_a_shard_like_any_other(on: Place) -> None:
 
 
 # ---- without an order ----
-
-
-def test_a_slow_generator_holds_up_nobody_without_an_order(on: Place) -> None:
-    def make(shard: int) -> Iterator[int]:
-        for _ in range(20 if shard == 0 else 1000):
-            if shard == 0:
-                time.sleep(0.05)
-            yield shard
-
-    settings: dict[str, Any] = {"shards": [0, 1], "batch_size": 2, "deterministic": False}
-    with lp.Loader.from_generator(make, **on(2), **settings) as loader:
-        order = [int(batch[0]) for batch in loader]
-    assert order.count(0) == 10 and order.count(1) == 500
-    assert order.index(0, order.index(0) + 1) > 100, "the quick one was far ahead before the slow one's second"
 
 
 @pytest.mark.parametrize("workers", [0, 3])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import assert_same, read
 
 h5py = pytest.importorskip("h5py")
 
@@ -78,21 +77,6 @@ def test_a_generator_class_with_open_files_in_four_workers(files: list[Path]) ->
             if len(seen) >= 3 * len(expected):
                 break
         assert set(seen) == set(expected), "all parts of all files, and without end"
-
-
-def test_one_file_a_shard_and_the_same_for_any_number_of_workers(files: list[Path]) -> None:
-    def of_file(path: Path, rng: np.random.Generator) -> Iterator[Any]:
-        with h5py.File(path) as file:
-            for row in rng.permutation(len(file["forest"]["id"])):
-                yield file["forest"]["frames"][row], file["forest"]["id"][row]
-
-    settings: dict[str, Any] = {"shards": files, "cycle_length": 3, "batch_size": 8}
-    with lp.Loader.from_generator(of_file, workers=0, **settings) as loader:
-        expected = read(loader)
-    with lp.Loader.from_generator(of_file, workers=4, **settings) as loader:
-        assert_same(read(loader), expected)
-    ids = [int(name) for _, names in expected for name in names]
-    assert sorted(ids) == sorted(contents(files, ("forest",)))
 
 
 def test_an_open_file_is_refused_by_name(files: list[Path]) -> None:

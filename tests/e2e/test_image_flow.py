@@ -46,17 +46,16 @@ def flips_in(batches: list[Any]) -> list[bool]:
     return [bool(value) for images, _ in batches for value in images[:, 0, 0, 1] > 0]
 
 
-@pytest.mark.parametrize("settings", [{"seed": 5}, {}, {"shuffle": False}, {"shuffle": False, "seed": 5}])
+@pytest.mark.parametrize("settings", [{}, {"shuffle": False, "seed": 5}])
 def test_the_batches_are_the_same_for_any_number_of_workers(
     tf: Any, photos: Path, settings: dict[str, Any], on: Place
 ) -> None:
     seen = []
-    for workers in (0, 1, 2):
+    for workers in (0, 2):
         np.random.seed(3)  # by which it makes its order where it has no seed
         with lp.Loader.from_sequence(flow_of(photos, **settings), **on(workers), seed=4) as loader:
             seen.append([read(loader) for _ in range(3)])
     assert_same(seen[1], seen[0])
-    assert_same(seen[2], seen[0])
     orders, flips = [numbers_in(epoch) for epoch in seen[0]], [flips_in(epoch) for epoch in seen[0]]
     for epoch, order in zip(seen[0], orders, strict=True):
         assert [len(images) for images, _ in epoch] == [4, 4, 4, 4, 4, 2]

@@ -16,7 +16,6 @@ import pytest
 import loaderpool as lp
 from loaderpool.element.spec import RaggedArray
 from tests.support.batches import Place, assert_same, copied, indices_in, read
-from tests.support.child import run_child
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
@@ -103,18 +102,6 @@ def test_passes_that_end_in_errors_keep_no_slot(on: Place) -> None:
         with pytest.raises(ValueError, match="late"):
             read(loader)
     assert len(read(batch for _, batch in zip(range(4), loader, strict=False))) == 4
-
-
-@WORKERS
-def test_a_loader_dropped_in_mid_epoch_leaves_the_others_alone(on: Place, workers: int) -> None:
-    stays = lp.Loader(range(100), batch_size=5, **on(workers))
-    batches = iter(stays)
-    numbers = next(batches).tolist()
-    for _ in range(3):
-        dropped = iter(lp.Loader(range(100), lambda index: -index, batch_size=5, **on(workers)))
-        assert next(dropped)[1] == -1
-        del dropped
-    assert numbers + indices_in(batches) == list(range(100))
 
 
 @WORKERS
@@ -260,14 +247,6 @@ def test_long_rows_of_a_source_are_the_samples_without_a_function(on: Place) -> 
     batches = read(loader)
     assert np.concatenate([batch["x"] for batch in batches]).tobytes() == rows.tobytes()
     assert [text for batch in batches for text in batch["y"]] == labels
-
-
-@WORKERS
-def test_a_function_may_return_its_item(on: Place, workers: int) -> None:
-    items = [{"image": np.full((3, 2), index, np.uint8), "name": f"{index}"} for index in range(20)]
-    batches = read(lp.Loader(items, lambda item: item, batch_size=6, **on(workers)))
-    assert np.concatenate([batch["image"] for batch in batches])[:, 0, 0].tolist() == list(range(20))
-    assert [name for batch in batches for name in batch["name"]] == [str(index) for index in range(20)]
 
 
 # ---- functions that use one buffer again and again ----
@@ -453,14 +432,6 @@ def test_batches_that_outgrow_their_slot_arrive_whole(on: Place, workers: int) -
         assert statistics.memory.buffer_bytes > 2 * 7 * 10**3 * 4
 
 
-def test_oversize_batches_come_in_chunks_too(on: Place) -> None:
-    loader = lp.Loader(
-        range(4000), lambda index: np.full(1 if index < 2000 else 400, index), batch_size=1, ragged=True, **on(2)
-    )
-    assert [int(batch[0][-1]) for batch in loader] == list(range(4000))
-    assert loader.statistics().memory.batches_oversize >= 2
-
-
 # ---- tickets of many batches ----
 
 
@@ -526,20 +497,3 @@ def test_later_changes_of_captured_objects_are_not_seen(on: Place, workers: int)
     for _ in range(2):
         assert indices_in(loader) == [12, 14, 16, 18]
         gc.collect()
-
-
-def test_what_main_holds_travels_unchanged_from_standard_input() -> None:
-    code = """
-        import numpy as np
-        import loaderpool as lp
-        SCALE = 3
-        class Reader:
-            def __getitem__(self, index): return index * SCALE
-            def __len__(self): return 20
-        def double(item): return np.full(2, 2 * item)
-        with lp.Loader(Reader(), double, batch_size=5, workers=2) as loader:
-            for _ in range(2):
-                print([int(row[0]) for batch in loader for row in batch] == [6 * index for index in range(20)])
-        print([batch.tolist() for batch in lp.Loader(range(4), lambda item: item + SCALE, batch_size=2, workers=1)])
-    """
-    assert run_child(code, stdin_code=True).check().stdout == "True\nTrue\n[[3, 4], [5, 6]]\n"

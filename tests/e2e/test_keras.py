@@ -93,18 +93,6 @@ def test_a_loader_given_to_fit_as_it_is_is_told_what_to_pass(tf: Any, pool: lp.P
         model.fit(loader, verbose=0)
 
 
-def test_fit_reshuffles_each_epoch(tf: Any, pool: lp.Pool) -> None:
-    import keras
-
-    model, seen = recording_model(keras)
-    with lp.Loader(range(ITEMS), sample, batch_size=BATCH, shuffle=True, seed=3, workers=pool) as loader:
-        model.fit(loader.as_dataset(), epochs=2, verbose=0)
-        loader.epoch = 0
-        wanted = [[int(value) for value in x[:, 0]] for _ in range(2) for x, _ in loader]
-    assert seen == wanted
-    assert seen[: len(EPOCH)] != seen[len(EPOCH) :]
-
-
 def test_steps_per_epoch_goes_on_where_the_last_epoch_stopped(tf: Any, pool: lp.Pool) -> None:
     import keras
 
@@ -157,30 +145,6 @@ def test_stop_training_leaves_the_loader_whole(tf: Any, pool: lp.Pool) -> None:
         seen.clear()
         model.fit(dataset, epochs=1, verbose=0)
         assert seen == EPOCH
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_compiled_training_gives_the_same_weights_for_any_number_of_workers(tf: Any, workers: int) -> None:
-    import keras
-
-    def train(count: int) -> Any:
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-        model.compile(optimizer=keras.optimizers.SGD(1e-4), loss="mse")
-        with lp.Loader(range(ITEMS), noisy, batch_size=BATCH, shuffle=True, workers=count) as loader:
-            model.fit(loader.as_dataset(), epochs=2, verbose=0)
-        return model.get_weights()
-
-    def noisy(index: int, rng: Any) -> Any:
-        x, y = sample(index)
-        return x + rng.normal(size=2).astype(np.float32), y
-
-    if not (reference := _weights.get("reference")):
-        reference = _weights["reference"] = train(2)
-    assert all(map(np.array_equal, train(workers), reference))
-
-
-_weights: dict[str, Any] = {}
 
 
 class Weighted:

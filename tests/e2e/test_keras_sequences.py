@@ -79,7 +79,7 @@ CASES = [(False, False), (False, True), (True, False)]  # infinite, shuffle
 
 
 @pytest.mark.parametrize(("infinite", "shuffle"), CASES)
-@pytest.mark.parametrize("settings", [{}, {"workers": 2}, {"workers": 2, "use_multiprocessing": True}, {"workers": 0}])
+@pytest.mark.parametrize("settings", [{"workers": 2, "use_multiprocessing": True}, {"workers": 0}])
 def test_rows_come_as_from_keras(
     rows: dict[str, Any], pool: lp.Pool, settings: dict[str, Any], infinite: bool, shuffle: bool
 ) -> None:
@@ -155,42 +155,6 @@ def test_rows_of_another_framework_come_as_arrays(package: str, make: str, text:
     assert "os.fork" not in child.stderr
 
 
-class Shapes:
-    """Shapes of x and y for each batch."""
-
-    def __init__(self, *shapes: tuple[int, int]) -> None:
-        self.shapes = shapes
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-    def __getitem__(self, index: int) -> Any:
-        batch, width = self.shapes[index]
-        return np.ones((batch, width), np.float32), np.ones((batch, 2), np.float32)
-
-
-@pytest.mark.parametrize("where", ["workers", "this process"])
-def test_shapes_may_differ_from_batch_to_batch(tf: Any, pool: lp.Pool, where: str) -> None:
-    workers: Any = pool if where == "workers" else 0
-    differ, late = ((16, 4), (16, 5), (2, 6)), ((16, 4), (16, 4), (2, 6))
-    for shapes in (differ, late):
-        with lp.Loader.from_sequence(Shapes(*shapes), workers=workers) as loader:
-            for _ in range(2):  # no spec is asked for
-                assert [(x.shape, y.shape) for x, y in loader] == [(shape, (shape[0], 2)) for shape in shapes]
-    with lp.Loader.from_sequence(Shapes(*differ), workers=workers) as loader:
-        dataset = loader.as_dataset()
-        assert [each.shape.as_list() for each in dataset.element_spec] == [[None, None], [None, 2]]
-        assert [tuple(x.shape) for x, _ in dataset] == list(differ)
-    # As Keras has it: two batches are looked at, and a later one of another shape is an error. Ours says the cure.
-    with lp.Loader.from_sequence(Shapes(*late), workers=workers) as loader:
-        cure = r"element_spec=\(lp.ArraySpec\(\(None, None\), 'float32'\), lp.ArraySpec\(\(None, 2\), 'float32'\)\)"
-        with pytest.raises(tf.errors.InvalidArgumentError, match=cure):
-            list(loader.as_dataset())
-    spec = (lp.ArraySpec((None, None), "float32"), lp.ArraySpec((None, 2), "float32"))
-    with lp.Loader.from_sequence(Shapes(*late), workers=workers, element_spec=spec) as loader:
-        assert [tuple(x.shape) for x, _ in loader.as_dataset()] == list(late)
-
-
 def test_a_number_of_batches_is_a_property_a_length_none_or_not_there(rows: dict[str, Any], pool: lp.Pool) -> None:
     import keras
 
@@ -242,19 +206,6 @@ class Noting:
 
     def on_epoch_end(self) -> None:
         self.note("end")
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_no_item_is_asked_for_before_the_first_epoch_has_begun(tmp_path: Path, workers: int) -> None:
-    log = tmp_path / "log"
-    with lp.Loader.from_sequence(Noting(log), workers=workers) as loader:
-        epochs = [[int(batch[0, 0]) for batch in loader] for _ in range(3)]
-        assert loader.statistics().restarts == 0
-    assert epochs == [[10 * epoch + index for index in range(3)] for epoch in (1, 2, 3)]
-    lines = log.read_text().split("\n")[:-1]
-    parts = [lines[start : start + 5] for start in range(0, len(lines), 5)]
-    assert [sorted(part[1:-1]) for part in parts] == [["item 0", "item 1", "item 2"]] * 3
-    assert all((part[0], part[-1]) == ("begin", "end") for part in parts)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.e2e.test_resume import ITEMS, SHAPES, failing, plain, sample
+from tests.e2e.test_resume import ITEMS, SHAPES, plain, sample
 from tests.support import tensorflow_runtime
 from tests.support.batches import Place, shared_pools
 from tests.support.child import run_child
@@ -70,7 +70,9 @@ def records(shard: int) -> Iterator[Any]:
 
 ALL: dict[str, Callable[..., lp.Loader]] = {
     "generators": lambda **how: lp.Loader.from_generator(records, shards=[0, 1, 2, 3, 4], batch_size=2, seed=4, **how),
-    **SHAPES,
+    "samples": SHAPES["samples"],
+    "skip": SHAPES["skip"],
+    "sequence": SHAPES["sequence"],
     "tiny": lambda **how: lp.Loader(range(5 * ITEMS), lambda i: i, batch_size=2, shuffle=True, **how),
     "buckets": lambda **how: lp.Loader(
         range(90),
@@ -81,20 +83,10 @@ ALL: dict[str, Callable[..., lp.Loader]] = {
         buckets=lp.Buckets([1 + i % 9 for i in range(90)], [3, 6]),
         **how,
     ),
-    "stream": lambda **how: lp.Loader(
-        lp.interleave([range(50)], iter), lambda i, rng: (i, rng.random()), batch_size=4, **how
-    ),
-    "stream in a window": lambda **how: lp.Loader(
-        lp.interleave([range(48)], iter), wide, batch_size=4, shuffle=9, **how
-    ),
-    "stream that skips": lambda **how: lp.Loader(
-        lp.interleave([range(101)], iter), failing, batch_size=4, on_error="skip", **how
-    ),
-    "wide": lambda **how: lp.Loader(range(60), wide, batch_size=4, shuffle=True, seed=8, **how),
+    "stream": lambda **how: lp.Loader(lp.interleave([range(48)], iter), wide, batch_size=4, shuffle=9, **how),
     "ragged": lambda **how: lp.Loader(
-        range(50), lambda i: {"r": np.arange(i % 5), "n": i}, batch_size=4, shuffle=True, ragged=True, **how
+        range(50), lambda i: {"r": np.arange(i % 5), "t": f"item {i}"}, batch_size=4, shuffle=True, ragged=True, **how
     ),
-    "text": lambda **how: lp.Loader(range(50), lambda i: {"t": f"item {i}"}, batch_size=4, drop_remainder=True, **how),
 }
 
 
@@ -133,7 +125,7 @@ def test_a_restored_loop_goes_on_with_what_was_not_taken(
         epochs = [[numbers(batch) for batch in reference] for _ in range(EPOCHS)]
     length = len(epochs[0])
     expected = [batch for epoch in epochs for batch in epoch]
-    stops = sorted({0, 1, length // 2, length, length + length // 3, 3 * length - 1, 3 * length})
+    stops = sorted({0, length // 2, length, length + length // 3, 3 * length})
     gone_on_from: set[tuple[int, bytes]] = set()
     for at_once in (1, EPOCHS):
         paths, places = {}, {}
@@ -161,8 +153,7 @@ def test_a_restored_loop_goes_on_with_what_was_not_taken(
                 assert again.epoch == EPOCHS
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("name", ["samples", "generators"])
+@pytest.mark.parametrize(("name", "workers"), [("samples", 3), ("generators", 0), ("generators", 3)])
 def test_without_an_order_nothing_is_repeated_or_dropped(
     name: str, workers: int, on: Place, state_of: Any, save: Callable[..., str], restore: Any
 ) -> None:
@@ -382,29 +373,21 @@ def test_an_asynchronous_checkpoint_is_refused(tf: Any, state_of: Any, tmp_path:
             checkpoint.save(str(tmp_path / "there"), options=options)
 
 
-def test_a_state_of_another_loader_is_refused_with_what_differs(
-    on: Place, tf: Any, state_of: Any, save: Callable[..., str], restore: Any, tmp_path: Path
+def test_a_state_of_another_loader_is_refused_and_of_other_shards_gone_on_from(
+    on: Place, state_of: Any, save: Callable[..., str], restore: Any
 ) -> None:
     with lp.Loader(range(101), sample, batch_size=4, shuffle=True, seed=3, pad=True, **on(1)) as loader:
         state = state_of(loader)
         batches = state.iterate(loader.as_dataset())
         take(batches, 3)
         path = save(state)
-        expected = take(batches, 2)
-        changes: list[tuple[dict[str, Any], str]] = [
-            ({"seed": 4}, r"seed: saved 3, current 4\."),
-            ({"source": range(100)}, "size"),
-            ({"batch_size": 5}, "batch_size"),
-            ({"fn": lambda item, rng: sample(item, rng)}, "function"),
-        ]
-        for change, told in changes:
-            with loader.replace(**change) as other, pytest.raises(lp.StateError, match=told):
-                restore(state_of(other), path)
+        expected = take(batches, 1)
+        with loader.replace(seed=4) as other, pytest.raises(lp.StateError, match=r"seed: saved 3, current 4\."):
+            restore(state_of(other), path)
         with loader.replace(shard=lp.Shard(2, 0)) as shard:  # the rest of the epoch is dealt anew
             again = state_of(shard)
             restore(again, path)
-            first = take(again.iterate(shard.as_dataset()), 1)
-            assert first == expected[:1]
+            assert take(again.iterate(shard.as_dataset()), 1) == expected
         with pytest.raises(lp.StateError, match="not a LoaderState"):
             state.deserialize(b"\xff")
 
@@ -418,47 +401,6 @@ def test_what_cannot_be_saved_says_so_at_once(tf: Any, state_of: Any) -> None:
         dataset = loader.as_dataset()
         with pytest.raises(lp.ArgumentError, match=r"needs the Loader, got a .*Dataset"):
             state_of(dataset)
-
-
-def test_what_failed_is_made_again_where_it_is_restored(
-    on: Place, tf: Any, state_of: Any, save: Callable[..., str], restore: Any, tmp_path: Path
-) -> None:
-    flag = tmp_path / "fails"
-    flag.touch()
-
-    def fails_at_61(item: int) -> Any:
-        if item == 61 and flag.exists():
-            raise KeyError("sixty-one")
-        return np.int64(item)
-
-    def make(workers: int) -> lp.Loader:
-        return lp.Loader(range(100), fails_at_61, batch_size=4, **on(workers))
-
-    with make(2) as loader:
-        state, seen = state_of(loader), []
-        with pytest.raises(tf.errors.OpError, match="sixty-one"):
-            for batch in state.iterate(loader.as_dataset()):
-                seen.append(int(batch[0]))
-        assert seen == list(range(0, 60, 4))
-        path = save(state)
-    flag.unlink()
-    with make(1) as loader:
-        state = state_of(loader)
-        restore(state, path)
-        assert [int(batch[0]) for batch in loop(loader, state, 2)] == [*range(60, 100, 4), *range(0, 100, 4)]
-
-
-def test_an_iteration_that_was_left_holds_no_slots(on: Place, state_of: Any) -> None:
-    with ALL["wide"](**on(2)) as loader:
-        state = state_of(loader)
-        list(loader)
-        buffers = loader.statistics().memory.buffers
-        for _ in range(8):
-            for _ in zip(range(3), state.iterate(loader.as_dataset()), strict=False):
-                pass
-            tensorflow_runtime.let_go_of_arrays()
-        list(loader)
-        assert buffers <= loader.statistics().memory.buffers <= 3 * buffers
 
 
 # ---- killed ----
@@ -509,7 +451,7 @@ def train(kind, path, kill_after=0):
     loader.close()
     return weights.numpy().ravel().tolist(), int(optimizer.iterations), first
 """
-KINDS = {"epochs": 31, "at once": 40, "generators": 47}  # after how many steps it is killed
+KINDS = {"at once": 40, "generators": 47}  # after how many steps it is killed
 
 
 def trained(code: str, folder: Path) -> Any:

@@ -52,7 +52,7 @@ def least_limit(place: dict[str, Any], **loader: Any) -> int:
 
 
 @pytest.mark.parametrize("memory_limit", [None, "256KiB"])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_keeping_every_batch_neither_stops_the_pool_nor_changes_data(
     on: Place, workers: int, memory_limit: str | None
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_consumer_that_lets_go_gets_everything_without_a_copy(on: Place) -> No
     assert statistics.memory.buffers_in_use == 0
 
 
-@pytest.mark.parametrize("keep", [slice(2, 5), slice(0, 1), 3, (slice(None), 0), slice(None, None, -2)], ids=str)
+@pytest.mark.parametrize("keep", [slice(2, 5), 3, slice(None, None, -2)], ids=str)
 def test_a_part_of_a_batch_kept_alone_keeps_its_data_while_the_pool_goes_on(on: Place, keep: Any) -> None:
     loader = lp.Loader(
         range(800), lambda index: np.full(512, index), batch_size=8, limits=lp.Limits(memory="1MiB"), **on(2)
@@ -111,20 +111,6 @@ def test_slots_return_when_the_last_view_dies(on: Place) -> None:
     assert loader.statistics().memory.buffers_in_use == 1
     del views
     assert loader.statistics().memory.buffers_in_use == 0
-
-
-def test_last_epochs_views_are_right_while_the_next_epochs_are_read(on: Place) -> None:
-    loader = loader_of(on(3), limits=lp.Limits(memory="512KiB"))
-    previous: list[Any] = []
-    for _ in range(4):
-        current = []
-        for number, batch in enumerate(loader):
-            current.append(batch)
-            if previous:
-                check(previous[number], number)
-        for number, batch in enumerate(previous):
-            check(batch, number)
-        previous = current
 
 
 def test_lent_arrays_belong_to_the_consumer_who_may_write_into_them(on: Place) -> None:
@@ -185,7 +171,7 @@ def test_oversize_and_text_batches_may_be_kept(on: Place) -> None:
 # ---- the budget ----
 
 
-@pytest.mark.parametrize("limit", ["128KiB", "1MiB", "20MiB"])
+@pytest.mark.parametrize("limit", ["128KiB", "20MiB"])
 def test_the_ring_keeps_to_the_memory_limit(on: Place, limit: str) -> None:
     nbytes = int(limit[:-3]) << (20 if limit.endswith("MiB") else 10)
     loader = loader_of(on(3), limits=lp.Limits(memory=limit))
@@ -217,7 +203,7 @@ def test_the_ring_keeps_to_the_limit_when_slots_are_outgrown() -> None:
         assert most - before <= (256 << 10) + FEW_BYTES
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(row_bytes=st.integers(0, 20_000), batch_size=st.integers(1, 20), kind=st.sampled_from(["fixed", "ragged"]))
 def test_the_least_limit_that_the_error_names_works(on: Place, row_bytes: int, batch_size: int, kind: str) -> None:
     loader = {
@@ -265,7 +251,7 @@ def why_refused(**loader: Any) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize(("memory_limit", "fits"), [(None, 5), ("8GiB", 21), ("200GiB", 30)])
+@pytest.mark.parametrize(("memory_limit", "fits"), [(None, 5), ("200GiB", 30)])
 def test_a_batch_that_the_machine_has_no_room_for_is_not_answered_with_a_limit(
     pool_where: Callable[[int], lp.Pool], memory_limit: str | None, fits: int
 ) -> None:
@@ -300,18 +286,7 @@ def test_the_advice_for_a_batch_that_the_machine_has_no_room_for_works(
             del batch
 
 
-def test_an_element_that_the_machine_has_no_room_for_is_not_answered_with_a_batch_size(
-    pool_where: Callable[[int], lp.Pool],
-) -> None:
-    pool = pool_where(300 << 20)
-    said = why_refused(source=range(9), fn=large, batch_size=None, workers=pool)
-    assert "cannot work here" in said
-    assert "batch_size" not in said
-    assert "Limits(" not in said
-    assert "uint8 takes a quarter" in said
-
-
-@pytest.mark.parametrize("iterators", [2, 3, 6])
+@pytest.mark.parametrize("iterators", [2, 6])
 def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) -> None:
     # Room for eight slots: those of an iterator that is not read on must not starve the others.
     loader = lp.Loader(
@@ -325,19 +300,6 @@ def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) 
         assert [int(batch[0, 0]) for batch in iterator] == list(range(2, 200, 2))
     statistics = loader.statistics()
     assert statistics.memory.buffers * statistics.memory.buffer_bytes <= 8 * 16384
-
-
-def test_an_iterator_gets_slots_although_kept_batches_and_an_idle_iterator_hold_all(on: Place) -> None:
-    loader = lp.Loader(
-        range(120), lambda index: np.full(1 << 17, index), batch_size=6, limits=lp.Limits(memory="90MiB"), **on(2)
-    )
-    kept = list(loader)
-    idle = iter(loader)
-    next(idle)
-    for _ in range(3):
-        assert [int(batch[0, 0]) for batch in loader] == list(range(0, 120, 6))
-    assert [int(batch[0, 0]) for batch in idle] == list(range(6, 120, 6))
-    assert [int(batch[5, 7]) for batch in kept] == list(range(5, 120, 6))
 
 
 def test_more_iterators_than_slots_take_turns_or_are_refused_by_name_of_the_limit(on: Place) -> None:
@@ -402,7 +364,7 @@ def test_the_memory_of_kept_batches_comes_back_when_they_die_after_their_loader(
         wait_until_free(supervisor, before, other)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_size_beyond_the_source_takes_no_more_than_the_source(on: Place, workers: int) -> None:
     with lp.Loader(range(20), stamped, batch_size=10**6, limits=lp.Limits(memory=1 << 20), **on(workers)) as loader:
         for _ in range(2):

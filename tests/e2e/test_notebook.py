@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.child import run_child
 from tests.support.notebook import notebook
 
 pytestmark = pytest.mark.may_leak("jupyter_client keeps a pair of sockets")
@@ -91,25 +90,3 @@ def test_the_advice_fits_a_notebook_and_works_there(shown: list[str]) -> None:
 )
 def test_hangs_streams_and_setup_show_them_too(shown: list[str], cell: int, line: str) -> None:
     assert f"  # {line}\n" in shown[cell], shown[cell]
-
-
-def test_a_script_from_standard_input_gets_the_advice() -> None:
-    """No file has its source, so no line can be shown; Python itself shows none."""
-    code = """
-        import loaderpool as lp
-        with lp.Loader(range(10), lambda i: 1 // (i - 5), batch_size=2, workers=2) as loader:
-            try:
-                list(loader)
-            except ZeroDivisionError as error:
-                print(error)
-                try:
-                    lp.replay(loader, index=5, epoch=0)
-                except ZeroDivisionError as again:
-                    assert not isinstance(again, lp.SampleError)
-                    print("again")
-    """
-    done = run_child(code, stdin_code=True).check()
-    assert "`loaderpool.replay(loader, index=5, epoch=0)`" in done.stdout and "TARGET" not in done.stdout
-    assert done.stdout.endswith("again\n")
-    script = run_child(code).check()
-    assert "catch the error and call `loaderpool.replay(loader, index=5, epoch=0)`" in script.stdout

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import copied, indices_in, read
+from tests.support.batches import copied, indices_in
 from tests.support.processes import descendants, wait_gone
 
 # Each test has a pool of its own, so the guard looks after each (tests/conftest.py).
@@ -60,22 +60,6 @@ def test_loaders_interleaved_batch_by_batch_on_one_pool() -> None:
             assert [int(batch[0, 0]) for batch in batches] == [100 * at + 2 * number for at in range(4)]
 
 
-def test_a_failing_loader_leaves_the_pool_to_the_others() -> None:
-    def fail(index: int) -> int:
-        raise RuntimeError("no")
-
-    with lp.Pool(2) as pool:
-        good = lp.Loader(range(50), batch_size=5, workers=pool)
-        batches = iter(good)
-        first = next(batches).tolist()
-        bad = lp.Loader(range(50), fail, workers=pool)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="no"):
-                next(iter(bad))
-        assert first + indices_in(batches) == list(range(50))
-        assert indices_in(good) == list(range(50))
-
-
 def test_a_closed_loader_leaves_the_pool_to_the_others() -> None:
     with lp.Pool(2) as pool:
         closed = lp.Loader(range(1000), batch_size=2, workers=pool)
@@ -87,13 +71,6 @@ def test_a_closed_loader_leaves_the_pool_to_the_others() -> None:
         with pytest.raises(lp.ClosedError):
             iter(closed)
         assert indices_in(stays) == list(range(40))
-
-
-def test_the_workers_are_the_same_from_epoch_to_epoch() -> None:
-    with lp.Loader(range(60), who, batch_size=4, workers=2) as loader:
-        epochs = [{pid for batch in loader for pid in batch[1].tolist()} for _ in range(4)]
-        assert len(set.union(*epochs)) <= 2
-        assert loader.statistics().restarts == 0
 
 
 # ---- resizing ----
@@ -122,9 +99,6 @@ def test_resizing_before_the_first_batch() -> None:
         pool.resize(3)
         assert indices_in(loader) == list(range(20))
         assert len(wait_for_workers(loader, 3)) == 3
-
-
-# ---- deaths ----
 
 
 # ---- ending ----
@@ -165,23 +139,3 @@ def test_a_pool_that_nobody_used_starts_nothing() -> None:
     before = descendants(os.getpid())
     with lp.Pool(2):
         assert descendants(os.getpid()) == before
-
-
-def test_what_one_pass_failed_with_is_kept_and_the_next_pass_is_whole() -> None:
-    def fail_first(index: int, rng: np.random.Generator) -> int:
-        if index == 30 and rng.random() < 0.5:
-            raise LookupError("sometimes")
-        return index
-
-    with lp.Loader(range(60), fail_first, batch_size=5, workers=2) as loader:
-        outcomes: list[Exception | None] = []
-        for epoch in range(8):
-            loader.epoch = epoch
-            outcomes.append(None)
-            try:
-                assert indices_in(read(loader)) == list(range(60))
-            except LookupError as raised:
-                outcomes[-1] = raised
-            if outcomes[-1] is not None:
-                assert loader.last_error is outcomes[-1]
-    assert None in outcomes and outcomes != [None] * 8

@@ -73,18 +73,17 @@ def seen(path: Path) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_the_lines_that_compute_are_found_in_every_process(folder: Path, workers: str) -> None:
-    profile("train:make", "--seconds", "2", "--workers", workers, "-o", "p.txt", cwd=folder).check()
+def test_the_lines_that_compute_are_found_in_every_process(folder: Path) -> None:
+    profile("train:make", "--seconds", "2", "--workers", "2", "-o", "p.txt", cwd=folder).check()
     counts = seen(folder / "p.txt")
     assert counts["sum(range(100_000))"] > counts.get("time.sleep(0.02)  # waits", 0)  # which takes 2.5 times as long
     rows = [row for row in (folder / "p.txt").read_text().splitlines() if "load (train.py" in row]
     makers = {re.findall(r"process (\d+):", row)[-1] for row in rows}  # the processes that make samples
-    assert len(makers) == max(1, int(workers))
+    assert len(makers) == 2
 
 
 def test_waiting_is_recorded_where_it_is_asked_for(folder: Path) -> None:
-    profile("train:make", "--seconds", "2", "--idle", "-o", "p.json", cwd=folder).check()
+    profile("train:make", "--seconds", "1", "--idle", "--workers", "0", "-o", "p.json", cwd=folder).check()
     frames = json.loads((folder / "p.json").read_text())["shared"]["frames"]
     assert ("load", WAITS) in {(frame["name"], frame["line"]) for frame in frames}
 
@@ -100,8 +99,6 @@ def test_an_error_of_the_function_is_an_exit_status(folder: Path) -> None:
     [
         (["train:nope"], "TARGET 'train:nope' was not found"),
         (["train:make", "-o", "p.html"], "'p.html' must end in .svg, .json, .txt"),
-        (["train:make", "-o", "none/p.svg"], "the directory 'none' does not exist"),
-        (["train:make", "--seconds", "x"], "'x' is not a valid float range"),
     ],
 )
 def test_a_wrong_argument_is_told(folder: Path, arguments: list[str], said: str) -> None:

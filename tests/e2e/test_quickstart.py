@@ -9,7 +9,6 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -90,24 +89,6 @@ def test_the_script_prints_its_numbers_and_draws_them(tmp_path: Path) -> None:
     assert 0.0 <= float(accuracy[1]) <= 1.0
     assert (checkout / "quickstart.png").read_bytes().startswith(PNG_START)
     assert len(list((checkout / "quickstart-data").glob("[0-9]/*.jpg"))) == 200
-
-
-def test_the_ratio_is_that_of_neighbouring_turns_so_that_a_busy_machine_meets_both(demo: _Demo) -> None:
-    """The machine gets ten times as slow for a while: both sides in the same pair of turns."""
-    contest = demo("contest")
-    plain, ours = (
-        [contest.Turn(100, 100 / rate, 0.1) for rate in rates]
-        for rates in ((100, 100, 10, 10, 100), (190, 190, 19, 19, 150))
-    )
-    assert contest.Contest(plain, ours).ratios == pytest.approx([1.5, 1.9, 1.9, 1.9, 1.9])
-
-
-def test_turns_have_each_item_once_an_epoch_in_whole_batches_but_for_the_last(demo: _Demo) -> None:
-    items = [(str(number), number % 10) for number in range(777)]
-    turns = list(demo("contest")._turns(items, 2, 32))
-    assert [len(turn) for turn in turns] == 2 * [320, 320, 137]
-    assert sorted(chain(*turns[:3])) == sorted(chain(*turns[3:])) == sorted(items)
-    assert turns[0] != turns[3]
 
 
 @pytest.mark.may_leak("the resource tracker that multiprocessing starts with spawn lives as long as the interpreter")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -14,10 +13,8 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ArgumentError
-from loaderpool.trainer.loader_core import without_workers
 from loaderpool.trainer.replay import Replay
 from tests.support.child import ChildResult, run_command
-from tests.support.processes import descendants
 
 SIZE = 50
 
@@ -145,17 +142,6 @@ def test_an_index_that_the_loader_never_makes_is_said(settings: dict[str, Any], 
         assert "\n" not in str(raised.value)
 
 
-def test_a_loader_made_without_workers_starts_no_process() -> None:
-    before = set(descendants(os.getpid()))
-    with without_workers():
-        pool = lp.Pool(3)
-        loaders = [lp.Loader(range(9), workers=3), lp.Loader(range(9), workers=pool)]
-        assert len(list(loaders[0])) == 1
-    assert set(descendants(os.getpid())) <= before
-    for loader in loaders:
-        loader.close()
-
-
 # ---- the command ----
 
 MODULE = """
@@ -231,10 +217,6 @@ def test_what_came_is_shown(command: Callable[..., ChildResult]) -> None:
     assert "\x1b" not in text
 
 
-def test_a_target_may_read_a_loader_while_it_is_made(command: Callable[..., ChildResult]) -> None:
-    assert "int64[]" in command("replay", "jobs:read_one", "--index", "7").check().stdout
-
-
 def test_a_batch_is_shown_with_all_its_indices(command: Callable[..., ChildResult]) -> None:
     text = command("replay", "jobs:batches", "--index", "6").check().stdout
     assert "source indices 4, 5, 6, 7" in text
@@ -249,13 +231,6 @@ def test_an_error_is_shown_with_the_user_s_frames(command: Callable[..., ChildRe
     assert "--pdb" in result.stderr
 
 
-def test_an_error_for_want_of_out_says_which_sample_it_hangs_on(command: Callable[..., ChildResult]) -> None:
-    result = command("replay", "jobs:filled", "--index", "7")
-    assert result.returncode == 1
-    assert "out was None" in result.stderr and "from the first sample" in result.stderr
-    assert "out is None: return a new array" in result.stderr
-
-
 def test_pdb_opens_where_it_raised(command: Callable[..., ChildResult]) -> None:
     result = command("replay", "jobs:make", "--index", "3", "--pdb", stdin="p 'i is', i\nq\n")
     assert result.returncode == 1
@@ -266,12 +241,6 @@ def test_an_exit_is_shown_and_not_taken_for_success(command: Callable[..., Child
     result = command("replay", "jobs:make", "--index", "5")
     assert result.returncode == 1
     assert "SystemExit: 9" in result.stderr
-
-
-def test_what_no_batch_can_be_made_of_is_said(command: Callable[..., ChildResult]) -> None:
-    result = command("replay", "jobs:make", "--index", "6")
-    assert result.returncode == 1
-    assert "fn returned None" in result.stderr
 
 
 def test_a_crash_shows_its_stack_here(command: Callable[..., ChildResult]) -> None:

@@ -90,24 +90,6 @@ def test_what_goes_wrong_in_it_ends_no_training(
     assert "ReportCallback: ZeroDivisionError: no time" in capsys.readouterr().err
 
 
-def test_nor_does_a_loader_that_was_closed(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from loaderpool.adapters.keras import ReportCallback
-
-    report = ReportCallback(lp.Loader(range(64), sample, batch_size=16, workers=1))
-    report._loader.close()
-    data = np.ones((32, 4), np.float32), np.ones(32, np.float32)
-    history = model.fit(*data, epochs=3, verbose=0, callbacks=[report]).history
-    assert len(history["loss"]) == 3
-    assert "no batch of epoch 1 came from its loader" in capsys.readouterr().err
-
-
-def test_it_takes_a_loader(tf: Any) -> None:
-    from loaderpool.adapters.keras import ReportCallback
-
-    with pytest.raises(lp.ArgumentError, match="takes the loader itself, got list"):
-        ReportCallback([1])
-
-
 def test_a_wrong_argument_is_told_when_it_is_made(tf: Any) -> None:
     from loaderpool.adapters.keras import ReportCallback
 

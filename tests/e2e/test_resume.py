@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.core.delivery import Delivery
-from loaderpool.trainer.epochs.epoch_pass import Opened, as_arrays
-from tests.support.batches import Place, kill_supervisor, told_when
+from tests.support.batches import Place
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
@@ -91,30 +88,6 @@ def test_the_rest_is_the_same_to_the_bit(name: str, before: int, after: int, on:
             assert rest == (epochs[0][taken:] or epochs[1])
             if taken < length:
                 assert [plain(batch) for batch in again] == epochs[1]
-
-
-def test_a_supervisor_that_dies_in_the_rest_changes_no_bit() -> None:
-    def slow(item: int, rng: np.random.Generator) -> Any:
-        time.sleep(0.004)
-        return item, rng.random()
-
-    def make(**how: Any) -> lp.Loader:
-        return lp.Loader(range(200), slow, batch_size=4, shuffle=True, **how)
-
-    with make(workers=0) as reference:
-        batches = iter(reference)
-        take(batches, 7)
-        state = batches.state_dict()  # type: ignore[attr-defined]
-        expected = take(batches, 100)
-    with make(workers=2) as loader:
-        loader.load_state_dict(state)
-        batches = iter(loader)
-        got = take(batches, 2)
-        kill_supervisor(loader)
-        got += take(batches, 100)
-        told_when(loader, lambda told: told.supervisor_restarts == 1)
-        assert got == expected
-        del batches
 
 
 # ---- which pass a state belongs to ----
@@ -233,29 +206,3 @@ def test_a_first_batch_that_fails_takes_nothing_of_the_rest(on: Place) -> None:
             list(loader)
         broken[0] = False
         assert [batch.tolist()[0] for batch in loader] == [8, 12, 16]
-
-
-def test_a_pass_that_is_broken_off_at_its_last_batch_still_stands_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last delivery has come, and with that nothing is left to be asked of the engine."""
-
-    interrupts = [KeyboardInterrupt()]
-
-    def interrupted(delivery: Delivery) -> Opened:
-        opened, assemble = as_arrays(delivery)
-
-        def once(parts: Sequence[Any]) -> Any:
-            if interrupts:
-                raise interrupts.pop()
-            return assemble(parts)
-
-        return opened, once
-
-    with lp.Loader(range(6), batch_size=2, workers=0) as loader:
-        batches = iter(loader)
-        next(batches), next(batches)
-        with monkeypatch.context() as now:
-            now.setattr(batches._pass, "_convert", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                next(batches)
-        assert loader.state_dict() == batches.state_dict()
-        assert next(batches).tolist() == [4, 5]

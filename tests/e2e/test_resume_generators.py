@@ -76,7 +76,7 @@ def test_copies_go_on_where_each_stood(on: Place, taken: int) -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (0, 2), (2, 0)])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (0, 2), (2, 0)])
 def test_without_an_order_nothing_is_repeated_or_dropped(on: Place, before: int, after: int) -> None:
     settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4, "deterministic": False}
     every = sorted(number for shard in SHARDS for number in shard)
@@ -102,7 +102,7 @@ def test_without_an_order_nothing_is_repeated_or_dropped(on: Place, before: int,
         assert sorted(numbers) == every
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
     cycle=st.integers(1, 4),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import os
 import queue
@@ -48,11 +46,6 @@ def fail_sometimes(item: Any) -> Any:
     if item["index"] % 10 == 3:
         raise ValueError("bad")
     return item["index"]
-
-
-def slow(item: Any, rng: np.random.Generator) -> Any:
-    time.sleep(0.04)
-    return item["index"], rng.random()
 
 
 def vectorised(items: list[Any], rng: np.random.Generator) -> Any:
@@ -101,13 +94,6 @@ def test_the_same_bits_for_any_number_of_workers(on: Place, way: str, workers: i
             assert_same(*both)
         return
     assert_same(got, expected)
-
-
-def test_a_slow_batch_is_cut_into_rows(on: Place) -> None:
-    with lp.Loader(Numbers(37), slow, batch_size=16, workers=0) as loader:
-        expected = read(loader)
-    with lp.Loader(Numbers(37), slow, batch_size=16, **on(3)) as loader:
-        assert_same(read(loader), expected)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -253,29 +239,6 @@ def test_a_database_cursor_stays_in_this_process(on: Place, tmp_path: Path) -> N
     connection.close()
 
 
-def test_a_file_of_lines(on: Place) -> None:
-    text = io.StringIO("".join(f"{n}\n" for n in range(40)))
-    with lp.Loader(text, int, batch_size=16, **on(2)) as loader:
-        assert np.concatenate(read(loader)).tolist() == list(range(40))
-
-
-def test_two_iterators_of_one_loader_each_read_the_whole(on: Place) -> None:
-    with lp.Loader(Numbers(), make, batch_size=BATCH, **on(2)) as loader:
-        one, other = iter(loader), iter(loader)
-        pairs = [(copied(a), copied(b)) for a, b in zip(one, other, strict=True)]
-    assert numbers_in(a for a, _ in pairs) == numbers_in(b for _, b in pairs) == list(range(ITEMS))
-    assert not np.array_equal(pairs[0][0][1], pairs[0][1][1])  # two epochs
-
-
-def test_an_abandoned_pass_leaves_the_next_one_whole(on: Place) -> None:
-    with lp.Loader(Numbers(), make, batch_size=BATCH, **on(2)) as loader:
-        for _ in range(6):
-            for number, _batch in enumerate(loader):
-                if number == 3:
-                    break
-        assert numbers_in(read(loader)) == list(range(ITEMS))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("way", ["packed", "window", "without order", "one shard of three"])
 def test_going_on_where_it_was_stopped(on: Place, way: str, workers: int) -> None:
@@ -296,24 +259,6 @@ def test_going_on_where_it_was_stopped(on: Place, way: str, workers: int) -> Non
         if way == "without order":
             got, wanted = ([sorted(each, key=lambda b: int(b[0][0])) for each in both] for both in (got, wanted))
         assert_same(got, wanted)
-
-
-@pytest.mark.parametrize("taken", [1, 40])
-def test_more_was_taken_out_of_turn_than_is_read_ahead(taken: int, on: Place) -> None:
-    with lp.Loader(Numbers(), lambda item: item["index"], batch_size=1, deterministic=False, **on(1)) as loader:
-        loader.load_state_dict({**loader.state_dict(), "taken": [[1, taken]]})
-        assert sorted(numbers_in(loader)) == [0, *range(1 + taken, ITEMS)]
-
-
-def test_what_was_taken_out_of_turn_leaves_its_neighbours_in_a_chunk_alone(on: Place) -> None:
-    """Tickets cover some of it beside what is wanted, and ask for the items of both."""
-    source = Numbers(60)
-    source.lock = threading.Lock()  # type: ignore[attr-defined]  # so a thread reads it: 80 processes take long
-    with lp.Loader(source, of_varied_length, batch_size=3, pad=True, deterministic=False, **on(2)) as loader:
-        for taken in ([[1, 1], [3, 5]], [[2, 4]], [[1, 8]], [[1, 5], [8, 4]]) * 20:
-            loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0, "taken": taken})
-            gone = {batch for first, count in taken for batch in range(first, first + count)}
-            assert sorted(numbers_in(loader)) == [item for item in range(60) if item // 3 not in gone]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -399,25 +344,6 @@ def test_going_on_behind_more_batches_than_are_read_ahead(tmp_path: Path) -> Non
     assert sorted(got) == list(range(4000))
 
 
-def test_an_error_of_a_loader_that_the_stream_reads(on: Place) -> None:
-    def fail(item: int) -> int:
-        if item == 7:
-            raise KeyError("seven")
-        return item
-
-    def items() -> Iterator[Any]:
-        with lp.Loader(range(20), fail, batch_size=2, workers=0) as inner:
-            for batch in inner:
-                yield from batch.tolist()
-
-    for workers in (0, 2):
-        with lp.Loader(items(), batch_size=4, **on(workers)) as loader:
-            with pytest.raises(KeyError, match="seven") as raised:
-                read(loader)
-            assert isinstance(raised.value, lp.SourceError)
-            assert raised.value.position == 4
-
-
 def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
     def end_itself(item: Any) -> Any:
         if item["index"] == 41:
@@ -431,26 +357,6 @@ def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
     with lp.Loader(Numbers(), end_itself, batch_size=BATCH, workers=2, on_error="skip") as loader:
         assert numbers_in(read(loader)) == [n for n in range(ITEMS) if n != 41]
         assert loader.statistics().skipped_indices == (41,)
-
-
-def test_several_loaders_with_streams_on_one_pool(on: Place) -> None:
-    sources = [Numbers(), iter(Numbers()), range(101), Numbers(50)]
-    fns = [make, make, lambda number, rng: (number, rng.random(3, np.float32)), make]
-    with contextlib.ExitStack() as stack:
-        loaders = [
-            stack.enter_context(lp.Loader(source, fn, batch_size=BATCH, **on(2)))
-            for source, fn in zip(sources, fns, strict=True)
-        ]
-        iterators = [iter(loader) for loader in loaders]
-        got: list[list[int]] = [[] for _ in loaders]
-        while any(iterators):
-            for number, batches in enumerate(iterators):
-                batch = next(batches, None) if batches is not None else None
-                if batch is None:
-                    iterators[number] = None  # type: ignore[call-overload]
-                else:
-                    got[number] += batch[0].tolist()
-    assert got == [list(range(101))] * 3 + [list(range(50))]
 
 
 def test_a_loader_is_closed_while_its_source_waits_on_the_thread() -> None:

@@ -45,9 +45,8 @@ def test_a_dataset_as_a_source(on: Place, tf: Any) -> None:
         lp.Loader(numbers, workers=0)
 
 
-@pytest.mark.parametrize("how", ["pass", "1 / 0"])
-def test_the_trainer_ends_while_tensorflow_gives_items(tf: Any, how: str) -> None:
-    script = f"""
+def test_the_trainer_ends_while_tensorflow_gives_items(tf: Any) -> None:
+    script = """
         import numpy as np, tensorflow as tf
         import loaderpool as lp
         endless = tf.data.Dataset.range(10**12).map(lambda n: tf.random.normal([100]) + tf.cast(n, tf.float32))
@@ -56,9 +55,8 @@ def test_the_trainer_ends_while_tensorflow_gives_items(tf: Any, how: str) -> Non
             assert batch.shape == (8, 100)
         batches = iter(loader)
         print("read")
-        {how}
+        1 / 0
     """
     result = run_child(script)
     assert result.stdout == "read\n"
-    assert result.returncode == (how != "pass"), result.stderr
-    assert ("Error" in result.stderr) == (how != "pass"), result.stderr
+    assert result.returncode == 1 and "ZeroDivisionError" in result.stderr, result.stderr

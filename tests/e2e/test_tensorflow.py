@@ -8,7 +8,6 @@ import os
 import re
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -148,30 +147,22 @@ def test_a_later_parallel_map_really_runs_in_parallel(tf: Any, pool: lp.Pool, fn
     [
         ({"epochs": 0}, ValueError, "epochs"),
         ({"epochs": True}, TypeError, "epochs"),
-        ({"epochs": 1.5}, TypeError, "epochs"),
-        ({"epochs": 2**63}, ValueError, "epochs"),
         ({"epochs": 2**62}, ValueError, "epochs"),  # of four batches each
         ({"prefetch": -2}, ValueError, "prefetch.*AUTOTUNE"),
-        ({"prefetch": 2**63}, ValueError, "prefetch"),
         ({"prefetch": None}, TypeError, "prefetch"),
         ({"device": 0}, TypeError, "device"),
+        ({"device": ""}, ValueError, "device"),
+        ({"device": "/GPU:7"}, ValueError, "device"),
+        ({"checkpointable": True}, TypeError, "checkpointable"),
     ],
 )
 def test_wrong_arguments_fail_in_the_callers_line(
-    tf: Any, pool: lp.Pool, arguments: dict[str, Any], error: type[Exception], text: str
+    tf: Any, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    loader = lp.Loader(range(4), sample, batch_size=1, workers=pool)
-    with loader, pytest.raises(lp.LoaderpoolError, match=text) as caught:
+    loader = lp.Loader(range(4), sample, batch_size=1, workers=0)
+    with loader, pytest.raises(lp.ArgumentError, match=text) as caught:
         loader.as_dataset(**arguments)
     assert isinstance(caught.value, error)
-
-
-@pytest.mark.parametrize("fn", [sample, wide])
-@pytest.mark.parametrize("number", [np.int64, np.uint8, int])
-def test_numbers_may_be_numpys_and_prefetch_tf_datas_own_choice(tf: Any, pool: lp.Pool, fn: Any, number: Any) -> None:
-    with lp.Loader(range(8), fn, batch_size=4, workers=pool) as loader:
-        assert int(loader.as_dataset(epochs=number(3), prefetch=number(2)).cardinality()) == 6
-        assert len(list(loader.as_dataset(epochs=number(3), prefetch=tf.data.AUTOTUNE))) == 6
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -294,12 +285,6 @@ def test_samples_without_elements_arrive_as_they_are(tf: Any) -> None:
     ).check()
 
 
-def test_unordered_batches_arrive_exactly_once(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(100), wide, batch_size=4, deterministic=False, workers=pool) as loader:
-        seen = [int(y) for _, labels in loader.as_dataset(epochs=2) for y in labels.numpy()]
-    assert sorted(seen) == sorted([*range(100), *range(100)])
-
-
 # ---- whose memory it is ----
 
 
@@ -315,15 +300,6 @@ def test_tensors_lie_in_shared_memory(tf: Any, pool: lp.Pool) -> None:
         statistics = loader.statistics()
     assert batches == 20
     assert (statistics.memory.batches_zero_copy, statistics.memory.batches_copied) == (20, 0)
-
-
-def test_a_consumer_that_is_slow_or_stops_gets_no_batch_copied(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(200), wide, batch_size=4, workers=pool) as loader:
-        for count, _ in enumerate(loader.as_dataset()):
-            time.sleep(0.002)
-            if count == 30:
-                break
-        assert loader.statistics().memory.batches_copied == 0
 
 
 @pytest.mark.parametrize("fn", [sample, wide])
@@ -357,15 +333,6 @@ def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
         del kept, batch, x, y, first, labels
         let_go()
         assert len(list(loader.as_dataset())) == 100
-
-
-def test_a_cached_dataset_is_read_again_without_the_pool(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(40), wide, batch_size=4, workers=pool) as loader:
-        cached = loader.as_dataset().cache()
-        first = [int(y[0]) for _, y in cached]
-        passes = loader.statistics().iterations
-        assert [int(y[0]) for _, y in cached] == first == list(range(0, 40, 4))
-        assert loader.statistics().iterations == passes == 1
 
 
 # ---- iterators ----
@@ -412,7 +379,7 @@ def test_a_tf_function_loops_over_it(tf: Any, pool: lp.Pool) -> None:
             assert int(total(dataset)) == 4950
 
 
-@pytest.mark.parametrize("stage", ["itself", "map", "zip", "iterator"])
+@pytest.mark.parametrize("stage", ["map", "zip", "iterator"])
 def test_the_dataset_holds_the_loader_and_dropping_all_ends_the_processes(tf: Any, stage: str) -> None:
     loader = lp.Loader(range(40), wide, batch_size=4, workers=2)
     dataset = loader.as_dataset()
@@ -560,35 +527,3 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
         """
     )
     assert max(before, after, of_others) < MAPPED < spoiled
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [{"MALLOC_MMAP_THRESHOLD_": "33000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33000000"}],
-)
-def test_what_the_environment_tells_the_allocator_stays(tf: Any, environment: dict[str, str]) -> None:
-    (found,) = count_faults(
-        """
-        with make() as loader:
-            list(loader.as_dataset())
-            print(faults())
-        """,
-        environment,
-    )
-    assert found > MAPPED
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("device", "x", lp.ArgumentError),
-        ("device", "", lp.ArgumentError),
-        ("device", "/CPU:99", lp.ArgumentError),
-        ("device", "/GPU:7", lp.ArgumentError),
-        ("device", 3, lp.ArgumentError),
-        ("checkpointable", True, lp.ArgumentError),
-    ],
-)
-def test_a_mistake_in_as_dataset_is_told(name: str, value: Any, error: type[Exception], tf: Any) -> None:
-    with lp.Loader(range(8), workers=0) as loader, pytest.raises(error, match=name):
-        loader.as_dataset(**{name: value})

@@ -220,11 +220,9 @@ def test_arrays_of_jax_have_the_same_dtype_in_the_workers(tmp_path: Path) -> Non
 
 
 @needs("torch")
-@pytest.mark.parametrize("how", ["import torch", "pass"], ids=["imported", "imported by the function"])
-def test_what_torchs_generator_gives_belongs_to_the_sample(tmp_path: Path, how: str) -> None:
+def test_what_torchs_generator_gives_belongs_to_the_sample(tmp_path: Path) -> None:
     """As `random` and `numpy.random` do: forks begin with the same state, and would augment alike."""
-    script = f"""
-    {how}
+    script = """
     import loaderpool as lp
 
     def load(i):

@@ -84,12 +84,6 @@ def test_they_work_where_each_batch_is_full(settings: dict[str, Any], workers: i
     assert len(set(seen)) == len(seen) == (25 if "shard" in settings else 50 // rows * rows)
 
 
-@WORKERS
-def test_they_work_where_there_is_one_batch(workers: int) -> None:
-    with lp.Loader(Scenes(3), batch_fn=over_samples, batch_size=4, workers=workers) as loader:
-        assert [len(images) for images, _ in loader] == [3]
-
-
 def stream() -> Iterator[Any]:
     yield from (Scenes(10)[index] for index in range(10))
 
@@ -153,15 +147,3 @@ def test_the_message_of_a_shorter_last_batch_says_drop_remainder(workers: int) -
             with pytest.raises((SampleError, SpecMismatchError)) as raised:
                 next(batches)
         assert "This batch is shorter, with 2 of 4 items. Set drop_remainder=True to drop it" in str(raised.value)
-
-
-def test_a_full_batch_that_is_built_differently_says_nothing_of_it() -> None:
-    def changes(items: list[int]) -> Any:
-        return np.array(items) if 4 in items else (np.array(items), np.array(items))
-
-    with lp.Loader(range(10), batch_fn=changes, batch_size=4, workers=0) as loader:
-        batches = iter(loader)
-        next(batches)
-        with pytest.raises((SampleError, SpecMismatchError)) as raised:
-            next(batches)
-    assert "drop_remainder" not in str(raised.value)

@@ -86,14 +86,12 @@ def bfloat(index: int) -> Any:
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tiny": (tiny, {"batch_size": 32}),
-    "one row": (tiny, {"batch_size": 1}),
     "odd sizes": (odd, {"batch_size": 3}),
     "nested": (nested, {"batch_size": 7}),
     "wide": (wide, {"batch_size": 4}),
     "empty": (empty, {"batch_size": 4}),
     "padded": (varied, {"batch_size": 4, "pad": True}),
     "whole": (varied, {"batch_size": None}),
-    "bfloat16": (bfloat, {"batch_size": 5}),
     "one bfloat16": (bfloat, {"batch_size": 1}),
 }
 
@@ -122,7 +120,7 @@ def test_tensors_lie_in_shared_memory(framework: Framework, on: Place) -> None:
         assert loader.statistics().memory.batches_copied == 0
 
 
-@pytest.mark.parametrize(("fn", "batch_size"), [(odd, 1), (odd, 3), (wide, 4), (tiny, 1)])
+@pytest.mark.parametrize(("fn", "batch_size"), [(odd, 1), (wide, 4)])
 def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
     framework: Framework, on: Place, fn: Any, batch_size: int
 ) -> None:
@@ -140,21 +138,6 @@ def test_who_keeps_tensors_neither_stops_the_pool_nor_sees_data_change(
         for _ in loader:
             pass
         assert loader.statistics().memory.buffers_in_use <= 1
-
-
-def test_a_slot_comes_back_when_its_tensor_dies(framework: Framework, on: Place) -> None:
-    with lp.Loader(range(80), wide, batch_size=4, **on(2)) as loader:
-        batches = iter(framework.view(loader))
-        x, y = next(batches)
-        del y
-        for _ in range(3):
-            next(batches)
-        assert loader.statistics().memory.buffers_in_use >= 1
-        assert (framework.arrays((x,))[0][:, 0, 0, 0] == [0, 1, 2, 3]).all()
-        del x, batches
-        gc.collect()
-        tensorflow_runtime.let_go_of_arrays()
-        assert loader.statistics().memory.buffers_in_use == 0
 
 
 @pytest.mark.corner
@@ -244,7 +227,7 @@ def test_ragged_components_are_given_or_refused_by_name(framework: Framework, on
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "int4"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e4m3b11fnuz", "int4"])
 def test_small_dtypes_are_given_or_refused_by_name(framework: Framework, on: Place, dtype: str) -> None:
     with lp.Loader(range(20), lambda i: np.full(2, i % 8, getattr(ml_dtypes, dtype)), batch_size=4, **on(1)) as loader:
         batches = iter(framework.view(loader))
@@ -261,11 +244,9 @@ def test_small_dtypes_are_given_or_refused_by_name(framework: Framework, on: Pla
 @pytest.mark.parametrize(
     ("arguments", "error", "told"),
     [
-        ({"prefetch_factor": 2}, TypeError, r"prefetch"),
         ({"prefetch": -1}, lp.ArgumentError, r"prefetch must be at least 0"),
         ({"prefetch": 1.5}, lp.ArgumentError, r"prefetch must be an integer"),
         ({"device": "/GPU:7"}, (lp.ArgumentError, TypeError), r"device"),
-        ({"device": "cuda:99"}, (lp.ArgumentError, TypeError), r"device"),
         ({"sharding": "rows"}, (lp.ArgumentError, TypeError), r"sharding"),
     ],
 )
@@ -276,7 +257,7 @@ def test_a_wrong_argument_is_named(
         framework.view(loader, **arguments)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [0, 3])
 def test_tensors_are_copied_to_a_device_ahead_of_the_step(tf: Any, on: Place, prefetch: int) -> None:
     with lp.Loader(range(60), wide, batch_size=4, **on(2)) as loader:
         expected = read(loader, passes=2)
@@ -304,7 +285,10 @@ def test_a_data_loader_takes_the_torch_view_as_it_is(on: Place) -> None:
         assert_same([copied(batch) for batch in found], expected)
 
 
-@pytest.mark.parametrize(("missing", "call"), [("torch", "as_torch"), ("jax", "as_jax"), ("tensorflow", "tensors")])
+@pytest.mark.parametrize(
+    ("missing", "call"),
+    [("torch", "as_torch"), ("jax", "as_jax"), ("tensorflow", "tensors"), ("tensorflow", "as_dataset")],
+)
 def test_a_missing_framework_is_told_with_what_to_install(missing: str, call: str) -> None:
     run_child(
         f"""
