@@ -183,26 +183,6 @@ def test_a_sample_is_replayed(sounds: list[str], two_epochs: list[Any], on: Plac
             assert not padded[sample["frames"] :].any()
 
 
-def test_what_another_shard_has_is_said(sounds: list[str], on: Place) -> None:
-    lengths = [frames_of(path) for path in sounds]
-    buckets = dataclasses.replace(BUCKETS, by=lengths)
-    how = {**BY_LENGTH, "buckets": buckets, "drop_remainder": True, "shard": lp.Shard(2, 0)}
-    with lp.Loader(sounds, load_sound, **on(1), **how) as loader:
-        mine = list(chain.from_iterable(batch["frames"].tolist() for batch in loader))
-        told = []
-        for index in range(SOUNDS):
-            try:
-                lp.replay(loader, index)
-            except lp.ArgumentError as error:
-                told.append(str(error))
-            else:
-                assert lengths[index] in mine
-        others = [text for text in told if "Shard(2, 1), but this loader has Shard(2, 0)" in text]
-        left_out = len(told) - len(others)
-        assert len(others) == len(mine) == SOUNDS - len(told)
-        assert sum(f"among the last {left_out} rows" in text for text in told) == left_out
-
-
 def test_samples_of_one_shape_need_no_padding(on: Place) -> None:
     """Every length has a bucket of its own."""
     spec = lp.ArraySpec((None, None), np.int64)

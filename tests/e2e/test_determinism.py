@@ -12,7 +12,6 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, indices_in, read
-from tests.support.child import run_child
 
 pytestmark = [
     pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run"),
@@ -123,47 +122,6 @@ def test_samples_of_one_epoch_draw_different_numbers(expected: dict[str, list[An
     assert len(np.unique(noise, axis=0)) == 2 * SIZE
     drawn = np.concatenate([batch[1] for batch in expected["random"]])
     assert len(np.unique(drawn)) == 2 * SIZE
-
-
-def test_numpy_random_is_imported_by_who_needs_it_and_where_a_worker_is_first_to_draws_are_seen() -> None:
-    result = run_child("""
-        import sys
-        import numpy as np
-        import loaderpool as lp
-
-        if "numpy.random" in sys.modules:  # NumPy 1
-            sys.exit()
-
-        def is_there(): return "numpy.random" in sys.modules
-
-        def read(fn, workers, **settings):
-            with lp.Loader(range(60), fn, batch_size=4, seed=1, workers=workers, **settings) as loader:
-                return [row for epoch in range(2) for batch in loader for row in batch.tolist()]
-
-        assert not any(read(lambda item: is_there(), 2))
-        assert all(read(lambda item, rng: is_there(), 2))
-        assert all(read(lambda item: is_there(), 2, seed_globals=True))
-        def hides(item):  # a draw, and then a state as an import leaves it
-            drawn = np.random.rand(2)
-            np.random.set_state(np.random.RandomState().get_state())
-            return drawn
-
-        def hides_better(item):
-            drawn = np.random.rand(312)  # all words of the state
-            np.random.seed()
-            return drawn[:2]
-
-        draws = [lambda item: np.random.rand(2), hides, hides_better]
-        drawn = [[read(fn, workers) for workers in (1, 2, 3)] for fn in draws]
-        calls = read(lambda item: np.random.default_rng(item).random(), 2)
-        assert not is_there()
-        for fn, (one, two, three) in zip(draws, drawn):
-            assert one == two == three == read(fn, 0)
-            assert len({tuple(row) for row in one}) == 120
-        assert calls == 2 * [np.random.default_rng(item).random() for item in range(60)]
-        print("same")
-    """)
-    assert result.check().stdout in ("same\n", "")
 
 
 def test_the_callers_own_generators_are_left_alone() -> None:

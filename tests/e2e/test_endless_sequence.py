@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -184,37 +182,3 @@ def test_fit_is_given_the_batches_that_keras_gives_it(tf: Any, where: dict[str, 
             assert seen_by_fit(dataset, steps=4, epochs=1) == direct[:4]  # each fit begins anew
         with pytest.raises(lp.ArgumentError, match=r"epochs=2 of an endless sequence.*steps_per_epoch"):
             loader.as_dataset(epochs=2)
-
-
-def test_a_backup_goes_on_with_the_next_batch(tf: Any, pool: lp.Pool, tmp_path: Path) -> None:
-    import keras
-
-    from loaderpool.adapters.keras import BackupCallback
-
-    def train(loader: lp.Loader, stop_at: int | None) -> list[int]:
-        seen: list[int] = []
-
-        class Recording(keras.Model):  # type: ignore[misc]
-            def train_step(self, data: Any) -> Any:
-                seen.append(int(data[0][0, 0]))
-                return super().train_step(data)
-
-        class Stop(keras.callbacks.Callback):  # type: ignore[misc]
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                if len(seen) == stop_at:
-                    raise KeyboardInterrupt
-
-        inputs = keras.Input((3,))
-        model = Recording(inputs, keras.layers.Dense(1)(inputs))
-        model.compile("sgd", "mse", run_eagerly=True)
-        backup = BackupCallback(loader, tmp_path / "backup", save_freq=1, delete_checkpoint=stop_at is None)
-        with contextlib.suppress(KeyboardInterrupt):
-            callbacks = [backup, Stop()]
-            model.fit(loader.as_dataset(), steps_per_epoch=4, epochs=3, verbose=0, callbacks=callbacks)
-        return seen
-
-    with lp.Loader.from_sequence(Endless(), workers=pool) as loader:
-        before = train(loader, stop_at=6)
-    with lp.Loader.from_sequence(Endless(), workers=pool) as loader:
-        after = train(loader, stop_at=None)
-    assert before == list(range(6)) and after == list(range(6, 12))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -306,20 +304,6 @@ def test_all_batches_before_the_error_are_delivered(bad: int, made_in: dict[str,
             assert error.epoch == (epoch if bad >= 2 else 0)
 
 
-def test_the_first_of_several_errors_is_raised(made_in: dict[str, Any]) -> None:
-    def fn(item: int) -> int:
-        if item >= 50 and item % 3 == 0:
-            raise ValueError(item)
-        return item
-
-    with lp.Loader(range(200), fn, batch_size=2, **made_in) as loader:
-        for _ in range(3):
-            batches, error = failing_pass(loader)
-            assert len(batches) == 25
-            assert isinstance(error, SampleError)
-            assert error.index == 51
-
-
 @pytest.mark.parametrize("bad", [0, 30])
 def test_an_error_that_passes_leaves_the_next_pass_whole(made_in: dict[str, Any], tmp_path: Path, bad: int) -> None:
     is_back = tmp_path / "the server is back"
@@ -587,27 +571,3 @@ def test_a_loader_made_inside_the_function_can_be_constructed_but_not_iterated(p
         with pytest.raises(ClosedError, match="inside a loaderpool worker") as raised:
             next(iter(loader))
         assert isinstance(raised.value, SampleError)
-
-
-def test_a_loader_whose_pass_failed_goes_with_the_last_reference_to_it(pool: lp.Pool) -> None:
-    def fail(index: int) -> int:
-        raise Rejected("a.png", code=index)
-
-    def train() -> tuple[weakref.ref[lp.Loader], BaseException | None]:
-        loader = lp.Loader(range(8), fail, batch_size=4, workers=pool)
-        try:
-            for _ in loader:
-                pass
-        except Rejected as error:
-            assert loader.last_error is error  # noqa: PT017 - after this block the error shall be gone
-        return weakref.ref(loader), loader.last_error
-
-    gc.collect()
-    gc.disable()
-    try:
-        loader, kept = train()
-        assert loader() is None
-        assert isinstance(kept, Rejected) and isinstance(kept, SampleError)
-        assert kept.code == 0 and kept.index == 0 and "a.png was rejected" in str(kept)
-    finally:
-        gc.enable()

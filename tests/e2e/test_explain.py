@@ -9,7 +9,6 @@ import importlib
 import json
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,12 +33,6 @@ def sleeping(seconds: float) -> Callable[[int], Any]:
 
 def slow_now_and_then(item: int) -> Any:
     time.sleep(1.0 if item % 1000 == 10 else 0.001)
-    return np.full(4, item, np.float32)
-
-
-def slow_at_first(item: int) -> Any:
-    if item == 0:
-        time.sleep(1.5)
     return np.full(4, item, np.float32)
 
 
@@ -111,21 +104,6 @@ def test_a_slow_stream_is_named() -> None:
     assert found.verdict is Verdict.STREAM_READER
 
 
-def test_a_first_step_that_compiles_is_in_no_mean() -> None:
-    with lp.Loader(range(10**6), sleeping(0.001), batch_size=4, workers=1) as loader:
-        for step, _ in enumerate(loader, 1):
-            if step == 60:
-                break
-            time.sleep(1.0 if step == 1 else STEP_S)
-        found = loader.explain()
-    assert found.step_s < 2 * STEP_S
-
-
-def test_a_slow_start_is_none_of_the_steps() -> None:
-    found = train(lp.Loader(range(10**6), slow_at_first, batch_size=4, workers=1))
-    assert found.verdict in (Verdict.COMPUTE_BOUND, Verdict.START_UP)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_short_training_is_said_to_be_short(workers: int) -> None:
     found = train(lp.Loader(range(10**6), sleeping(0.01), batch_size=2, workers=workers), steps=10)
@@ -133,36 +111,10 @@ def test_a_short_training_is_said_to_be_short(workers: int) -> None:
     assert str(found).startswith("WARM-UP: ")
 
 
-def test_making_in_this_process_is_waiting() -> None:
-    found = train(lp.Loader(range(10**6), sleeping(0.005), batch_size=8, workers=0))
-    assert 0.5 < found.wait_share < 0.8
-    assert found.verdict in (Verdict.TOO_FEW_WORKERS, Verdict.CPUS_FULL)  # the latter beside other tests
-
-
 def test_before_the_first_batch_there_is_nothing_to_say() -> None:
     with lp.Loader(range(10), sleeping(0), batch_size=2, workers=1) as loader:
         assert loader.explain().verdict is Verdict.WARM_UP
     assert loader.explain().verdict is Verdict.WARM_UP
-
-
-def test_while_a_batch_is_waited_for_the_wait_counts() -> None:
-    def hangs(item: int) -> Any:
-        time.sleep(4 if item == 200 else 0)
-        return np.float32(item)
-
-    with lp.Loader(range(400), hangs, batch_size=4, workers=1) as loader:
-        batches = iter(loader)
-        for _ in range(40):
-            next(batches)
-            time.sleep(0.01)
-        time.sleep(0.5)
-        told: list[Any] = []
-        thread = threading.Thread(target=lambda: (time.sleep(2.5), told.append(loader.explain())))
-        thread.start()
-        for _ in batches:
-            pass
-        thread.join()
-    assert told[0].wait_share > 0.5
 
 
 @pytest.mark.parametrize("seconds", ["60", 0, -1.0, float("nan"), True])

@@ -113,14 +113,6 @@ def test_a_pass_that_is_stopped_goes_on_elsewhere(on: Place, folder: Path, endin
             other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("check", [True, False])
-def test_records_are_tensorflows_own_one_by_one(on: Place, folder: Path, tf: Any, check: bool) -> None:
-    names = [str(path) for path in paths(folder, "tfrecord")]
-    expected = list(tf.data.TFRecordDataset(names).as_numpy_iterator())
-    loader = lp.Loader(lp.TFRecords(names, check_crc=check), batch_size=None, **on(2))
-    assert [bytes(record.item()) for record in loader] == expected
-
-
 def damage(path: Path, ending: str) -> set[int]:
     """Damage one place of a file; returns which of its numbers are lost."""
     data = bytearray(path.read_bytes())

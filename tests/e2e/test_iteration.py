@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.element.spec import RaggedArray
 from tests.support.batches import Place, assert_same, copied, indices_in, read
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -224,20 +223,6 @@ def test_every_dtype_arrives_as_it_is(on: Place, dtype: np.dtype[Any], workers: 
         }
 
     assert_same(read(lp.Loader(range(11), fn, batch_size=4, **on(workers))), expected_batches(fn, 11, 4))
-
-
-@pytest.mark.parametrize("kind", ["fixed", "padded", "ragged", "whole batches"])
-def test_floats_that_are_no_numbers_keep_their_bits(on: Place, kind: str) -> None:
-    bits = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x00000001], np.uint32)
-    settings = {
-        "fixed": {"batch_size": 3},
-        "padded": {"batch_size": 3, "pad": True},
-        "ragged": {"batch_size": 3, "ragged": True},
-        "whole batches": {"batch_size": None},
-    }[kind]
-    for batch in lp.Loader(range(6), lambda index: bits.view(np.float32), **settings, **on(2)):
-        values = batch.values if isinstance(batch, RaggedArray) else batch
-        assert set(np.ravel(values).view(np.uint32).tolist()) == set(bits.tolist())
 
 
 def test_long_rows_of_a_source_are_the_samples_without_a_function(on: Place) -> None:

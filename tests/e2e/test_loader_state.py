@@ -179,21 +179,6 @@ def test_without_an_order_nothing_is_repeated_or_dropped(
     assert sorted(got[len(epochs[0]) :]) == epochs[1]
 
 
-def test_a_loop_over_the_loader_itself_counts_as_well(
-    on: Place, state_of: Any, save: Callable[..., str], restore: Any
-) -> None:
-    with SHAPES["samples"](**on(2)) as loader:
-        state = state_of(loader)
-        batches = state.iterate(loader)
-        take(batches, 7)
-        path = save(state)
-        expected = take(batches, 100)
-    with SHAPES["samples"](**on(1)) as loader:
-        state = state_of(loader)
-        restore(state, path)
-        assert take(state.iterate(loader.as_dataset()), 100) == expected
-
-
 def test_behind_stages_of_the_users_own(
     on: Place, tf: Any, mirrored: Any, state_of: Any, save: Callable[..., str], restore: Any
 ) -> None:
@@ -293,20 +278,6 @@ def test_a_restore_before_the_object_exists(on: Place, tf: Any, state_of: Any, s
         checkpoint.loader = state_of(loader)
         status.assert_consumed()
         assert take(checkpoint.loader.iterate(loader.as_dataset()), 100) == expected
-
-
-def test_one_checkpoint_is_saved_again_and_again(on: Place, tf: Any, state_of: Any, tmp_path: Path) -> None:
-    with SHAPES["tiny"](**on(1)) as loader:
-        state = state_of(loader)
-        manager = tf.train.CheckpointManager(tf.train.Checkpoint(loader=state), str(tmp_path), max_to_keep=3)
-        for taken, _ in enumerate(state.iterate(loader.as_dataset()), 1):
-            if taken % 100 == 0:
-                manager.save()
-            if taken == 350:
-                break
-        for path, position in zip(manager.checkpoints, (200, 400, 600), strict=True):
-            tf.train.Checkpoint(loader=state).read(path)
-            assert json.loads(state.serialize())["position"] == position
 
 
 def test_a_loop_that_is_not_counted_is_not_saved(on: Place, tf: Any, state_of: Any, save: Callable[..., str]) -> None:

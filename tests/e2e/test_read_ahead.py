@@ -102,14 +102,6 @@ def test_one_pass_makes_a_few_batches_ahead(
         assert calls.settled(3 * ITEMS, pool) == 3 * ITEMS
 
 
-def test_a_pass_behind_one_that_was_left_is_still_the_only_one(calls: Calls, pool: lp.Pool) -> None:
-    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
-        assert next(iter(loader)).shape == (BATCH_SIZE, 3)
-        before = calls.settled(0, pool)
-        a_loop(loader)
-        assert calls.settled(before + ITEMS + FEW, pool) == before + ITEMS + FEW
-
-
 @pytest.mark.parametrize("epochs", [2, 3])
 def test_a_dataset_of_several_epochs_knows_the_last(tf: Any, calls: Calls, pool: lp.Pool, epochs: int) -> None:
     with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
@@ -119,15 +111,6 @@ def test_a_dataset_of_several_epochs_knows_the_last(tf: Any, calls: Calls, pool:
         # It is iterated again, and so may be once more.
         assert sum(1 for _ in dataset) == epochs * BATCHES
         assert calls.settled((2 * epochs + 1) * ITEMS, pool) == (2 * epochs + 1) * ITEMS
-
-
-def test_a_dataset_without_end_has_the_next_epoch_made(tf: Any, calls: Calls, pool: lp.Pool) -> None:
-    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
-        batches = iter(loader.as_dataset(epochs=None, prefetch=0))
-        for _ in range(BATCHES):
-            next(batches)
-        assert calls.settled(2 * ITEMS, pool) >= 2 * ITEMS
-        del batches
 
 
 @pytest.mark.parametrize("backed_up", [True, False])

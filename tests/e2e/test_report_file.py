@@ -83,15 +83,6 @@ def test_a_loader_that_has_done_nothing_has_a_report(tmp_path: Path, workers: in
     assert inside(tmp_path / "behind.html")["timeline"] == []
 
 
-def test_without_workers_there_are_steps_and_rates(tmp_path: Path) -> None:
-    with lp.Loader(range(10**6), sample, batch_size=8, workers=0) as loader:
-        take(loader, 3)
-        loader.report(tmp_path / "report.html")
-    found = inside(tmp_path / "report.html")
-    assert found["timeline"] and not found["statistics"]["workers"]
-    assert found["timeline"][0]["waiting_s"] > 0.03
-
-
 def test_it_may_be_written_while_another_thread_takes_batches(tmp_path: Path) -> None:
     with lp.Loader(range(4000), sample, batch_size=8, workers=2) as loader:
         taken: list[int] = []

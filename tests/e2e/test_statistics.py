@@ -73,21 +73,6 @@ def test_cpu_time_of_a_sample_is_that_of_its_call(workers: int) -> None:
     assert 0.004 < told.cpu_s_per_sample < 0.009
 
 
-def test_calls_of_workers_that_are_gone_count() -> None:
-    with lp.Loader(range(10**6), sample, batch_size=8, workers=3) as loader:
-        batches = iter(loader)
-        for _ in range(40):
-            next(batches)
-        before = loader.statistics().calls
-        loader.resize(1)
-        while len(loader.statistics().workers) > 1:
-            next(batches)
-        told = loader.statistics().calls
-    assert before is not None and told is not None
-    assert told.timed >= before.timed
-    assert told.slowest[0].index == 37
-
-
 def test_before_the_first_batch_nothing_is_known() -> None:
     with lp.Loader(range(64), sample, batch_size=8, workers=1) as loader:
         told = loader.statistics()
@@ -127,20 +112,6 @@ def test_calls_of_generators_are_their_items() -> None:
         assert "Slowest items: 7 of generator 1 (" in str(loader.explain())
 
 
-def test_what_a_generator_does_behind_its_last_item_is_no_call() -> None:
-    def part(number: int) -> Iterator[int]:
-        for item in range(20):
-            time.sleep(0.001)
-            yield item
-        time.sleep(0.2)
-
-    with lp.Loader.from_generator(part, shards=range(4), batch_size=4, workers=2) as loader:
-        assert len(list(loader)) == 20
-        told = loader.statistics().calls
-    assert told is not None
-    assert {slow.index for slow in told.slowest} <= set(range(20))
-
-
 def test_calls_of_a_function_for_what_generators_yield_are_its_own() -> None:
     def part(number: int) -> Iterator[int]:
         for item in range(40):
@@ -156,11 +127,3 @@ def test_calls_of_a_function_for_what_generators_yield_are_its_own() -> None:
         told = loader.statistics().calls
     assert told is not None and told.p50_s > 0.015
     assert min(item.seconds for item in told.slowest) > 0.015
-
-
-def test_items_that_generators_make_in_blocks_are_no_calls() -> None:
-    """Each takes less than a microsecond; but for a few that are made alone, at first."""
-    with lp.Loader.from_generator(range, shards=[32_000] * 3, batch_size=32, workers=2) as loader:
-        assert len(list(loader)) == 3000
-        told = loader.statistics().calls
-    assert told is None or told.timed < 1000

@@ -96,23 +96,6 @@ def test_the_same_bits_for_any_number_of_workers(on: Place, way: str, workers: i
     assert_same(got, expected)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_in_a_row_that_is_dealt_again(on: Place, workers: int) -> None:
-    def fail_at_the_end(item: Any) -> Any:
-        if item["index"] == 800:
-            raise ValueError("the last one")
-        return item["index"]
-
-    settings: dict[str, Any] = {"batch_size": 1, "shard": lp.Shard(2, 1), **on(workers)}
-    with lp.Loader(Numbers(801), fail_at_the_end, **settings) as loader:
-        for _ in range(3):  # in chunks, by then
-            got = []
-            with pytest.raises(ValueError, match="the last one"):
-                for batch in loader:
-                    got += batch.tolist()
-            assert got == list(range(1, 801, 2))
-
-
 def test_an_iterator_is_read_once_and_says_so() -> None:
     with lp.Loader(iter(Numbers()), make, batch_size=BATCH, workers=2) as loader:
         assert numbers_in(read(loader)) == list(range(ITEMS))
@@ -433,27 +416,6 @@ def test_wrong_orders_are_refused_by_name() -> None:
         assert "a stream" in repr(loader)
     with pytest.raises(lp.SourceError, match="can only be iterated"):
         lp.mix([Numbers(), range(10)])  # type: ignore[list-item]
-
-
-def generator_function() -> Iterator[int]:
-    yield 1
-
-
-@pytest.mark.parametrize(
-    ("source", "match"),
-    [
-        (generator_function, r"is a generator function: use Loader\.from_generator\(generator_function\)"),
-        ({1, 2}, "is a set"),
-        ({"a": 1}.keys(), "is a dict_keys"),
-        ("abc", "is one str"),
-        (Path("abc"), "is one PosixPath"),
-        (3, "is a number"),
-        (Numbers, "is the class Numbers"),
-    ],
-)
-def test_what_is_no_stream_gets_its_own_advice(source: Any, match: str) -> None:
-    with pytest.raises(lp.SourceError, match=match):
-        lp.Loader(source, workers=0)
 
 
 def test_files_interleaved_are_a_stream_that_can_go_on(on: Place, tmp_path: Path) -> None:

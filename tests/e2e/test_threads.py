@@ -144,24 +144,6 @@ def test_without_an_order_each_batch_comes_once(pools: Callable[[int], lp.Pool],
         assert sorted(as_text(batch) for batch in read(loader)) == expected
 
 
-def test_a_stream(pools: Callable[[int], lp.Pool]) -> None:
-    class Stream:
-        def __iter__(self) -> Iterator[Any]:
-            for index in range(61):
-                yield {"index": index, "big": np.full(20_000, index)}
-
-    def fn(item: Any, rng: np.random.Generator) -> Any:
-        jitter(item["index"])
-        item["big"] += 1  # its own
-        return item["index"], item["big"][::5000].copy(), rng.random()
-
-    settings: dict[str, Any] = {"batch_size": 8, "seed": 2, "shuffle": 10}
-    with lp.Loader(Stream(), fn, workers=0, **settings) as loader:
-        expected = read(loader, passes=2)
-    with lp.Loader(Stream(), fn, workers=pools(2), threads=THREADS, **settings) as loader:
-        assert_same(read(loader, passes=2), expected)
-
-
 @pytest.mark.parametrize("threads", [1, THREADS])
 def test_a_state_goes_on_with_any_number_of_threads(pools: Callable[[int], lp.Pool], threads: int) -> None:
     with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, workers=0) as loader:
