@@ -1,4 +1,4 @@
-"""Runs of benchmarks in processes of their own: nothing outlives them, and what a peer does wrong is an error."""
+"""The command that runs benchmarks."""
 
 from __future__ import annotations
 

@@ -48,16 +48,6 @@ def test_packed_items_give_the_bits_of_a_serial_run() -> None:
         assert_same(read(loader, passes=2), expected)
 
 
-def test_packed_items_outlive_their_supervisor() -> None:
-    expected = read(lp.Loader(records(), of_record, batch_size=100, workers=0))
-    with lp.Loader(records(), of_record, batch_size=100, workers=2) as loader:
-        batches = iter(loader)
-        found = read([next(batches)])
-        kill_supervisor(loader)
-        assert_same(found + read(batches), expected)
-        told_when(loader, lambda told: told.supervisor_restarts == 1)
-
-
 def test_workers_that_read_packed_items_take_no_memory_of_their_own_for_them() -> None:
     items = [{"path": f"data/train/{i:07d}.jpg", "label": i % 1000} for i in range(200_000)]
     gc.collect()

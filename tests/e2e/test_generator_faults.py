@@ -128,20 +128,6 @@ def test_to_run_a_generator_again_is_no_hang(tmp_path: Path) -> None:
         assert loader.statistics().restarts == 1
 
 
-def test_a_sample_that_hangs_is_left_out_and_its_generator_goes_on() -> None:
-    def fn(item: int) -> int:
-        if item == 107:
-            wait_for_ever()
-        return item
-
-    with lp.Loader.from_generator(
-        lambda shard: range(100 * shard, 100 * shard + 12), fn=fn, workers=2, shards=range(3), batch_size=4,
-        limits=lp.Limits(timeout_s=0.3), on_error="skip",
-    ) as loader:  # fmt: skip
-        got = [n for batch in read(loader) for n in batch.tolist()]
-    assert sorted(got) == [n for shard in range(3) for n in range(100 * shard, 100 * shard + 12) if n != 107]
-
-
 # ---- deaths and errors ----
 
 

@@ -321,8 +321,6 @@ def test_mistakes_are_named() -> None:
         (nothing, {"shards": [1]}, lp.ArgumentError, r"must be callable as make_generator\(shard\)"),
         (of_shard, {"shards": []}, lp.ArgumentError, "shards is empty"),
         (of_shard, {"shards": range(1 << 23)}, lp.ArgumentError, "shards has 8,388,608 elements"),
-        (of_shard, {"shards": "abc"}, lp.ArgumentError, "shards must be a sequence"),
-        (of_shard, {"shards": np.array(3)}, lp.ArgumentError, "shards must be a sequence"),
         (of_shard, {"shards": 3}, lp.ArgumentError, "shards must be a sequence"),
         (of_shard, {"shards": {"a", "b"}}, lp.ArgumentError, "shards is a set, whose order differs"),
         (of_shard, {"shards": [1], "shard": lp.Shard(2, 0)}, lp.ArgumentError, "each of num_shards=2 processes, got 1"),
@@ -332,7 +330,6 @@ def test_mistakes_are_named() -> None:
         (nothing, {"on_error": ("skip", 0.5)}, lp.ArgumentError, "must be an integer"),
         (nothing, {"source": []}, lp.ArgumentError, "takes make_generator instead of source"),
         (nothing, {"copies": 0}, lp.ArgumentError, "copies must be at least 1"),
-        (nothing, {"copies": "2"}, lp.ArgumentError, "copies must be an integer"),
         (of_shard, {"copies": 2, "shards": [1]}, lp.ArgumentError, "copies and shards cannot be combined"),
     ]:
         with pytest.raises(error, match=match):

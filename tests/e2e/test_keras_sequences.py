@@ -78,18 +78,6 @@ def pool(tf: Any) -> Iterator[lp.Pool]:
 CASES = [(False, False), (False, True), (True, False)]  # infinite, shuffle
 
 
-@pytest.mark.parametrize(("infinite", "shuffle"), CASES)
-@pytest.mark.parametrize("settings", [{"workers": 2, "use_multiprocessing": True}, {"workers": 0}])
-def test_rows_come_as_from_keras(
-    rows: dict[str, Any], pool: lp.Pool, settings: dict[str, Any], infinite: bool, shuffle: bool
-) -> None:
-    sequence = rows["Rows"](*rows["arrays"](), infinite=infinite, max_queue_size=3, **settings)
-    workers = {"workers": 0} if settings.get("workers") == 0 else {"workers": pool}
-    with lp.Loader.from_sequence(sequence, shuffle=shuffle, seed=1, **workers) as loader:
-        rows["check"](loader, infinite, shuffle)
-        rows["check"](loader.as_dataset(), infinite, shuffle)
-
-
 def test_the_number_of_workers_is_the_objects_own_where_it_says_one(rows: dict[str, Any]) -> None:
     for own, expected in ((0, 0), (3, 3)):
         with lp.Loader.from_sequence(rows["Rows"](*rows["arrays"](), workers=own)) as loader:

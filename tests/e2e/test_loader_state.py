@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import loaderpool as lp
 from tests.e2e.test_resume import ITEMS, SHAPES, plain, sample
 from tests.support import tensorflow_runtime
 from tests.support.batches import Place, shared_pools
-from tests.support.child import run_child
 from tests.support.sequences import WithHook
 
 pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
@@ -372,75 +370,3 @@ def test_what_cannot_be_saved_says_so_at_once(tf: Any, state_of: Any) -> None:
         dataset = loader.as_dataset()
         with pytest.raises(lp.ArgumentError, match=r"needs the Loader, got a .*Dataset"):
             state_of(dataset)
-
-
-# ---- killed ----
-
-TRAIN = """
-import json, os, signal, sys
-import numpy as np
-import tensorflow as tf
-import loaderpool as lp
-from loaderpool.adapters.tensorflow import LoaderState
-
-def augment(item, rng):
-    x = rng.normal(size=6).astype(np.float32) + item % 5
-    return x, np.float32(x.sum() > 12)
-
-def train(kind, path, kill_after=0):
-    tf.random.set_seed(3)
-    weights = tf.Variable(tf.random.normal((6, 1)))
-    optimizer = tf.keras.optimizers.Adam(0.02)
-    optimizer.build([weights])
-
-    @tf.function
-    def update(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y[:, None], x @ weights))
-        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
-
-    if kind == "generators":
-        loader = lp.Loader.from_generator(
-            lambda shard, rng: (augment(item, rng) for item in range(shard, 90, 6)),
-            shards=range(6), batch_size=4, seed=2, workers=2,
-        )  # 24 batches an epoch
-    else:
-        loader = lp.Loader(range(90), augment, batch_size=4, shuffle=True, seed=2, workers=2)  # 23
-    state = LoaderState(loader)
-    checkpoint = tf.train.Checkpoint(weights=weights, optimizer=optimizer, loader=state)
-    manager = tf.train.CheckpointManager(checkpoint, path, max_to_keep=2)
-    manager.restore_or_initialize()
-    first = int(optimizer.iterations)
-    while loader.epoch < 3:
-        for x, y in state.iterate(loader.as_dataset(epochs=3 - loader.epoch if kind == "at once" else 1)):
-            update(x, y)
-            step = int(optimizer.iterations)
-            if step % 5 == 0:
-                manager.save()
-            if kill_after and step >= kill_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-    loader.close()
-    return weights.numpy().ravel().tolist(), int(optimizer.iterations), first
-"""
-KINDS = {"at once": 40, "generators": 47}  # after how many steps it is killed
-
-
-def trained(code: str, folder: Path) -> Any:
-    return run_child(TRAIN + code, cwd=folder, timeout_s=110, imported="tensorflow")
-
-
-def test_a_killed_loop_ends_with_the_weights_of_one_that_was_not(tf: Any, tmp_path: Path) -> None:
-    # Forks, before TensorFlow is used: to import it takes longer than to train.
-    killed = f"[status_of_fork(lambda: train(kind, kind, after)) for kind, after in {KINDS}.items()]"
-    code = f"from tests.support.processes import status_of_fork\nprint({killed})"
-    assert trained(code, tmp_path).check().stdout.splitlines()[-1] == str([-signal.SIGKILL.value] * len(KINDS))
-    code = f"print(json.dumps([[train(kind, kind), train(kind, kind + '-whole')] for kind in {list(KINDS)!r}]))"
-    result = trained(code, tmp_path).check()
-    for (kind, kill_after), (again, whole) in zip(
-        KINDS.items(), json.loads(result.stdout.splitlines()[-1]), strict=True
-    ):
-        steps = 72 if kind == "generators" else 69
-        assert again[2] > kill_after - 6, f"{kind}: it went on where it was"
-        assert (whole[1], whole[2]) == (steps, 0)
-        assert again[1] == steps, f"{kind}: another number of steps"
-        assert again[0] == whole[0], f"{kind}: other weights"

@@ -370,20 +370,3 @@ def test_a_batch_size_beyond_the_source_takes_no_more_than_the_source(on: Place,
         for _ in range(2):
             (batch,) = loader
             check(batch, 0, batch_size=20)
-
-
-def test_iterators_dropped_in_a_cycle_take_no_slot_for_long(on: Place) -> None:
-    """As a frame's locals and a traceback make them; nothing but the collector ends them."""
-    loader = lp.Loader(
-        range(200), lambda index: np.full(1000, index), batch_size=2, limits=lp.Limits(memory=8 * 16384), **on(2)
-    )
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(40):
-            cycle: list[Any] = [iter(loader)]
-            cycle.append(cycle)
-            assert next(cycle[0])[0, 0] == 0
-    finally:
-        gc.enable()
-    loader.close()

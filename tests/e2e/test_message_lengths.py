@@ -198,14 +198,3 @@ def test_a_message_about_a_huge_result_is_short(first: bool) -> None:
         with lp.Loader(range(2), give, workers=0, batch_size=1) as loader:
             long += [f"{kind}: {message[:1200]}" for message in said_by(lambda: list(loader)) if too_long(message)]
     assert not long, "\n\n".join(long)
-
-
-@pytest.mark.parametrize("given", ["pad", "element_spec"])
-def test_a_message_about_a_result_that_does_not_fit_a_huge_setting_is_short(given: str) -> None:
-    spec = lp.ArraySpec((None, 2), "f4")
-    many = {f"{MARK}{number}": 0 if given == "pad" else spec for number in range(5_000)}
-    for value in (many, {MARK * 5_000: many[f"{MARK}0"]}):
-        with lp.Loader(range(2), lambda _: np.zeros(2), workers=0, batch_size=1, **{given: value}) as loader:
-            said = list(said_by(lambda: list(loader)))
-        assert said
-        assert not any(map(too_long, said)), said

@@ -105,34 +105,8 @@ def test_the_folder_is_made_once_and_again_where_a_file_is_missing(images: Modul
     assert [path.name for path in tmp_path.iterdir()] == ["data"], "a draft was left beside the folder"
 
 
-def test_no_digit_is_in_training_and_test(images: ModuleType, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    for label in range(10):
-        (folder / str(label)).mkdir(parents=True)
-    for digit in range(30):
-        for copy in range(2):
-            (folder / str(digit % 10) / f"{digit:04d}-{copy}.jpg").touch()
-    parts = [{Path(path).stem.partition("-")[0] for path, _ in part} for part in images.list_items(folder)]
-    assert len(parts[0] | parts[1]) == 30
-    assert not parts[0] & parts[1]
-    assert all(int(Path(path).parent.name) == label for part in images.list_items(folder) for path, label in part)
-
-
 def test_a_folder_with_other_files_is_left_alone(images: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"mine")
     with pytest.raises(images.NotOurFolderError, match="--data"):
         images.ensure_folder(tmp_path, 40)
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
-
-
-def test_an_interrupted_drawing_leaves_nothing(
-    images: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(draft: Path, count: int) -> None:
-        (draft / "half.jpg").touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(images, "_draw_all", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        images.ensure_folder(tmp_path / "data", 40)
-    assert list(tmp_path.iterdir()) == []

@@ -7,10 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import loaderpool as lp
 from tests.e2e.test_generators import SHARDS, WAYS, of_shard
@@ -100,49 +97,6 @@ def test_without_an_order_nothing_is_repeated_or_dropped(on: Place, before: int,
         parts = [got, middle, rest][: 3 if taken + 2 < length else 2 if taken < length else 1]
         numbers = [int(n) for batches in parts for batch in batches for n in batch[0]]
         assert sorted(numbers) == every
-
-
-@settings(max_examples=30)
-@given(
-    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
-    cycle=st.integers(1, 4),
-    batch_size=st.sampled_from([None, 1, 3]),
-    window=st.sampled_from([False, False, True, 4]),
-    globally=st.booleans(),
-    stops=st.lists(st.integers(0, 7), min_size=1, max_size=4),
-)
-def test_stopped_time_and_again(
-    lengths: list[int], cycle: int, batch_size: int | None, window: Any, globally: bool, stops: list[int]
-) -> None:
-    def make(shard: int) -> Iterator[Any]:
-        for number in range(lengths[shard]):
-            yield shard, number, np.random.rand() if globally else 0.0
-
-    def loader() -> lp.Loader:
-        return lp.Loader.from_generator(
-            make, workers=0, shards=range(len(lengths)), cycle_length=cycle, batch_size=batch_size, shuffle=window
-        )
-
-    with loader() as reference:
-        expected = [batch for _ in range(3) for batch in read(reference)]
-    got: list[Any] = []
-    state = None
-    for stop in [*stops, 10**6]:
-        with loader() as part:
-            if state is not None:
-                part.load_state_dict(state)
-            while stop:
-                batches = iter(part)
-                new = take(batches, stop)
-                got += new
-                stop -= len(new)
-                state = over_json(batches.state_dict())  # type: ignore[attr-defined]
-                if len(got) >= len(expected):
-                    break
-                if not stop:
-                    break
-            state = state or over_json(part.state_dict())
-    assert_same(got[: len(expected)], expected)
 
 
 def test_a_generator_without_end_is_saved_in_few_words(on: Place) -> None:

@@ -99,39 +99,28 @@ def test_what_fails_before_any_sample_ends_the_wait() -> None:
             list(loader)
 
 
+ROW = {"x": np.zeros(3, np.float32), "item": 1}
+
+
 @pytest.mark.parametrize(
-    ("settings", "is_made"),
+    ("settings", "row", "is_made"),
     [
-        ({"element_spec": SPEC}, False),
-        ({}, True),
-        ({"element_spec": SPEC, "pad": True}, True),
-        ({"element_spec": SPEC, "ragged": True}, True),
-        ({"element_spec": SPEC, "is_batch": True}, True),
-        ({"element_spec": SPEC, "is_stream": True}, True),
-        ({"element_spec": lp.ArraySpec((None,), str), "row": "text"}, True),
-        ({"element_spec": lp.ArraySpec((None, 3), np.float32), "row": np.zeros(3, np.float32)}, False),
-        ({"element_spec": lp.ArraySpec((None, None), np.float32), "row": np.zeros(3, np.float32)}, True),
-        ({"element_spec": lp.ArraySpec((None, None), "f4", ragged=True), "row": np.zeros(3, np.float32)}, True),
+        ({"element_spec": SPEC}, ROW, False),
+        ({}, ROW, True),
+        ({"element_spec": SPEC, "pad": True}, ROW, True),
+        ({"element_spec": SPEC, "source": iter(range(SIZE))}, ROW, True),
+        ({"element_spec": lp.ArraySpec((None,), str)}, "text", True),
+        ({"element_spec": lp.ArraySpec((None, None), np.float32)}, ROW["x"], True),
     ],
     ids=str,
 )
 def test_what_a_spec_leaves_open_the_first_sample_tells(
-    settings: dict[str, Any], is_made: bool, tmp_path: Path
+    settings: dict[str, Any], row: Any, is_made: bool, tmp_path: Path
 ) -> None:
-    made = tmp_path / "made"
-    settings = {"batch_size": 8, "workers": 1, **settings}
-    row = settings.pop("row", {"x": np.zeros(3, np.float32), "item": 1})
-    is_batch, is_stream = settings.pop("is_batch", False), settings.pop("is_stream", False)
-
     def fn(item: int) -> Any:
-        made.touch()
+        (tmp_path / "made").touch()
         return row
 
-    def batch_fn(items: list[int]) -> Any:
-        made.touch()
-        return {"x": np.zeros((len(items), 3), np.float32), "item": np.array(items)}
-
-    settings |= {"batch_fn": batch_fn} if is_batch else {"fn": fn}
-    with lp.Loader(iter(range(SIZE)) if is_stream else range(SIZE), **settings) as loader:
+    with lp.Loader(**{"source": range(SIZE), "batch_size": 8, "workers": 1, **settings}, fn=fn) as loader:
         assert loader.element_spec is not None
-        assert made.exists() == is_made
+        assert (tmp_path / "made").exists() == is_made

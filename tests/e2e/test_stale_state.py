@@ -58,7 +58,7 @@ class Stream:
         return iter([self.k] * 8)
 
 
-size, table, text, path, calls = 3, [1, 2], "abc", None, 0
+size, table, text = 3, [1, 2], "abc"
 dataset = Dataset()
 
 
@@ -79,30 +79,8 @@ def with_dataset(i):
     return dataset.k * i * len(text)
 
 
-def counting(i):
-    global calls
-    calls += 1
-    return i + calls - calls
-
-
 def load_batch(items):
     return np.array([size * each for each in items])
-
-
-def closed_over():
-    factor = 2
-
-    def multiply(i):
-        return i * factor
-
-    def set_factor(value):
-        nonlocal factor
-        factor = value
-
-    return multiply, set_factor
-
-
-multiply, set_factor = closed_over()
 
 
 class Trainer:
@@ -119,7 +97,6 @@ stream = Stream()
 
 
 def passes(loader):
-    """The warnings of two passes."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -130,7 +107,6 @@ def passes(loader):
 
 def check(make, change, *lines, fix="loader = loader.replace()"):
     """`change` is code; `lines` are what the only warning says has changed; none: there is no warning."""
-    global calls
     loader = make(workers=pool)
     assert passes(loader) == [], "before"
     exec(change, globals())
@@ -174,7 +150,6 @@ def test_what_a_script_has_bound_anew_is_named(stdin_code: bool) -> None:
             functools.partial(make, fn=load), "def load(i): return i", "load: was defined again",
             fix="loader = loader.replace(fn=load)",
         )
-        check(functools.partial(make, fn=multiply), "set_factor(7)", "factor: was 2, is 7")
         check(
             functools.partial(make, fn=load_batch and with_dataset), "size, text = 7, 'longer'",
             "text: was 'abc', is 'longer'",
@@ -189,7 +164,6 @@ def test_attributes_that_were_set_are_named() -> None:
         """
         check(functools.partial(make, fn=with_dataset), "dataset.k = 10", "dataset.k: was 1, is 10")
         check(functools.partial(make, fn=with_dataset), "dataset = Dataset(4)", "dataset: is now another Dataset")
-        check(functools.partial(make, fn=dataset), "dataset.k = 11", "fn.k: was 4, is 11")
         check(functools.partial(make, fn=dataset.__call__), "dataset.settings.z = 2", "fn.settings.z: was 1, is 2")
         check(functools.partial(make, fn=functools.partial(dataset)), "dataset.scale = 2", "fn.scale: was set to 2")
         check(functools.partial(make, fn=dataset), "Dataset.scale = 3", "Dataset.scale: was 1, is 3")
@@ -203,10 +177,8 @@ def test_attributes_that_were_set_are_named() -> None:
 def test_what_is_as_good_as_before_is_not_told() -> None:
     run(
         """
-        check(functools.partial(make, fn=load), "size = int('3')")
         check(functools.partial(make, fn=with_dataset), "text = ''.join(['a', 'bc'])")
         check(functools.partial(make, fn=load), "cached(5)")
-        check(functools.partial(make, fn=counting), "counting(1)")
         check(functools.partial(lp.Loader, source, batch_size=4), "source[0]")  # opens a file, caches its table
         check(functools.partial(lp.Loader, source, batch_size=4), "source.notes = 'for people'")
         check(lambda workers: trainer.make(workers), "trainer.step += 1; trainer.loader = 5")

@@ -323,42 +323,6 @@ def test_items_and_errors_are_of_the_scripts_own_classes_and_prints_are_seen() -
     assert result.stderr == ""
 
 
-def test_items_of_a_module_that_imports_tensorflow(tmp_path: Path) -> None:
-    # A stand-in that tells who imports it: neither reader, supervisor nor workers, unless the stream's code needs it.
-    (tmp_path / "tensorflow").mkdir()
-    (tmp_path / "tensorflow/__init__.py").write_text(
-        "import os\nopen(os.environ['IMPORTS'], 'a').write(os.environ.get('LOADERPOOL_ROLE', 'trainer') + '\\n')\n"
-        "def op(x): return x\n"
-    )
-    (tmp_path / "items.py").write_text(
-        "import dataclasses\nimport tensorflow as tf\n"
-        "@dataclasses.dataclass\nclass Item:\n    x: int\n"
-        "class Items:\n    def __iter__(self):\n        return map(Item, range(10))\n"
-        "class NeedingItems:\n    def __iter__(self):\n        return map(Item, map(tf.op, range(10)))\n"
-        "def use(item):\n    assert isinstance(item, Item), type(item)\n    return item.x\n"
-        "def needing(item):\n    assert isinstance(item, Item), type(item)\n    return tf.op(item.x)\n"
-    )
-    script = f"""
-        import os, sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        import items
-        import loaderpool as lp
-        for make_source in (items.Items, items.NeedingItems, lambda: iter(items.Items())):
-            for fn in (items.use, items.needing):
-                with lp.Loader(make_source(), fn, batch_size=5, workers=1) as loader:
-                    assert [n for batch in loader for n in batch.tolist()] == list(range(10))
-                with open(os.environ["IMPORTS"], "a") as log:
-                    log.write("next\\n")
-    """
-    log = tmp_path / "log"
-    run_child(script, env={"IMPORTS": str(log)}).check()
-    by_loader = [sorted(set(part.split())) for part in log.read_text().split("next\n")]
-    assert by_loader[0] == ["trainer"]
-    assert by_loader[1] == ["reader", "supervisor"]  # all by name, or the classes would differ
-    assert by_loader[2] == ["reader", "supervisor"]
-    assert by_loader[3] == ["reader", "supervisor"]
-
-
 # ---- ends ----
 
 

@@ -355,16 +355,6 @@ def test_several_iterators_at_once(tf: Any, pool: lp.Pool, fn: Any) -> None:
         assert len(list(dataset.concatenate(dataset))) == 2 * len(wanted)
 
 
-def test_a_loop_left_early_and_begun_again_is_whole(tf: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(400), wide, batch_size=4, workers=pool) as loader:
-        dataset = loader.as_dataset()
-        for stop in (0, 1, 5, 30):
-            for count, _ in enumerate(dataset):
-                if count == stop:
-                    break
-            assert [int(y[0]) for _, y in dataset] == list(range(0, 400, 4))
-
-
 def test_a_tf_function_loops_over_it(tf: Any, pool: lp.Pool) -> None:
     @tf.function
     def total(dataset: Any) -> Any:

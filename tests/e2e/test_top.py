@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -196,27 +195,20 @@ def test_a_worker_is_no_training(start: Callable[[str], RunningTraining]) -> Non
 
 
 class Terminal:
-    """One in which a command runs; keys can be pressed."""
+    """One in which a command runs."""
 
-    def __init__(self, *command: str, rows: int = 40, columns: int = 100, cwd: Path = ROOT) -> None:
+    def __init__(self, *command: str) -> None:
         self.shown = ""
-        own, its = pty.openpty()
-        fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.descriptor, its = pty.openpty()
+        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(command, cwd=cwd, stdin=its, stdout=its, stderr=its, env=environment)
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=its, stdout=its, stderr=its, env=environment)
         os.close(its)
-        self.descriptor = own
-
-    def press(self, key: str) -> None:
-        os.write(self.descriptor, key.encode())
 
     def read_until(self, text: str) -> None:
         """Read what is shown, until this was."""
-        until_s = time.monotonic() + DEADLINE_S
-        while text not in self.shown:
-            assert time.monotonic() < until_s, self.shown
-            if not self._read():
-                break
+        while text not in self.shown and self._read():
+            pass
         assert text in self.shown, self.shown
         self.shown = self.shown[self.shown.rindex(text) + len(text) :]
 
@@ -239,14 +231,13 @@ class Terminal:
 def terminal() -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def open_one(*command: str, **more: Any) -> Terminal:
-        opened.append(Terminal(*command, **more))
+    def open_one(*command: str) -> Terminal:
+        opened.append(Terminal(*command))
         return opened[-1]
 
     yield open_one
     for each in opened:
-        with contextlib.suppress(ProcessLookupError):
-            each.process.kill()
+        each.process.kill()
         each.process.wait()
         os.close(each.descriptor)
 

@@ -123,18 +123,6 @@ def test_the_call_with_fewer_items_changes_no_batch(workers: int, tmp_path: Path
 
 
 @WORKERS
-def test_a_function_that_fails_with_fewer_items_fails_in_its_turn(workers: int) -> None:
-    def pair(items: list[int]) -> Any:
-        return np.array(items).reshape(2), np.array(items)
-
-    with lp.Loader(range(5), batch_fn=pair, batch_size=2, workers=workers) as loader:
-        batches = iter(loader)
-        assert [next(batches)[1].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-        with pytest.raises(SampleError if workers else Exception, match="cannot reshape"):
-            next(batches)
-
-
-@WORKERS
 def test_the_message_of_a_shorter_last_batch_says_drop_remainder(workers: int) -> None:
     def counted(items: list[int]) -> Any:
         return {f"item {number}": item for number, item in enumerate(items)}

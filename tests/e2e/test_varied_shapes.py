@@ -121,27 +121,6 @@ class Noting:
         return Path(self.log).read_text().splitlines()
 
 
-def test_which_samples_are_looked_at_hangs_on_the_plan_alone(tmp_path: Path, on: Place) -> None:
-    """Not on the number of workers, nor on where an epoch was left: so the form is the same."""
-    how: dict[str, Any] = {"batch_size": 8, "pad": True, "shuffle": True, "seed": 4}
-    looked_at, specs = [], []
-    for workers in (0, 1, 3):
-        fn = Noting(tmp_path / f"{workers}")
-        with lp.Loader(range(SIZE), fn, **how, **on(workers)) as loader:
-            specs.append(loader.element_spec)
-            looked_at.append(fn.calls())
-            assert len(list(zip(range(3), loader, strict=False))) == 3
-            state = loader.state_dict(batches_taken=3)
-        with lp.Loader(range(SIZE), Noting(tmp_path / "again"), **how, **on(workers)) as loader:
-            loader.load_state_dict(state)
-            rest = read(loader)
-            specs.append(loader.element_spec)
-        with lp.Loader(range(SIZE), sequence, **how, **on(0)) as loader:
-            assert_same(rest, read(loader)[3:])
-    assert looked_at[0] == looked_at[1] == looked_at[2] and len(looked_at[0]) == 8
-    assert all(spec == specs[0] for spec in specs)
-
-
 @WORKERS
 @pytest.mark.parametrize(
     "how",

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,11 +65,6 @@ def dearer(after: int, item: int) -> Any:
     return sleep(0.002 if item < after else 0.01, item)
 
 
-def slow_part(part: int) -> Iterator[Any]:
-    while True:
-        yield waits(part)
-
-
 def pause() -> None:
     time.sleep(STEP_S)
 
@@ -83,9 +78,7 @@ class Case:
     """A training, and what is to be said of it."""
 
     verdict: str
-    fn: Callable[[int], Any] = waits  # of an item, or of a part, for `parts`
-    source: Any = ITEMS
-    parts: int = 0  # generators, in place of the source
+    fn: Callable[[int], Any] = waits
     settings: dict[str, Any] = dataclasses.field(default_factory=lambda: {"workers": 2})
     step: Callable[[], None] = pause
     change: str = ""  # in what is told to change; empty: nothing must be, or anything that the verdict tells
@@ -124,7 +117,6 @@ CASES = {
 FOR_AUTO = {
     "blocking": Case(""),  # 160 ms of waiting a batch: eight workers
     "computing": Case("", functools.partial(burn, 0.0015)),  # 24 ms of a CPU a batch: two workers
-    "blocking generators": Case("", slow_part, parts=48),  # the same, where there are no threads
     "light": Case("", functools.partial(burn, 0.0008)),  # 13 ms of a CPU a batch: one worker
     "dearer": Case("", functools.partial(dearer, 15_000)),  # five times as dear from item 15,000 on
 }
@@ -157,16 +149,14 @@ def run(case: Case, seconds: float | None = None, **settings: Any) -> Outcome:
 
 
 def make_loader(case: Case) -> lp.Loader:
-    if case.parts:
-        return lp.Loader.from_generator(case.fn, shards=range(case.parts), batch_size=ROWS, **case.settings)
-    return lp.Loader(case.source, case.fn, batch_size=ROWS, **case.settings)
+    return lp.Loader(ITEMS, case.fn, batch_size=ROWS, **case.settings)
 
 
 def train(loader: lp.Loader, case: Case) -> list[tuple[float, float]]:
     kept: list[Any] = []
     begun_s, first_s, last_s, steps = time.monotonic(), 0.0, 0.0, []
     for number, batch in enumerate(loader):
-        assert case.parts or np.asarray(batch).reshape(ROWS, -1)[0, 0] == np.float32(number * ROWS)
+        assert np.asarray(batch).reshape(ROWS, -1)[0, 0] == np.float32(number * ROWS)
         if case.kept:
             kept = [*kept[1 - case.kept :], batch]
         case.step()
@@ -192,9 +182,7 @@ def test_the_verdict_is_right_and_no_change_is_wrong(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("name", "workers", "least"), [("sleep", 1, None), ("burn", 1, 2), ("blocking generators", 2, 8)]
-)
+@pytest.mark.parametrize(("name", "workers", "least"), [("sleep", 1, None), ("burn", 1, 2)])
 def test_a_change_brings_what_is_said(name: str, workers: int, least: int | None) -> None:
     case = {**CASES, **FOR_AUTO}[name]
     before = run(case, workers=workers).said
