@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import read
+from tests.support.batches import Place, read
 from tests.support.sounds import BY_LENGTH, SOUNDS, load_sound, write_sounds
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where a file's tests share pools, whose workers change, what is left is looked at when the last has run."""
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    sharing = {item.path for item in here if "on" in getattr(item, "fixturenames", ())}
+    for item in here:
+        if item.path in sharing:
+            item.add_marker(pytest.mark.may_leak(reason="the fixture `on` watches the whole file"))
+
+
+@pytest.fixture(scope="module")
+def pool(on: Place) -> lp.Pool:
+    """Two workers, which the tests of this file share."""
+    shared: lp.Pool = on(2)["workers"]
+    return shared
 
 
 @pytest.fixture(scope="session")

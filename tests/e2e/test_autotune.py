@@ -72,19 +72,14 @@ def test_it_takes_back_workers_that_a_training_does_not_need(monkeypatch: pytest
         assert loader.statistics().decisions
 
 
-def test_a_resize_by_hand_ends_it() -> None:
+def test_a_number_of_workers_stays_also_one_that_is_set_by_hand() -> None:
     with lp.Loader(range(100_000), slow, batch_size=8, workers=(1, 8)) as loader:
         loader.resize(2)
-        train(iter(loader), 0.005, 3.0)
-        assert loader.workers == 2
-        assert loader.statistics().decisions == ()
-
-
-def test_a_number_of_workers_stays() -> None:
+        train(iter(loader), 0.005, 2.0)
+        assert (loader.workers, loader.statistics().decisions) == (2, ())
     with lp.Loader(range(100_000), slow, batch_size=8, workers=1) as loader:
-        train(iter(loader), 0.005, 3.0)
-        assert loader.workers == 1
-        assert loader.statistics().decisions == ()
+        train(iter(loader), 0.005, 2.0)
+        assert (loader.workers, loader.statistics().decisions) == (1, ())
 
 
 def test_loaders_of_a_pool_have_one_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ import loaderpool as lp
 from tests.support.batches import Place, assert_same, read
 from tests.support.child import run_child
 from tests.support.sounds import BUCKETS, BY_LENGTH, frames_of, load_sound
-
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 
 def by_length(by: Any) -> dict[str, Any]:
@@ -61,18 +58,6 @@ def test_the_function_is_called_once_for_each_item_while_the_loader_is_made(soun
             assert sum(len(batch["frames"]) for batch in shorter) == 9
 
 
-def test_lengths_are_found_with_the_setup_and_on_the_pool_that_is_there(sounds: list[str]) -> None:
-    opened: dict[str, int] = {}
-
-    def setup() -> None:
-        opened.update((path, frames_of(path)) for path in sounds)
-
-    with lp.Pool(2) as pool:
-        how = by_length(lambda path: opened[path])
-        with lp.Loader(sounds, load_sound, setup=setup, workers=pool, **how) as loader:
-            assert len(loader) == len(read(loader))
-
-
 @pytest.mark.parametrize("kind", [LookupError, lp.WorkerLostError])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_the_function_raises_names_the_item(workers: int, on: Place, kind: type[Exception]) -> None:
@@ -100,23 +85,6 @@ def test_what_the_function_raises_names_the_item(workers: int, on: Place, kind: 
 def test_what_is_no_length_is_refused_by_name(wrong: Any, error: Any, says: str, workers: int, on: Place) -> None:
     with pytest.raises(error, match=f"(?s)Buckets.by: .*{says}.*source index 4"):
         lp.Loader(range(9), None, buckets=lp.Buckets(lambda i: wrong if i == 4 else i, [5]), **on(workers))
-
-
-def test_a_worker_that_dies_over_a_length_is_replaced(sounds: list[str], tmp_path: Path, two_epochs: list[Any]) -> None:
-    once = tmp_path / "once"
-
-    def dies(path: str) -> int:
-        if path == sounds[40]:
-            try:
-                os.close(os.open(once, os.O_CREAT | os.O_EXCL))
-                os.kill(os.getpid(), signal.SIGKILL)
-            except FileExistsError:
-                pass
-        return frames_of(path)
-
-    with lp.Loader(sounds, load_sound, workers=2, **by_length(dies)) as loader:
-        assert_same(read(loader), two_epochs[: len(two_epochs) // 2])
-        assert loader.statistics().restarts == 1
 
 
 def test_a_function_that_cannot_travel_is_named_as_the_user_gave_it(on: Place) -> None:

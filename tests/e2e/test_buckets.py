@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from itertools import chain
 from typing import Any
 
@@ -12,10 +11,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, kill_supervisor, kill_worker, read, told_when
+from tests.support.batches import Place, assert_same, read
 from tests.support.sounds import BUCKETS, BY_LENGTH, SOUNDS, frames_of, load_sound
-
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
 
 
 def bucket_of(length: int) -> int:
@@ -46,28 +43,6 @@ def test_workers_make_the_same_bits(workers: int, sounds: list[str], two_epochs:
         assert loader.element_spec["sound"].shape == (None, None)
 
 
-def test_a_worker_that_is_killed_and_a_resize_change_nothing(sounds: list[str], two_epochs: list[Any]) -> None:
-    def slow(path: str, rng: np.random.Generator) -> Any:
-        time.sleep(0.002)
-        return load_sound(path, rng)
-
-    with lp.Loader(sounds, slow, workers=2, **BY_LENGTH) as loader:
-        got, batches = [], iter(loader)
-        for number, batch in enumerate(batches):
-            got.append({name: part.copy() for name, part in batch.items()})
-            if number == 3:
-                kill_worker(loader)
-            if number == 10:
-                loader.resize(3)
-            if number == 20:
-                kill_supervisor(loader)
-            if number == 25:
-                loader.resize(1)
-        assert_same(got, two_epochs[: len(two_epochs) // 2])
-        found = told_when(loader, lambda told: bool(told.restarts) and told.supervisor_restarts == 1)
-        assert found.padding_share == padding_share(got)
-
-
 # ---- going on ----
 
 
@@ -75,27 +50,6 @@ def over_json(state: dict[str, Any]) -> Any:
     text = json.dumps(state)
     assert len(text) < 1000
     return json.loads(text)
-
-
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (3, 1), (2, 0)])
-def test_the_rest_is_the_same_to_the_bit(
-    before: int, after: int, sounds: list[str], two_epochs: list[Any], on: Place
-) -> None:
-    length = len(two_epochs) // 2
-    for taken in (0, length // 2, length - 1, length, length + 5):
-        with lp.Loader(sounds, load_sound, **on(before), **BY_LENGTH) as stopped:
-            batches = iter(stopped)
-            for number in range(taken):
-                if number == length:
-                    batches = iter(stopped)
-                next(batches)
-            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
-            del batches
-        with lp.Loader(sounds, load_sound, **on(after), limits=lp.Limits(memory="8MiB"), **BY_LENGTH) as again:
-            again.load_state_dict(state)
-            assert_same(read(again), two_epochs[taken : length if taken < length else 2 * length])
-            if taken < length:
-                assert_same(read(again), two_epochs[length:])
 
 
 def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str], on: Place) -> None:

@@ -12,8 +12,6 @@ import loaderpool as lp
 from tests.support.batches import Place, assert_same, read
 from tests.support.sounds import BY_LENGTH, load_sound
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 
 def over_json(state: dict[str, Any]) -> Any:
     text = json.dumps(state)

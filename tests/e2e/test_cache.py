@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,11 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.cache.store import FILE_NAME
-from tests.support.batches import Place, assert_same, copied, read, shared_pools, supervisor_of
+from tests.support.batches import Place, assert_same, copied, read, supervisor_of
 from tests.support.processes import shared_bytes
 
 ITEMS = 50
 PLACES = (0, 2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def place() -> Iterator[Place]:
-    with shared_pools() as place:
-        yield place
-
-
-pytestmark = pytest.mark.may_leak("pools are shared; the module is watched as a whole")
 
 
 class Log:
@@ -85,10 +76,10 @@ def reference(log: Log, passes: int = 3) -> list[Any]:
 
 @pytest.mark.parametrize("workers", PLACES)
 def test_fn_is_called_once_for_each_item_and_the_bits_are_those_without_a_cache(
-    place: Place, where: Any, log: Log, workers: int
+    on: Place, where: Any, log: Log, workers: int
 ) -> None:
     expected = reference(log)
-    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **place(workers))) as loader:
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **on(workers))) as loader:
         assert_same(read(loader, 3), expected)
     statistics = loader.statistics()
     # Two workers may meet an item at the same moment where one epoch reads ahead into the next.
@@ -100,37 +91,26 @@ def test_fn_is_called_once_for_each_item_and_the_bits_are_those_without_a_cache(
     assert not statistics.cache.is_full and not statistics.cache.damaged
 
 
-def test_a_later_run_calls_fn_for_nothing(place: Place, log: Log, tmp_path: Path) -> None:
+def test_a_later_run_calls_fn_for_nothing(on: Place, log: Log, tmp_path: Path) -> None:
     expected = reference(log)
     for workers in PLACES:
-        with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **place(workers))) as loader:
+        with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **on(workers))) as loader:
             assert_same(read(loader, 3), expected)
             assert loader.statistics().cache.misses == (ITEMS if workers == 0 else 0)
     assert len(log.take()) == ITEMS
 
 
-def test_a_run_that_stopped_half_way_leaves_its_half(place: Place, log: Log, tmp_path: Path) -> None:
+def test_a_run_that_stopped_half_way_leaves_its_half(on: Place, log: Log, tmp_path: Path) -> None:
     with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", workers=0)) as loader:
         batches = iter(loader)
         next(batches), next(batches)
     half = log.take()
     assert len(half) == 16
-    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **place(2))) as loader:
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **on(2))) as loader:
         read(loader)
     rest = log.take()
     assert not set(half) & set(rest) and {*half, *rest} == set(range(ITEMS))
     assert len(rest) <= ITEMS - 16 + 3
-
-
-def test_resumed_in_mid_epoch_with_a_cache(place: Place, where: Any, log: Log) -> None:
-    expected = reference(log, 1)
-    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **place(2))) as loader:
-        batches = iter(loader)
-        begun = read([next(batches) for _ in range(3)])
-        state = batches.state_dict()
-    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **place(3))) as loader:
-        loader.load_state_dict(state)
-        assert_same(begun + read(loader), expected)
 
 
 def test_a_state_is_not_anothers_augmentations(log: Log) -> None:
@@ -144,13 +124,13 @@ def test_a_state_is_not_anothers_augmentations(log: Log) -> None:
                 another.load_state_dict(state)
 
 
-def test_a_full_cache_goes_on_and_says_so(place: Place, log: Log, tmp_path: Path) -> None:
+def test_a_full_cache_goes_on_and_says_so(on: Place, log: Log, tmp_path: Path) -> None:
     def decode(item: int) -> Any:
         log.note(item)
         return np.full(25_000, item, np.float64)  # 200 kB
 
     for cache in (lp.Cache("memory", "4MB"), lp.Cache(tmp_path / "c", "6MiB")):
-        chosen = {"batch_size": 5, "cache": cache, "augment": np.sum, **place(2)}
+        chosen = {"batch_size": 5, "cache": cache, "augment": np.sum, **on(2)}
         with lp.Loader(range(ITEMS), decode, **chosen) as loader:
             for _ in range(3):
                 assert [int(total) for batch in loader for total in batch] == [25_000 * n for n in range(ITEMS)]
@@ -163,7 +143,7 @@ def test_a_full_cache_goes_on_and_says_so(place: Place, log: Log, tmp_path: Path
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_fails_is_not_kept(place: Place, where: Any, tmp_path: Path, workers: int) -> None:
+def test_what_fails_is_not_kept(on: Place, where: Any, tmp_path: Path, workers: int) -> None:
     mended = tmp_path / "mended"
 
     def decode(item: int) -> int:
@@ -171,18 +151,18 @@ def test_what_fails_is_not_kept(place: Place, where: Any, tmp_path: Path, worker
             raise KeyError("seven")
         return item
 
-    with lp.Loader(range(20), decode, batch_size=5, cache=where, on_error="skip", **place(workers)) as loader:
+    with lp.Loader(range(20), decode, batch_size=5, cache=where, on_error="skip", **on(workers)) as loader:
         assert [int(item) for batch in loader for item in batch] == [n for n in range(20) if n != 7]
         mended.touch()
         batches = read(loader, 2)[-4:]  # some of the next epoch may have been made before
         assert [int(item) for batch in batches for item in batch] == list(range(20))
 
 
-def test_an_augment_that_fails_has_fn_kept(place: Place, where: Any, log: Log) -> None:
+def test_an_augment_that_fails_has_fn_kept(on: Place, where: Any, log: Log) -> None:
     def fails(sample: dict[str, Any]) -> Any:
         raise ZeroDivisionError(f"at {sample['label']}")
 
-    with lp.Loader(range(20), decoder(log), batch_size=4, augment=fails, cache=where, **place(2)) as loader:
+    with lp.Loader(range(20), decoder(log), batch_size=4, augment=fails, cache=where, **on(2)) as loader:
         for _ in range(2):
             with pytest.raises(ZeroDivisionError, match="at 0") as error:
                 next(iter(loader))
@@ -197,20 +177,18 @@ class TestRandomFunctions:
         "more", [{"on_error": "replace"}, {"seed_globals": True}, {"seed_globals": False}], ids=str
     )
     def test_a_draw_from_the_globals_is_an_error_that_nothing_skips(
-        self, place: Place, where: Any, workers: int, draw: Any, more: dict[str, Any]
+        self, on: Place, where: Any, workers: int, draw: Any, more: dict[str, Any]
     ) -> None:
         chosen = {"batch_size": 4, "cache": where, "on_error": "skip", **more}
         with (
-            lp.Loader(
-                range(20), lambda item: item + (draw() if item == 13 else 0), **chosen, **place(workers)
-            ) as loader,
+            lp.Loader(range(20), lambda item: item + (draw() if item == 13 else 0), **chosen, **on(workers)) as loader,
             pytest.raises(lp.CacheError, match=r"source index 13[\s\S]*augment="),
         ):
             read(loader)
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_library_that_draws_when_it_is_imported_is_no_random_function(
-        self, place: Place, where: Any, tmp_path: Path, workers: int
+        self, on: Place, where: Any, tmp_path: Path, workers: int
     ) -> None:
         module = tmp_path / "draws_on_import.py"
         module.write_text("import random; random.seed(); random.random()")
@@ -229,13 +207,13 @@ class TestRandomFunctions:
 
         chosen = {"batch_size": 5, "augment": lambda item: item + random.random()}
         with (
-            lp.Loader(range(20), decode, cache=where, **chosen, **place(workers)) as loader,
+            lp.Loader(range(20), decode, cache=where, **chosen, **on(workers)) as loader,
             lp.Loader(range(20), workers=0, **chosen) as expected,
         ):
             assert_same(read(loader, 2), read(expected, 2))
 
     @pytest.mark.parametrize("workers", PLACES)
-    def test_augment_may_draw_from_the_globals(self, place: Place, where: Any, log: Log, workers: int) -> None:
+    def test_augment_may_draw_from_the_globals(self, on: Place, where: Any, log: Log, workers: int) -> None:
         def noisy(sample: dict[str, Any]) -> float:
             return float(sample["label"]) + random.random() + np.random.rand()
 
@@ -243,14 +221,14 @@ class TestRandomFunctions:
         with lp.Loader(range(ITEMS), decoder(log), workers=0, seed_globals=True, **chosen) as plain:
             expected = read(plain, 2)
         log.take()
-        with lp.Loader(range(ITEMS), decoder(log), cache=where, **chosen, **place(workers)) as loader:
+        with lp.Loader(range(ITEMS), decoder(log), cache=where, **chosen, **on(workers)) as loader:
             assert_same(read(loader, 2), expected)
         assert set(log.take()) == set(range(ITEMS))
 
 
 class TestAugmentAlone:
     @pytest.mark.parametrize("workers", PLACES)
-    def test_both_functions_share_the_samples_stream(self, place: Place, workers: int) -> None:
+    def test_both_functions_share_the_samples_stream(self, on: Place, workers: int) -> None:
         def fn(item: int, rng: np.random.Generator) -> float:
             return rng.random()
 
@@ -261,19 +239,19 @@ class TestAugmentAlone:
             return rng.random(), rng.random()
 
         with (
-            lp.Loader(range(20), fn, batch_size=4, augment=then, **place(workers)) as two,
+            lp.Loader(range(20), fn, batch_size=4, augment=then, **on(workers)) as two,
             lp.Loader(range(20), both, batch_size=4, workers=0) as one,
         ):
             assert_same(read(two, 2), read(one, 2))
 
     @pytest.mark.parametrize("workers", PLACES)
-    def test_plain_functions_and_no_fn(self, place: Place, workers: int) -> None:
+    def test_plain_functions_and_no_fn(self, on: Place, workers: int) -> None:
         items = np.arange(1000, dtype=np.int64)
         with (
-            lp.Loader(items, np.negative, batch_size=10, augment=np.abs, **place(workers)) as both,
-            lp.Loader(items, batch_size=10, augment=np.negative, **place(workers)) as alone,
+            lp.Loader(items, np.negative, batch_size=10, augment=np.abs, **on(workers)) as both,
+            lp.Loader(items, batch_size=10, augment=np.negative, **on(workers)) as alone,
             # That these could write into an `out` is no reason to refuse them.
-            lp.Loader(items, np.negative, batch_size=10, cache="memory", **place(workers)) as cached,
+            lp.Loader(items, np.negative, batch_size=10, cache="memory", **on(workers)) as cached,
         ):
             assert np.array_equal(np.concatenate(read(both)), items)
             for _ in range(2):
@@ -282,7 +260,7 @@ class TestAugmentAlone:
 
     @pytest.mark.parametrize("workers", PLACES)
     @pytest.mark.parametrize("cache", [None, "memory"])
-    def test_augment_may_write_into_the_batch(self, place: Place, workers: int, cache: Any) -> None:
+    def test_augment_may_write_into_the_batch(self, on: Place, workers: int, cache: Any) -> None:
         def fn(item: int) -> Any:
             return np.full((4, 5), item, np.float32)
 
@@ -297,7 +275,7 @@ class TestAugmentAlone:
             return fn(item) * 2 + rng.integers(3)
 
         with (
-            lp.Loader(range(40), fn, batch_size=8, augment=double, cache=cache, **place(workers)) as loader,
+            lp.Loader(range(40), fn, batch_size=8, augment=double, cache=cache, **on(workers)) as loader,
             lp.Loader(range(40), doubled, batch_size=8, workers=0) as expected,
         ):
             assert_same(read(loader, 2), read(expected, 2))
@@ -375,11 +353,11 @@ class TestRefused:
             with pytest.raises(lp.ArgumentError, match=f"from_sequence takes no {name}"):
                 lp.Loader.from_sequence([np.zeros(3)], **{name: value})
 
-    def test_what_is_no_pickle(self, place: Place, where: Any) -> None:
+    def test_what_is_no_pickle(self, on: Place, where: Any) -> None:
         chosen = {"batch_size": 4, "augment": lambda made: made(), "cache": where, "on_error": "skip"}
         for workers in (0, 2):
             with (
-                lp.Loader(range(8), lambda item: lambda: item, **chosen, **place(workers)) as loader,
+                lp.Loader(range(8), lambda item: lambda: item, **chosen, **on(workers)) as loader,
                 pytest.raises(lp.CacheError, match=r"source index 0, a function, cannot be cached"),
             ):
                 read(loader)
@@ -404,7 +382,7 @@ class TestOnDisk:
                 assert set(np.concatenate(read(other)).tolist()) < {-2 * item for item in range(10)}
                 assert other.statistics().cache.misses == 0
 
-    def test_damage_is_made_anew_and_told_once(self, place: Place, log: Log, tmp_path: Path) -> None:
+    def test_damage_is_made_anew_and_told_once(self, on: Place, log: Log, tmp_path: Path) -> None:
         expected = reference(log)
         chosen = settings(cache=tmp_path / "c")
         with lp.Loader(range(ITEMS), decoder(log), **chosen, workers=0) as loader:
@@ -416,7 +394,7 @@ class TestOnDisk:
                 name = b"n%d" % item
                 file.seek(whole.index(bytes([len(name)]) + name) + 1)
                 file.write(b"m")
-        with lp.Loader(range(ITEMS), decoder(log), **chosen, **place(2)) as loader:
+        with lp.Loader(range(ITEMS), decoder(log), **chosen, **on(2)) as loader:
             with pytest.warns(lp.LoaderpoolWarning, match="[2-4] entries could not be read") as warned:
                 first = [copied(batch) for batch in loader]
             assert [each.filename for each in warned] == [__file__]
@@ -424,19 +402,17 @@ class TestOnDisk:
             assert 2 <= loader.statistics().cache.damaged <= 4  # two workers may meet an item at the same moment
         assert set(log.take()) == {3, 30}
 
-    def test_a_store_deleted_under_a_run_costs_no_more_than_itself(
-        self, place: Place, log: Log, tmp_path: Path
-    ) -> None:
+    def test_a_store_deleted_under_a_run_costs_no_more_than_itself(self, on: Place, log: Log, tmp_path: Path) -> None:
         expected = reference(log)
-        with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **place(2))) as loader:
+        with lp.Loader(range(ITEMS), decoder(log), **settings(cache=tmp_path / "c", **on(2))) as loader:
             first = read(loader)
             for file in (tmp_path / "c").iterdir():
                 file.unlink()
             assert_same(first + read(loader, 2), expected)
 
 
-def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(place: Place) -> None:
-    chosen = {"batch_size": 5, "augment": np.sum, "cache": "memory", **place(2)}
+def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(on: Place) -> None:
+    chosen = {"batch_size": 5, "augment": np.sum, "cache": "memory", **on(2)}
     with lp.Loader(range(20), lambda item: np.full(100_000, item, np.float64), **chosen) as loader:
         pids = os.getpid(), supervisor_of(loader)
         before = shared_bytes(*pids)
@@ -444,7 +420,7 @@ def test_memory_is_free_once_the_loader_is_closed_though_its_pool_lives(place: P
         assert shared_bytes(*pids) - before > 15_000_000
     deadline_s = time.monotonic() + 5.0
     while shared_bytes(*pids) - before > 2_000_000 and time.monotonic() < deadline_s:
-        with lp.Loader(range(4), batch_size=2, **place(2)) as other:  # takes in that the loader was unloaded
+        with lp.Loader(range(4), batch_size=2, **on(2)) as other:  # takes in that the loader was unloaded
             read(other)
     assert shared_bytes(*pids) - before <= 2_000_000
 

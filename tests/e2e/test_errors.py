@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.errors import ClosedError, LoaderpoolError, SampleError, SetupError
-from tests.support import leaks
-
-pytestmark = pytest.mark.may_leak(reason="all tests share a pool, whose workers change; its fixture checks the whole")
+from tests.support.batches import Place
 
 BAD = 13
 BATCH = 4
@@ -28,24 +26,10 @@ def as_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
 
 
-@pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, lp.Pool]]:
-    with leaks.guard():
-        made = {workers: lp.Pool(workers) for workers in (2, 3)}
-        yield made
-        while made:
-            made.popitem()[1].close()
-
-
-@pytest.fixture(params=[0, 3])
-def made_in(request: pytest.FixtureRequest, pools: dict[int, lp.Pool]) -> dict[str, Any]:
+@pytest.fixture(params=[0, 2])
+def made_in(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
     """Where samples are made: in this process, or in a pool of as many workers."""
-    return {"workers": 0} if request.param == 0 else {"workers": pools[request.param]}
-
-
-@pytest.fixture
-def pool(pools: dict[int, lp.Pool]) -> lp.Pool:
-    return pools[2]
+    return on(request.param)
 
 
 class Rejected(Exception):
@@ -135,15 +119,13 @@ USER_ERRORS: list[tuple[Callable[[], BaseException], type[BaseException], dict[s
 
 
 @pytest.mark.parametrize(("make", "kind", "attributes"), USER_ERRORS, ids=lambda value: getattr(value, "__name__", ""))
-@pytest.mark.parametrize("workers", [0, 2])
 def test_the_error_is_also_of_the_users_type(
     make: Callable[[], BaseException],
     kind: type[BaseException],
     attributes: dict[str, Any],
-    workers: int,
-    pools: dict[int, lp.Pool],
+    made_in: dict[str, Any],
 ) -> None:
-    made_in = {"workers": pools[workers]} if workers else {"workers": 0}
+    workers = made_in["workers"]
     with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:
         batches, error = failing_pass(loader)
         assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -430,55 +412,37 @@ def test_skip_leaves_rows_out_and_counts_them_once_their_batch_is_handed_over(ma
             len(loader)
 
 
-def test_replace_lets_the_next_good_row_of_the_batch_stand_in(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(40), odd_fails, batch_size=4, on_error="replace", **made_in) as loader:
-        assert len(loader) == 10
-        batches = [batch.tolist() for batch in loader]
-        assert batches[:4] == [[0, 1, 2, 2], [4, 5, 6, 7], [9, 9, 10, 11], [12, 14, 14, 15]]
-        assert [len(batch) for batch in batches] == [4] * 10
-        statistics = loader.statistics()
-        assert statistics.errors == 8
-        assert statistics.replaced_indices == tuple(range(3, 40, 5))
-        assert statistics.skipped_indices == ()
-
-
-def test_skip_omits_a_batch_without_a_good_row(made_in: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("action", "bad", "expected"),
+    [
+        ("skip", {4, 5, 6, 7, 11}, [[0, 1, 2, 3], [8, 9, 10]]),  # a batch without a good row is left out
+        ("replace", {1, 4, 5}, [[0, 2, 2, 3], [6, 6, 6, 7], [8, 9, 10, 11]]),  # by the next good row of its batch
+        ("replace", {11}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 8]]),
+        ("skip", {0, 1, 2}, [[3], [4, 5, 6, 7], [8, 9, 10, 11]]),  # the first samples may be bad ones
+        ("replace", {0, 1, 2}, [[3, 3, 3, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
+    ],
+)
+def test_failed_rows_are_left_out_or_another_stands_in(
+    action: str, bad: set[int], expected: list[list[int]], made_in: dict[str, Any]
+) -> None:
     def fn(item: int) -> int:
-        if 4 <= item < 8 or item == 19:
+        if item in bad:
             raise ValueError(item)
         return item
 
-    with lp.Loader(range(20), fn, batch_size=4, on_error="skip", **made_in) as loader:
-        assert [batch.tolist() for batch in loader] == [
-            [0, 1, 2, 3],
-            [8, 9, 10, 11],
-            [12, 13, 14, 15],
-            [16, 17, 18],
-        ]
+    with lp.Loader(range(12), fn, batch_size=4, on_error=action, **made_in) as loader:
+        assert [batch.tolist() for batch in loader] == expected
+        statistics = loader.statistics()
+    counted = {"skip": statistics.skipped_indices, "replace": statistics.replaced_indices}
+    assert counted.pop(action) == tuple(sorted(bad)) and counted.popitem()[1] == ()
+    assert statistics.errors == len(bad)
 
 
 def test_replace_raises_where_a_batch_has_no_good_row(made_in: dict[str, Any]) -> None:
-    def fn(item: int) -> int:
-        if 4 <= item < 8:
-            raise KeyError(item)
-        return item
-
-    with lp.Loader(range(20), fn, batch_size=4, on_error="replace", **made_in) as loader:
+    with lp.Loader(range(20), batch_fn=batch_fn, batch_size=4, on_error="replace", **made_in) as loader:
         batches, error = failing_pass(loader)
-    assert batches == [[0, 1, 2, 3]]
+    assert len(batches) == 3
     assert isinstance(error, KeyError)
-
-
-def test_the_first_samples_may_be_bad_ones(made_in: dict[str, Any]) -> None:
-    def fn(item: int) -> int:
-        if item < 3:
-            raise ValueError(item)
-        return item
-
-    with lp.Loader(range(8), fn, batch_size=4, on_error="skip", **made_in) as loader:
-        assert [batch.tolist() for batch in loader] == [[3], [4, 5, 6, 7]]
-    with lp.Loader(range(8), fn, batch_size=4, on_error="replace", **made_in) as loader:
-        assert [batch.tolist() for batch in loader] == [[3, 3, 3, 3], [4, 5, 6, 7]]
 
 
 def test_results_that_do_not_fit_are_skipped_like_errors(made_in: dict[str, Any]) -> None:

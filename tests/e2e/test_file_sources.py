@@ -21,8 +21,6 @@ import loaderpool as lp
 from tests.e2e.test_resume import over_json, plain, take
 from tests.support.batches import Place, assert_same, read
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 FILES, ROWS = 3, 40
 TOTAL = FILES * ROWS
 
@@ -171,36 +169,3 @@ def test_workers_are_forked_and_the_trainer_has_no_file_open(on: Place, folder: 
             assert loader.statistics().workers_start == "fork", ending
         targets = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
         assert not [target for target in targets if target.startswith(str(folder.resolve())) and ending in target]
-
-
-def test_a_worker_that_dies_is_replaced_and_the_next_one_opens_files_anew(on: Place, folder: Path) -> None:
-    import signal
-
-    for ending, (make, number_of) in SOURCES.items():
-        source = make(paths(folder, ending))
-
-        def dying(item: Any, ending: str = ending, number_of: Any = number_of) -> Any:
-            number = number_of(item)
-            mark = folder / f"{ending}.{number}.died"
-            if number % 50 == 30 and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return number
-
-        with lp.Loader(source, dying, batch_size=6, **on(2)) as loader:
-            assert [int(number) for batch in loader for number in batch] == list(range(TOTAL))
-            assert loader.statistics().restarts >= 1
-
-
-def test_thousands_of_files(on: Place, tmp_path: Path) -> None:
-    files = []
-    for number in range(1500):
-        files.append(tmp_path / f"{number}.jsonl")
-        files[-1].write_text(f"{number}\n")
-    one = lp.JsonLines(files)
-    many = lp.mix([lp.JsonLines(file) for file in files[:1200]])
-    for source in (one, many):
-        for workers in (0, 2):
-            with lp.Loader(source, batch_size=100, shuffle=True, **on(workers)) as loader:
-                numbers = np.concatenate([batch.copy() for batch in loader])
-                assert np.array_equal(np.sort(numbers), np.arange(len(source)))

@@ -16,9 +16,6 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, read
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
-
 # ---- items ----
 
 
@@ -175,14 +172,6 @@ def test_errors_say_which_generator_and_which_item(on: Place, workers: int, on_e
         pytest.raises(lp.SpecMismatchError, match="of item 3 of generator 0: expected"),
     ):
         read(loader)
-
-
-def test_none_is_a_shard_like_any_other(on: Place) -> None:
-    def make(shard: Any) -> list[int]:
-        return [0 if shard is None else shard]
-
-    with lp.Loader.from_generator(make, shards=[None, 5], batch_size=1, **on(2)) as loader:
-        assert [int(batch[0]) for batch in loader] == [0, 5]
 
 
 # ---- without an order ----

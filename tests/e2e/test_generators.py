@@ -16,8 +16,6 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 SHARDS = [range(100 * shard, 100 * shard + 3 + 2 * shard) for shard in range(11)]
 
 

@@ -13,7 +13,7 @@ import loaderpool as lp
 from tests.support.batches import Place, assert_same, read
 
 # Keras is imported where a flow is unpickled: once by the supervisor of each pool that they share.
-pytestmark = [pytest.mark.corner, pytest.mark.may_leak(reason="pools are shared; the fixture looks when the last ran")]
+pytestmark = pytest.mark.corner
 
 IMAGES, BATCH = 22, 4
 

@@ -16,8 +16,6 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, indices_in, read
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 

@@ -10,20 +10,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support import leaks
 
-pytestmark = [
-    pytest.mark.may_leak(reason="the tests share a pool, whose workers change; its fixture checks the whole"),
-    pytest.mark.corner,
-]
+pytestmark = pytest.mark.corner
 
 ITEMS, BATCH = 40, 4
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[lp.Pool]:
-    with leaks.guard(), lp.Pool(2) as shared:
-        yield shared
 
 
 @pytest.fixture(autouse=True)

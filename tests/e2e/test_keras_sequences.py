@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import textwrap
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support import leaks
 from tests.support.batches import kill_supervisor
 from tests.support.child import run_child
 from tests.support.processes import wait_gone
-
-pytestmark = pytest.mark.may_leak(reason="a pool is shared by the tests; the fixture looks when the last has run")
 
 # Rows 0 to 63 in batches of 16; the class is Keras', so that it travels as users' classes do. The script of a child
 # begins with the same text.
@@ -67,12 +63,6 @@ def rows(tf: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"__name__": "__main__"}  # so that the class travels by value, as a script's does
     exec(textwrap.dedent(ROWS), found)
     return found
-
-
-@pytest.fixture(scope="module")
-def pool(tf: Any) -> Iterator[lp.Pool]:
-    with leaks.guard(), lp.Pool(2) as shared:
-        yield shared
 
 
 CASES = [(False, False), (False, True), (True, False)]  # infinite, shuffle

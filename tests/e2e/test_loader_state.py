@@ -18,8 +18,6 @@ from tests.support import tensorflow_runtime
 from tests.support.batches import Place, shared_pools
 from tests.support.sequences import WithHook
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 WIDE = (128, 256)  # four of these travel alone, smaller ones several at once
 EPOCHS = 3
 

@@ -18,8 +18,6 @@ import loaderpool as lp
 from tests.support.batches import Place, copied, indices_in, supervisor_of
 from tests.support.processes import shared_bytes
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 BATCHES = 150
 FEW_BYTES = 128 << 10  # of a pool that are about its workers, not about batches
 
@@ -300,25 +298,6 @@ def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) 
         assert [int(batch[0, 0]) for batch in iterator] == list(range(2, 200, 2))
     statistics = loader.statistics()
     assert statistics.memory.buffers * statistics.memory.buffer_bytes <= 8 * 16384
-
-
-def test_more_iterators_than_slots_take_turns_or_are_refused_by_name_of_the_limit(on: Place) -> None:
-    loader: dict[str, Any] = {"source": range(40), "fn": lambda index: np.full(1000, index), "batch_size": 2}
-    small = lp.Loader(limits=lp.Limits(memory=least_limit(on(2), **loader)), **loader, **on(2))
-    begun, refused = [], ""
-    try:
-        for _ in range(10):
-            another = iter(small)
-            assert next(another)[0, 0] == 0
-            begun.append(another)
-    except lp.MemoryLimitError as error:
-        refused = str(error)
-    assert not refused or re.search(r"iterators of this loader are active.*Limits\.memory", refused)
-    assert len(begun) >= 2
-    for iterator in begun:
-        assert [int(batch[0, 0]) for batch in iterator] == list(range(2, 40, 2))
-    del begun, another, iterator
-    assert len(list(small)) == 20
 
 
 # ---- what a shared pool keeps ----

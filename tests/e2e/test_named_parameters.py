@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support import leaks
-
-pytestmark = pytest.mark.may_leak(reason="all tests share the pools; their fixture checks the whole")
+from tests.support.batches import Place
 
 SIZE = 6
 
@@ -118,30 +116,25 @@ USERS: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids="{}-workers".format)
-def workers(request: pytest.FixtureRequest) -> Iterator[int | lp.Pool]:
-    if not request.param:
-        yield 0
-        return
-    with leaks.guard():
-        made = [lp.Pool(request.param)]
-        yield made[0]
-        made.pop().close()
+@pytest.fixture(params=[0, 2])
+def where(request: pytest.FixtureRequest, on: Place) -> dict[str, Any]:
+    """Where samples are made: in this process, or in a pool of as many workers."""
+    return on(request.param)
 
 
 @pytest.mark.parametrize("name", USERS)
-def test_what_is_bound_or_has_a_default_is_the_users(name: str, workers: int | lp.Pool) -> None:
+def test_what_is_bound_or_has_a_default_is_the_users(name: str, where: dict[str, Any]) -> None:
     function, expected = USERS[name]
-    with lp.Loader(range(SIZE), function, batch_size=4, workers=workers) as loader:
+    with lp.Loader(range(SIZE), function, batch_size=4, **where) as loader:
         seen = [pair for batch in loader for pair in zip(*(part.tolist() for part in batch), strict=True)]
         assert seen == [(item, expected) for item in range(SIZE)]
         assert [int(part) for part in lp.replay(loader, index=5)] == [5, expected]
 
 
 @pytest.mark.parametrize("name", ["out_default", "partial_over_none", "callable", "wrapper_with_default"])
-def test_augment_has_the_same_rule(name: str, workers: int | lp.Pool) -> None:
+def test_augment_has_the_same_rule(name: str, where: dict[str, Any]) -> None:
     function, expected = USERS[name]
-    with lp.Loader(range(SIZE), abs, augment=function, batch_size=4, workers=workers) as loader:
+    with lp.Loader(range(SIZE), abs, augment=function, batch_size=4, **where) as loader:
         assert [told.tolist() for _, told in loader] == [[expected] * 4, [expected] * 2]
         assert [int(part) for part in lp.replay(loader, index=5)] == [5, expected]
 
@@ -163,8 +156,8 @@ def batch_open(items: list[int], rng: Any) -> np.ndarray[Any, Any]:
     ],
     ids=["default", "partial", "open"],
 )
-def test_batch_fn_has_the_same_rule(batch_fn: Callable[..., Any], expected: int, workers: int | lp.Pool) -> None:
-    with lp.Loader(range(SIZE), batch_fn=batch_fn, batch_size=4, workers=workers) as loader:
+def test_batch_fn_has_the_same_rule(batch_fn: Callable[..., Any], expected: int, where: dict[str, Any]) -> None:
+    with lp.Loader(range(SIZE), batch_fn=batch_fn, batch_size=4, **where) as loader:
         assert [batch.tolist() for batch in loader] == [[expected] * 4, [expected] * 2]
         assert lp.replay(loader, index=5).tolist() == [expected] * 2  # the batch that it is in
 
@@ -187,9 +180,9 @@ def shard_open(shard: int, rng: Any) -> Iterator[int]:
     ids=["default", "partial", "open"],
 )
 def test_make_generator_has_the_same_rule(
-    make_generator: Callable[..., Any], expected: int, workers: int | lp.Pool
+    make_generator: Callable[..., Any], expected: int, where: dict[str, Any]
 ) -> None:
-    with lp.Loader.from_generator(make_generator, workers, shards=[4, 4], batch_size=4) as loader:
+    with lp.Loader.from_generator(make_generator, **where, shards=[4, 4], batch_size=4) as loader:
         assert [batch.tolist() for batch in loader] == [[expected] * 4] * 2
 
 
@@ -215,8 +208,8 @@ def plain_wrapper(*args: Any, **kwargs: Any) -> tuple[int, int]:
     [rng_open, rng_none, plain_wrapper, Retried(rng_open), functools.partial(rng_none), functools.lru_cache(rng_open)],
     ids=["open", "none", "wrapper", "object", "partial", "cached"],
 )
-def test_an_open_parameter_is_passed(fn: Callable[..., Any], workers: int | lp.Pool) -> None:
-    with lp.Loader(range(SIZE), fn, batch_size=4, workers=workers) as loader:
+def test_an_open_parameter_is_passed(fn: Callable[..., Any], where: dict[str, Any]) -> None:
+    with lp.Loader(range(SIZE), fn, batch_size=4, **where) as loader:
         assert [told.tolist() for _, told in loader] == [[-1] * 4, [-1] * 2]
 
 

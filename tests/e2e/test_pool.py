@@ -92,15 +92,6 @@ def test_resizing_changes_who_works_and_not_what_is_made() -> None:
         assert {pid for batch in loader for pid in batch[1].tolist()} <= pids
 
 
-def test_resizing_before_the_first_batch() -> None:
-    with lp.Pool(1) as pool:
-        pool.resize(2)
-        loader = lp.Loader(range(20), batch_size=4, workers=pool)
-        pool.resize(3)
-        assert indices_in(loader) == list(range(20))
-        assert len(wait_for_workers(loader, 3)) == 3
-
-
 # ---- ending ----
 
 

@@ -12,8 +12,6 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 ITEMS = 101
 
 

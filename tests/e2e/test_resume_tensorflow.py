@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from tests.e2e.test_generators import SHARDS, of_shard
 from tests.e2e.test_resume import SHAPES, over_json, plain, take
 from tests.support.batches import Place
 
 pytestmark = [
     pytest.mark.usefixtures("tf"),  # loaded before the pools: what it leaves is not theirs
-    pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run"),
 ]
 
 
@@ -37,22 +35,6 @@ def test_through_tf_data_the_consumer_counts(on: Place, tf: Any) -> None:
             if name != "skip":
                 assert len(dataset) == len(expected) - taken
             assert take(dataset.as_numpy_iterator(), 10**6) == expected[taken:]
-
-
-def test_generators_go_on_behind_tf_data(on: Place) -> None:
-    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 4, "batch_size": 4}
-    with lp.Loader.from_generator(of_shard, workers=0, **settings) as reference:
-        expected = [plain(batch) for _ in range(3) for batch in reference]
-    for taken in (0, 7, len(expected) // 2):
-        with lp.Loader.from_generator(of_shard, **on(2), **settings) as loader:
-            stream = loader.as_dataset(epochs=3).as_numpy_iterator()
-            assert take(stream, taken) == expected[:taken]
-            state = over_json(loader.state_dict(batches_taken=taken))
-            del stream
-        with lp.Loader.from_generator(of_shard, **on(1), **settings) as again:
-            again.load_state_dict(state)
-            rest = again.as_dataset(epochs=3 - state["epoch"])
-            assert take(rest.as_numpy_iterator(), 10**6) == expected[taken:]
 
 
 def test_a_dataset_has_one_length(on: Place, tf: Any) -> None:

@@ -7,7 +7,6 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,13 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support import leaks
 from tests.support.side_by_side import run_side_by_side
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.may_leak(reason="the tests share a pool; its fixture checks the whole"),
-]
+pytestmark = pytest.mark.slow
 
 
 def sample(index: int, rng: np.random.Generator) -> Any:
     return np.full(4, index / 64, np.float32), np.float32(index + rng.random())
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[lp.Pool]:
-    with leaks.guard(), lp.Pool(2) as shared:
-        yield shared
 
 
 def steps(strategy: Any, batches: Any) -> list[list[float]]:
@@ -76,19 +65,6 @@ def test_tensors_of_each_replica_look_at_the_slots(tf: Any, mirrored: Any, pool:
                 assert part.device.endswith(f"CPU:{replica}")
                 assert part[:, 9, 9, 1].numpy().tolist() == [8 * step + 4 * replica + row for row in range(4)]
         assert loader.statistics().memory.batches_copied == 0
-
-
-def test_a_place_is_saved_and_gone_on_from(mirrored: Any, pool: lp.Pool) -> None:
-    with lp.Loader(range(64), sample, batch_size=4, shuffle=True, workers=pool) as loader:
-        expected = steps(mirrored, loader.as_distributed_dataset(mirrored))
-        loader.epoch = 0
-        batches = iter(loader.as_distributed_dataset(mirrored))
-        for _ in range(3):
-            next(batches)
-        state = loader.state_dict(batches_taken=3 * 2)
-        del batches
-        loader.load_state_dict(state)
-        assert steps(mirrored, loader.as_distributed_dataset(mirrored)) == expected[3:]
 
 
 def test_the_dataset_keeps_its_loader(mirrored: Any, pool: lp.Pool) -> None:
@@ -181,21 +157,6 @@ def test_a_wrong_strategy_is_refused_with_what_works(tf: Any, mirrored: Any, poo
         default = steps(tf.distribute.get_strategy(), loader.as_distributed_dataset(tf.distribute.get_strategy()))
         loader.epoch = 0
         assert default == rows(loader)
-
-
-@pytest.mark.parametrize("items", [96, 61, 18])
-@pytest.mark.parametrize(("processes", "replicas"), [(2, 1), (3, 4)])
-def test_the_numbers_of_several_processes_with_several_replicas(processes: int, replicas: int, items: int) -> None:
-    """Each takes so many batches a step; none has a step less, and together they have one loader's batch."""
-    settings: dict[str, Any] = {"shuffle": True, "seed": 4, "workers": 0}
-    shares = []
-    for process in range(processes):
-        with lp.Loader(range(items), batch_size=2, shard=lp.Shard(processes, process), **settings) as loader:
-            batches = [set(batch.tolist()) for batch in loader]
-        shares.append([set().union(*batches[at : at + replicas]) for at in range(0, len(batches), replicas)])
-    assert len(set(map(len, shares))) == 1
-    with lp.Loader(range(items), batch_size=2 * processes * replicas, **settings) as whole:
-        assert [set().union(*step) for step in zip(*shares, strict=True)] == [set(batch.tolist()) for batch in whole]
 
 
 TWO_WORKERS = """

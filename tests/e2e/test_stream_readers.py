@@ -22,8 +22,6 @@ from tests.support.notes import bytes_shared
 from tests.support.processes import is_alive, shared_bytes, wait_gone
 from tests.support.streams import Blocking, Ending, Failing, Large, Numbers, Telling, make
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 
 def pids_in(batches: Any) -> set[int]:
     """Of the processes that read a `Telling`."""

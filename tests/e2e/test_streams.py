@@ -28,8 +28,6 @@ from tests.support.batches import (
 from tests.support.child import run_child
 from tests.support.streams import Numbers, make
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 ITEMS, BATCH = 101, 8
 
 

@@ -13,8 +13,6 @@ from tests.support.batches import Place, assert_same, read
 from tests.support.child import run_child
 from tests.support.streams import Numbers, make
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 
 def test_through_tf_data(on: Place, tf: Any) -> None:
     with lp.Loader(Numbers(), make, batch_size=BATCH, workers=0) as loader:

@@ -8,7 +8,6 @@ import os
 import re
 import textwrap
 import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support import leaks, tensorflow_runtime
+from tests.support import tensorflow_runtime
 from tests.support.child import run_child
 from tests.support.processes import descendants, lies_in_shared_memory, wait_gone
 
@@ -28,10 +27,7 @@ class Point(NamedTuple):
 
 # Four of these are more than half of the largest chunk: each batch travels alone and is lent, not taken apart again.
 WIDE = (128, 256)
-pytestmark = [
-    pytest.mark.may_leak(reason="the tests share a pool, whose workers change; its fixture checks the whole"),
-    pytest.mark.corner,
-]
+pytestmark = pytest.mark.corner
 
 
 def sample(index: int) -> dict[str, Any]:
@@ -40,12 +36,6 @@ def sample(index: int) -> dict[str, Any]:
 
 def wide(index: int) -> Any:
     return np.full(WIDE, index, np.float32), np.int64(index)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[lp.Pool]:
-    with leaks.guard(), lp.Pool(2) as shared:
-        yield shared
 
 
 def let_go() -> None:

@@ -6,34 +6,15 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import assert_same, copied, read
+from tests.support.batches import Place, assert_same, read
 
-pytestmark = [
-    pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run"),
-]
 THREADS = 4
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Callable[[int], lp.Pool]]:
-    """A pool for each number of workers, for all tests of this file."""
-    made: dict[int, lp.Pool] = {}
-
-    def get(workers: int) -> lp.Pool:
-        if workers not in made:
-            made[workers] = lp.Pool(workers)
-        return made[workers]
-
-    yield get
-    for pool in made.values():
-        pool.close()
 
 
 def jitter(index: int) -> None:
@@ -124,39 +105,24 @@ def arguments(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_bits_are_those_of_no_workers(pools: Callable[[int], lp.Pool], kind: str) -> None:
+def test_the_bits_are_those_of_no_workers(on: Place, kind: str) -> None:
     with lp.Loader(**arguments(kind), workers=0) as loader:
         expected = read(loader, passes=2)
-    with lp.Loader(**arguments(kind), workers=pools(2), threads=THREADS) as loader:
+    with lp.Loader(**arguments(kind), **on(2), threads=THREADS) as loader:
         assert_same(read(loader, passes=2), expected)
         assert loader.statistics().restarts == 0
 
 
 @pytest.mark.parametrize("kind", ["fixed rows", "skip", "elements"])
-def test_without_an_order_each_batch_comes_once(pools: Callable[[int], lp.Pool], kind: str) -> None:
+def test_without_an_order_each_batch_comes_once(on: Place, kind: str) -> None:
     def as_text(batch: Any) -> str:
         parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple) else [batch]
         return repr([part.tolist() for part in parts])
 
     with lp.Loader(**arguments(kind), workers=0) as loader:
         expected = sorted(as_text(batch) for batch in read(loader))
-    with lp.Loader(**arguments(kind), workers=pools(2), threads=THREADS, deterministic=False) as loader:
+    with lp.Loader(**arguments(kind), **on(2), threads=THREADS, deterministic=False) as loader:
         assert sorted(as_text(batch) for batch in read(loader)) == expected
-
-
-@pytest.mark.parametrize("threads", [1, THREADS])
-def test_a_state_goes_on_with_any_number_of_threads(pools: Callable[[int], lp.Pool], threads: int) -> None:
-    with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, workers=0) as loader:
-        expected = read(loader)
-    before = {"workers": pools(2), "threads": THREADS + 1 - threads}
-    with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, **before) as loader:
-        batches = iter(loader)
-        made = [copied(next(batches)) for _ in range(5)]
-        state = batches.state_dict()
-        del batches
-    with lp.Loader(range(61), fixed, batch_size=4, shuffle=True, workers=pools(1), threads=threads) as loader:
-        loader.load_state_dict(state)
-        assert_same(made + read(loader), expected)
 
 
 def test_a_sequence_is_asked_for_several_batches_at_once() -> None:

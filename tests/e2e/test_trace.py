@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -139,25 +137,6 @@ def test_a_slow_item_is_found_by_its_index_and_leads_to_the_step_that_waited_for
     assert found.named("epoch 0")
 
 
-def test_a_worker_that_was_killed_is_in_it_beside_the_one_that_took_its_place(
-    start: Callable[[str], Training],
-) -> None:
-    training = start("waiting")
-    found = training.until(lambda found: len(found.flows) > 20)
-    pid = next(pid for pid, name in found.processes.items() if name == "worker 1")
-    os.kill(pid, signal.SIGKILL)
-    found = training.until(lambda found: "worker 2" in found.processes.values() and len(found.flows) > 60)
-    new = next(pid for pid, name in found.processes.items() if name == "worker 2")
-    old_slices = [each for track, slices in found.slices.items() if track[0] == pid for each in slices]
-    new_slices = [each for track, slices in found.slices.items() if track[0] == new for each in slices]
-    assert old_slices and new_slices
-    assert max(each["ts"] + each["dur"] for each in old_slices) <= min(each["ts"] for each in new_slices) + 1
-    events = json.loads((training.folder / "trace.json").read_text())["traceEvents"]
-    moments = [(each["pid"], each["name"]) for each in events if each["ph"] == "i"]
-    assert (pid, "worker 1 has ended") in moments
-    assert (new, "worker 2 starts") in moments
-
-
 def test_what_hangs_now_is_in_it(start: Callable[[str], Training]) -> None:
     training = start("held")
     held = f"item {HELD} (still running)"
@@ -244,28 +223,6 @@ def test_workers_that_are_spawned_cannot_be_read_from_outside_which_is_said(star
     found = start("spawned").until(lambda found: len(found.named("step")) > 20)
     assert not found.named("sample")
     assert any("spawned" in note for note in found.head["loaderpool"]["notes"])
-
-
-def test_copies_setup_and_resizes_are_in_it(tmp_path: Path) -> None:
-    kept = []
-
-    def set_up() -> None:
-        time.sleep(0.02)
-
-    with lp.Loader(range(256), make, batch_size=4, workers=2, setup=set_up) as loader:
-        for number, batch in enumerate(loader):
-            kept.append(batch)
-            if number == 20:
-                loader.resize(3)
-        loader.trace(tmp_path / "trace.json")
-    found = load((tmp_path / "trace.json").read_text())
-    assert all(each["dur"] >= 20_000 for each in found.named("setup"))
-    assert len(found.named("setup")) == 3
-    assert found.named("copy out")
-    assert {"worker 0", "worker 1", "worker 2"} <= set(found.processes.values())
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert "3 workers" in {each["name"] for each in events if each["ph"] == "i"}
-    assert len(kept) == 64
 
 
 @pytest.mark.parametrize(

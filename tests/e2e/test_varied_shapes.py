@@ -12,8 +12,6 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, read
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 SIZE = 60
 
@@ -66,21 +64,6 @@ def test_where_no_axis_was_seen_to_vary_any_may(on: Place, workers: int) -> None
     with lp.Loader(range(SIZE), alike_at_first, batch_size=8, ragged=True, **on(workers)) as loader:
         assert [each.ragged for each in loader.element_spec] == [True, True]
         assert sum(len(batch[0].values) for batch in loader) == 30 * 3 + 30 * 4
-
-
-def test_batches_by_length_are_told_apart_by_a_sample_of_another_bucket(on: Place) -> None:
-    """Of a bucket of one length alone no axis would seem to vary but those that do not hang on the length."""
-    lengths = [3 + index % 2 * 4 for index in range(SIZE)]
-
-    def fn(index: int) -> Any:
-        return np.zeros((lengths[index], 2 + index % 3)), np.zeros(5)
-
-    how: dict[str, Any] = {"buckets": lp.Buckets(lengths, [5]), "batch_size": 4, "pad": True}
-    for workers in (0, 1, 2):
-        for shuffle in (False, True):
-            with lp.Loader(range(SIZE), fn, **how, shuffle=shuffle, **on(workers)) as loader:
-                assert shapes_of(loader.element_spec) == [(None, None, None), (None, 5)]
-                assert len(read(loader)) == len(loader)
 
 
 @WORKERS

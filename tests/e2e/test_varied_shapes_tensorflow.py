@@ -11,8 +11,6 @@ import loaderpool as lp
 from loaderpool.element.spec import RaggedArray
 from tests.support.batches import Place, read
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 SIZE = 60
 
 

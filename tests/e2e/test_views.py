@@ -19,8 +19,6 @@ from tests.support.child import run_child
 from tests.support.frameworks import FRAMEWORKS, Framework
 from tests.support.processes import lies_in_shared_memory
 
-pytestmark = pytest.mark.may_leak(reason="pools are shared by the tests; the fixture looks when the last has run")
-
 WIDE = (64, 65, 3)
 
 
