@@ -337,34 +337,6 @@ def test_a_ragged_axis_is_one_behind_the_first(ragged: Any, shape: Any) -> None:
         lp.ArraySpec(shape, "f4", ragged=ragged)
 
 
-class Odd:
-    def __init__(self, length: Any) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        if isinstance(self.length, Exception):
-            raise self.length
-        return self.length  # type: ignore[no-any-return]
-
-    def __getitem__(self, index: int) -> Any:
-        return np.zeros((2, 2))
-
-    def on_epoch_end(self) -> None: ...
-
-
-@pytest.mark.parametrize("length", [-1, "3", RuntimeError("the database is away")])
-def test_a_sequence_without_a_usable_length_is_named(length: Any) -> None:
-    with pytest.raises(lp.SourceError, match="a Odd raised"):
-        lp.Loader.from_sequence(Odd(length), workers=0)
-
-
-def test_an_empty_sequence_and_a_text_are_refused_by_name() -> None:
-    with pytest.raises(lp.ArgumentError, match="a Odd of length 0"):
-        lp.Loader.from_sequence(Odd(0), workers=0)
-    with pytest.raises(lp.ArgumentError, match="got 'abc'"):
-        lp.Loader.from_sequence("abc", workers=0)
-
-
 @pytest.mark.parametrize("labels", [list(range(1_000_000)), np.zeros(3), (1, 2, 3)], ids=type)
 def test_two_columns_as_for_fit_are_answered_with_one_source(labels: Any) -> None:
     with pytest.raises(lp.ArgumentError, match=r"pass one source: Loader\(\(x, y\)\)") as raised:

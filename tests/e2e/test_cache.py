@@ -186,32 +186,6 @@ class TestRandomFunctions:
         ):
             read(loader)
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_a_library_that_draws_when_it_is_imported_is_no_random_function(
-        self, on: Place, where: Any, tmp_path: Path, workers: int
-    ) -> None:
-        module = tmp_path / "draws_on_import.py"
-        module.write_text("import random; random.seed(); random.random()")
-        directory = str(tmp_path)
-
-        def decode(item: int) -> int:
-            import sys
-
-            if "draws_on_import" not in sys.modules:
-                sys.path.insert(0, directory)
-                try:
-                    import draws_on_import  # noqa: F401
-                finally:
-                    sys.path.remove(directory)
-            return item
-
-        chosen = {"batch_size": 5, "augment": lambda item: item + random.random()}
-        with (
-            lp.Loader(range(20), decode, cache=where, **chosen, **on(workers)) as loader,
-            lp.Loader(range(20), workers=0, **chosen) as expected,
-        ):
-            assert_same(read(loader, 2), read(expected, 2))
-
     @pytest.mark.parametrize("workers", PLACES)
     def test_augment_may_draw_from_the_globals(self, on: Place, where: Any, log: Log, workers: int) -> None:
         def noisy(sample: dict[str, Any]) -> float:
@@ -294,30 +268,23 @@ class TestStreams:
 
     MAKERS: dict[str, Callable[..., lp.Loader]] = {
         "stream": lambda **chosen: lp.Loader(iter(range(40)), **chosen),
-        "interleaved": lambda **chosen: lp.Loader(
-            lp.interleave([range(20), range(20, 40)], lambda part: iter(part), cycle_length=2), **chosen
-        ),
         "generator": lambda **chosen: lp.Loader.from_generator(
             lambda shard: iter(range(shard, shard + 10)), shards=[0, 10, 20, 30], **chosen
         ),
     }
 
     @pytest.mark.parametrize("maker", MAKERS)
-    def test_augment(self, maker: str) -> None:
+    def test_augment_is_called_and_a_cache_refused(self, maker: str) -> None:
         def then(item: int, rng: np.random.Generator) -> tuple[int, float]:
             return item, rng.random()
 
         found = []
         for workers in (0, 2):
-            chosen = {"fn": np.negative, "augment": then, "batch_size": 5, "workers": workers}
-            with self.MAKERS[maker](**chosen) as loader:
+            with self.MAKERS[maker](fn=np.negative, augment=then, batch_size=5, workers=workers) as loader:
                 found.append(read(loader))
         assert_same(*found)
         assert sorted(np.concatenate([items for items, _ in found[0]]).tolist()) == list(range(-39, 1))
         assert len(set(np.concatenate([drawn for _, drawn in found[0]]).tolist())) == 40
-
-    @pytest.mark.parametrize("maker", MAKERS)
-    def test_cache(self, maker: str) -> None:
         with pytest.raises(lp.ArgumentError, match="got a stream or generator"):
             self.MAKERS[maker](fn=np.negative, cache="memory", workers=0)
 

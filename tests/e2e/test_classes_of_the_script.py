@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.child import run_child
@@ -115,34 +113,6 @@ def test_keys_of_the_scripts_own_classes_are_its_own_in_every_batch() -> None:
                 assert batch[Part.LABEL].tolist() == [4, 5, 6, 7]
     """
     run_child(program(code), stdin_code=True).check()
-
-
-def test_tensorflow_gets_namedtuples(tmp_path: Path) -> None:
-    """Of a class of the script, and of one beside an import of TensorFlow."""
-    pytest.importorskip("tensorflow")
-    (tmp_path / "samples.py").write_text(
-        "import typing\nimport tensorflow as tf\n\n\nclass Sample(typing.NamedTuple):\n    x: typing.Any\n    y: int\n"
-    )
-    own = """
-        class Sample(typing.NamedTuple):
-            x: typing.Any
-            y: int
-    """
-    code = """
-        import tensorflow as tf
-
-        def fn(index):
-            assert "tensorflow" not in sys.modules or not workers, "the class brought TensorFlow into a worker"
-            return Sample(float(index), index)
-
-        for workers in (0, 1, 2):
-            with lp.Loader(range(8), fn, batch_size=4, workers=workers) as loader:
-                for element in loader.as_dataset():
-                    assert type(element) is Sample
-                assert element.y.numpy().tolist() == [4, 5, 6, 7]
-    """
-    both = program(own + code) + "from samples import Sample\n" + program(code) + "print('both')\n"
-    assert run_child(both, cwd=tmp_path, stdin_code=True).check().stdout == "both\n"
 
 
 def test_functions_that_dispatch_on_the_type_of_an_item() -> None:

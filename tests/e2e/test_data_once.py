@@ -119,22 +119,6 @@ def test_a_shared_and_an_adopted_array_outlive_supervisors() -> None:
     assert expected_of(adopted) == sums
 
 
-def test_loaders_of_one_pool_share_one_file_and_close_in_any_order() -> None:
-    array = large_array()
-    expected = expected_of(array)
-    before = tree_pss()
-    with lp.Pool(2) as pool:
-        loaders = [lp.Loader(range(ROWS), lambda i: array[i].sum(), batch_size=5, workers=pool) for _ in range(3)]
-        for loader in loaders:
-            assert sums_of(loader) == expected
-        # Not another 48 MiB for each of them, nor for the first; the rest is what the pool's three processes take.
-        assert tree_pss() < before + (140 << 20)
-        loaders[0].close()
-        assert sums_of(loaders[2]) == expected
-        loaders[2].close()
-        assert sums_of(loaders[1]) == expected
-
-
 def test_workers_that_load_the_payload_themselves_map_the_files_too(tmp_path: Path) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"

@@ -68,7 +68,6 @@ LOADERS: dict[str, dict[str, Any]] = {
     "random": {"fn": draw_python},
     "numpy.random": {"fn": draw_numpy, "shuffle": True},
     "globals drawn from by some samples": {"fn": draw_sometimes, "shuffle": True},
-    "globals always seeded": {"fn": draw_sometimes, "seed_globals": True},
     "rng": {"fn": draw_own, "shuffle": True},
     "out": {"fn": write_out},
     "ragged": {"fn": draw_length, "ragged": True, "shuffle": True},
@@ -79,7 +78,6 @@ LOADERS: dict[str, dict[str, Any]] = {
     "elements as they are": {"fn": draw_length, "batch_size": None},
     "replaced": {"fn": fail_sometimes, "on_error": "replace"},
     "skipped": {"fn": fail_sometimes, "on_error": "skip", "shuffle": True},
-    "without the remainder": {"fn": draw_own, "drop_remainder": True},
     "second of three shards": {"fn": draw_own, "shard": lp.Shard(3, 1), "shuffle": True},
 }
 SIZE = 95
@@ -127,7 +125,7 @@ def test_the_callers_own_generators_are_left_alone() -> None:
     undisturbed = random.random(), np.random.rand()
     random.seed(5)
     np.random.seed(5)
-    read(make("globals always seeded", workers=0))
+    read(make("random", workers=0, seed_globals=True))
     read(make("random", workers=0))
     assert (random.random(), np.random.rand()) == undisturbed
 

@@ -199,22 +199,6 @@ def test_a_class_that_cannot_travel_comes_as_its_nearest_base(pool: lp.Pool) -> 
     assert "Homemade" in error.original_type
 
 
-def test_a_class_of_the_script_is_the_scripts_own(pool: lp.Pool) -> None:
-    script: dict[str, Any] = {"__name__": "__main__", "np": np}
-    exec(
-        "class Refused(Exception):\n"
-        "    def why(self): return 'because'\n"
-        "def fn(item):\n"
-        "    if item == 13: raise Refused(item)\n"
-        "    return item\n",
-        script,
-    )
-    loader = lp.Loader(range(20), script["fn"], batch_size=BATCH, workers=pool)
-    with loader, pytest.raises(script["Refused"]) as raised:
-        list(loader)
-    assert raised.value.why() == "because"
-
-
 # ---- traceback and cause ----
 
 

@@ -44,24 +44,6 @@ def test_a_buffer_that_is_filled_again_for_each_item(
             assert sorted(seen) == [n for n in range(10) for _ in range(2)]
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-def test_a_function_may_change_what_it_is_given(on: Place, workers: int) -> None:
-    """Though it is called again where it is first seen to draw, and the probe has had the first item."""
-
-    def make(shard: int) -> Iterator[Any]:
-        for number in range(9):
-            yield np.array([number, 10 * shard])
-
-    def fn(item: Any) -> Any:
-        item += 100
-        return item, np.random.rand()
-
-    with lp.Loader.from_generator(make, shards=range(4), fn=fn, batch_size=4, **on(workers)) as loader:
-        for _ in range(2):
-            rows = [row for batch in read(loader) for row in batch[0].tolist()]
-            assert sorted(rows) == sorted([100 + n, 100 + 10 * s] for s in range(4) for n in range(9))
-
-
 def test_random_streams_of_processes_that_share_a_training_never_meet() -> None:
     def fn(item: Any, rng: np.random.Generator) -> Any:
         return rng.random()

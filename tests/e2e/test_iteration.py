@@ -74,20 +74,6 @@ def test_a_broken_off_pass_leaves_the_next_one_whole(on: Place, workers: int) ->
             assert indices_in(loader) == list(range(200))
 
 
-def test_a_broken_off_pass_with_oversize_batches_keeps_no_slot(on: Place) -> None:
-    # Their completions come over the socket, and the end of their run over the pipe: two ways that may overtake.
-    def grow(index: int) -> Any:
-        return np.full(10 if index < 4 else 3000, index, np.int32)
-
-    loader = lp.Loader(range(60), grow, batch_size=1, ragged=True, limits=lp.Limits(memory="32KiB"), **on(3))
-    for _ in range(60):
-        batches = iter(loader)
-        for _ in range(6):
-            next(batches)
-        del batches
-    assert [batch[0][0] for batch in loader] == list(range(60))
-
-
 def test_passes_that_end_in_errors_keep_no_slot(on: Place) -> None:
     def fail(index: int) -> Any:
         if index >= 8:

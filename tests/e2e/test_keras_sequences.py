@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,126 +12,82 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import kill_supervisor
-from tests.support.child import run_child
 from tests.support.processes import wait_gone
 
-# Rows 0 to 63 in batches of 16; the class is Keras', so that it travels as users' classes do. The script of a child
-# begins with the same text.
-ROWS = """
-    import itertools, math
-    import keras
-    import numpy as np
-    import loaderpool as lp
 
-    class Rows(keras.utils.PyDataset):
-        def __init__(self, x, y, weights=None, infinite=False, **settings):
-            super().__init__(**settings)
-            self.x, self.y, self.weights, self.infinite = x, y, weights, infinite
+class Rows:
+    """Rows 0 to 63 in batches of 16."""
 
-        @property
-        def num_batches(self):
-            return None if self.infinite else math.ceil(len(self.x) / 16)
+    def __init__(self, x: Any, y: Any, infinite: bool = False) -> None:
+        self.x, self.y = x, y
+        self.num_batches = None if infinite else 4
 
-        def __getitem__(self, index):
-            start = index % 4 * 16
-            parts = [part[start : start + 16] for part in (self.x, self.y, self.weights) if part is not None]
-            return tuple(parts)
-
-    def arrays():
-        x = np.random.default_rng(0).random((64, 4)).astype("float32")
-        return x, np.repeat(np.arange(64, dtype="float32")[:, None], 2, 1)
-
-    def check(batches, infinite, shuffle):
-        x, y = arrays()
-        seen = []
-        for bx, by in itertools.islice(batches, 8):
-            assert bx.shape == (16, 4) and by.shape == (16, 2)
-            bx, by = map(np.asarray, (bx, by))
-            assert bx.dtype == by.dtype == np.float32
-            rows = by[:, 0].astype(int)
-            assert (bx == x[rows]).all()
-            seen += rows.tolist()
-        straight = list(range(64)) * (2 if infinite else 1)
-        assert sorted(seen) == sorted(straight) and (seen != straight) == shuffle, seen
-"""
+    def __getitem__(self, index: int) -> Any:
+        start = index % 4 * 16
+        return self.x[start : start + 16], self.y[start : start + 16]
 
 
-@pytest.fixture(scope="module")
-def rows(tf: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"__name__": "__main__"}  # so that the class travels by value, as a script's does
-    exec(textwrap.dedent(ROWS), found)
-    return found
+def arrays() -> Any:
+    x = np.random.default_rng(0).random((64, 4)).astype("float32")
+    return x, np.repeat(np.arange(64, dtype="float32")[:, None], 2, 1)
+
+
+def check(batches: Any, infinite: bool = False, shuffle: bool = False) -> None:
+    x, _ = arrays()
+    seen = []
+    for bx, by in itertools.islice(batches, 8):
+        assert bx.shape == (16, 4) and by.shape == (16, 2)
+        bx, by = map(np.asarray, (bx, by))
+        assert bx.dtype == by.dtype == np.float32
+        rows = by[:, 0].astype(int)
+        assert (bx == x[rows]).all()
+        seen += rows.tolist()
+    straight = list(range(64)) * (2 if infinite else 1)
+    assert sorted(seen) == sorted(straight) and (seen != straight) == shuffle, seen
 
 
 CASES = [(False, False), (False, True), (True, False)]  # infinite, shuffle
 
 
-def test_the_number_of_workers_is_the_objects_own_where_it_says_one(rows: dict[str, Any]) -> None:
+def test_the_number_of_workers_is_the_objects_own_where_it_says_one(tf: Any) -> None:
+    import keras
+
+    class OfKeras(Rows, keras.utils.PyDataset):  # type: ignore[misc]
+        num_batches = 4
+
+        def __init__(self, **settings: Any) -> None:
+            keras.utils.PyDataset.__init__(self, **settings)
+            self.x, self.y = arrays()
+
     for own, expected in ((0, 0), (3, 3)):
-        with lp.Loader.from_sequence(rows["Rows"](*rows["arrays"](), workers=own)) as loader:
+        with lp.Loader.from_sequence(OfKeras(workers=own)) as loader:
             assert loader.workers == expected
-            rows["check"](loader, False, False)
+            check(loader)
     with (  # where none is said, Keras' own is 1
-        lp.Loader.from_sequence(rows["Rows"](*rows["arrays"]())) as loader,
+        lp.Loader.from_sequence(OfKeras()) as loader,
         lp.Loader(range(4), batch_size=2) as other,
     ):
         assert loader.workers == other.workers
-    with lp.Loader.from_sequence(rows["Rows"](*rows["arrays"](), workers=3), workers=1) as loader:
+    with lp.Loader.from_sequence(OfKeras(workers=3), workers=1) as loader:
         assert loader.workers == 1
-
-
-# Without Keras, whose import takes longer than all the rest.
-PLAIN_ROWS = ROWS.replace("keras.utils.PyDataset", "object").replace("import keras\n", "\n")
 
 
 def test_rows_of_tensorflow_come_as_arrays(tf: Any) -> None:
     """The workers have a runtime of TensorFlow for them, so they are not forked."""
-    plain: dict[str, Any] = {"__name__": "__main__"}
-    exec(textwrap.dedent(PLAIN_ROWS), plain)
-    x, y = map(tf.constant, plain["arrays"]())
+    x, y = map(tf.constant, arrays())
     with lp.Pool(1) as pool:
         for (infinite, shuffle), workers in zip((*CASES, CASES[-1]), (0, 0, 0, pool), strict=True):
-            sequence = plain["Rows"](x, y, infinite=infinite)
             with (
-                lp.Loader.from_sequence(sequence, shuffle=shuffle, seed=1, workers=workers) as loader,
+                lp.Loader.from_sequence(Rows(x, y, infinite), shuffle=shuffle, seed=1, workers=workers) as loader,
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore", lp.LoaderpoolWarning)
-                plain["check"](loader, infinite, shuffle)
-                plain["check"](loader.as_dataset(), infinite, shuffle)
+                check(loader, infinite, shuffle)
+                check(loader.as_dataset(), infinite, shuffle)
         assert loader.statistics().workers_start == "exec"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("package", "make", "text"), [("jax", "jax.numpy.asarray", PLAIN_ROWS), ("torch", "torch.as_tensor", ROWS)]
-)
-def test_rows_of_another_framework_come_as_arrays(package: str, make: str, text: str) -> None:
-    """A script of its own: none of them shall be imported here beside another."""
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    script = textwrap.dedent(text) + textwrap.dedent(
-        f"""
-        import sys, warnings
-        import {package}
-        x, y = map({make}, arrays())
-        with warnings.catch_warnings(), lp.Pool(1) as pool:
-            warnings.simplefilter("ignore", lp.LoaderpoolWarning)
-            for infinite, shuffle in {CASES}:
-                for workers in (pool, 0):
-                    sequence = Rows(x, y, infinite=infinite)
-                    with lp.Loader.from_sequence(sequence, shuffle=shuffle, seed=1, workers=workers) as loader:
-                        check(loader, infinite, shuffle)
-                        start = loader.statistics().workers_start or start
-            print(start, "tensorflow" in sys.modules)
-        """
-    )
-    child = run_child(script, timeout_s=120, env={"KERAS_BACKEND": package}).check()
-    assert child.stdout == ("fork False\n" if package == "torch" else "exec False\n")
-    assert "os.fork" not in child.stderr
-
-
-def test_a_number_of_batches_is_a_property_a_length_none_or_not_there(rows: dict[str, Any], pool: lp.Pool) -> None:
+def test_a_number_of_batches_is_a_property_a_length_none_or_not_there(tf: Any, pool: lp.Pool) -> None:
     import keras
 
     class Base(keras.utils.PyDataset):  # type: ignore[misc]

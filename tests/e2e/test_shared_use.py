@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.child import run_child
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -65,40 +64,6 @@ def test_a_loader_made_by_replace_is_told_of_changes_itself(workers: int) -> Non
 def test_a_loader_is_true_though_its_length_is_unknown() -> None:
     with lp.Loader(range(8), workers=0, on_error="skip") as loader:
         assert loader
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_daemon_thread_that_waits_for_a_batch_at_exit_says_nothing(workers: int) -> None:
-    result = run_child(f"""
-        import threading, time
-        import loaderpool as lp
-        loader = lp.Loader(range(10**6), lambda item: time.sleep(0.01) or item, batch_size=4, workers={workers})
-        def read():
-            for _ in loader:
-                pass
-        threading.Thread(target=read, daemon=True).start()
-        time.sleep(0.7)
-    """).check()  # fmt: skip
-    assert (result.stdout, result.stderr) == ("", "")
-    assert result.elapsed_s < 30
-
-
-def test_a_ctrl_c_while_the_interpreter_ends_is_no_noise() -> None:
-    result = run_child("""
-        import signal, subprocess
-        import loaderpool as lp
-        loader = lp.Loader(range(10**6), lambda item: item, batch_size=4, workers=2)
-        batches = iter(loader)
-        next(batches)
-        wait = subprocess.Popen.wait  # by which a supervisor's end is waited for
-        def interrupted(process, timeout=None):
-            signal.raise_signal(signal.SIGINT)
-            code = wait(process, timeout)
-            signal.raise_signal(signal.SIGINT)
-            return code
-        subprocess.Popen.wait = interrupted
-    """).check()
-    assert (result.stdout, result.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("action", ["raise", "skip"])

@@ -249,36 +249,6 @@ def test_what_torchs_generator_gives_belongs_to_the_sample(tmp_path: Path) -> No
 
 
 @needs("torch")
-def test_what_torch_has_and_means_otherwise_is_answered(tmp_path: Path) -> None:
-    script = """
-    import torch
-    from torch.utils.data import IterableDataset, default_collate
-
-    class Pairs:
-        def __len__(self): return 8
-        def __getitem__(self, i): return torch.tensor(float(i)), i + 2**60
-
-    class Stream(IterableDataset):
-        def __iter__(self): return iter(range(8))
-
-    def told(call):
-        try:
-            print(call())
-        except lp.LoaderpoolError as error:
-            print(str(error)[:500].splitlines()[0])
-
-    told(lambda: next(iter(lp.Loader(Pairs(), batch_fn=default_collate, batch_size=4, workers=0))))
-    together = lp.Loader(Pairs(), batch_fn=lambda items: tuple(default_collate(items)), batch_size=4, workers=0)
-    print([part.dtype.name for part in next(iter(together))])
-    told(lambda: lp.Loader(Stream(), batch_size=4))
-    """
-    lines, _ = shown(tmp_path, {}, script)
-    assert "parts have the dtypes float32 and int64: return a tuple" in lines[0]
-    assert lines[1] == "['float32', 'int64']"
-    assert "a PyTorch IterableDataset: use Loader.from_generator(lambda: iter(dataset))" in lines[2]
-
-
-@needs("torch")
 def test_the_shard_is_that_of_the_process_group(tmp_path: Path) -> None:
     code = f"""
         import os, torch.distributed as distributed

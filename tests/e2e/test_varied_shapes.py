@@ -200,24 +200,6 @@ def test_a_component_that_pad_says_false_for_must_not_vary(on: Place, workers: i
 # ---- values for each component ----
 
 
-def labelled(index: int) -> Any:
-    length = 1 + index % 4
-    words = np.array(["a", "bé", "", "d"][:length])
-    return {"x": np.full(length, index + 1, np.float32), "y": np.full(length, index, np.int32), "words": words}
-
-
-@WORKERS
-def test_a_value_that_does_not_fit_is_refused_before_the_first_batch(on: Place, workers: int) -> None:
-    refused = [
-        (-0.5, r"component \['y'\]: the pad value -0.5 does not fit.*int32"),
-        ({"x": 0, "y": -1}, r"pad has no value for component \['words'\]"),
-    ]
-    for pad, says in refused:
-        loader = lp.Loader(range(18), labelled, batch_size=5, pad=pad, **on(workers))
-        with loader, pytest.raises(lp.SpecMismatchError, match=says):
-            _ = loader.element_spec
-
-
 # ---- to a fixed length ----
 
 

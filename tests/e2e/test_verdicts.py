@@ -1,129 +1,49 @@
-"""Trainings in which one thing is wrong, or nothing: whether `explain()` says so, whether what it tells to change helps
-as much as it says, and whether workers="auto" finds the number by itself. Minutes, on two free CPUs:
+"""Whether what `explain()` tells to change helps as much as it says, and `workers="auto"` finds the number by itself.
 
-    scripts/test -m long tests/e2e/test_verdicts.py
-
-A consumer of 20 ms a step takes batches of 16 rows; what is wrong is in the name. Each batch is compared with what it
-should be.
+Minutes, on two free CPUs: `scripts/test -m long tests/e2e/test_verdicts.py`. A consumer of 20 ms a step takes batches
+of 16 rows. Verdicts beside which other tests may compute are in test_explain.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
 
-STEP_S = 0.02
-ROWS = 16
-ITEMS = range(10**6)
+STEP_S, ROWS = 0.02, 16
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
-def row(item: int) -> Any:
+def waits(item: int) -> Any:  # 160 ms of waiting a batch: eight workers
+    time.sleep(0.01)
     return np.full(4, item, np.float32)
 
 
-def sleep(seconds: float, item: int) -> Any:
-    time.sleep(seconds)
-    return row(item)
-
-
-def waits(item: int) -> Any:
-    return sleep(0.01, item)
-
-
-def burn(seconds: float, item: int) -> Any:
-    compute(seconds)
-    return row(item)
-
-
-def compute(seconds: float) -> None:
+def computes(seconds: float, item: int) -> Any:
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
+    return np.full(4, item, np.float32)
 
 
-_LARGE = np.zeros(1 << 18, np.float32)
+def becomes_dearer(item: int) -> Any:
+    time.sleep(0.002 if item < 15_000 else 0.01)
+    return np.full(4, item, np.float32)
 
 
 def large(item: int) -> Any:
-    _LARGE[0] = item
-    return _LARGE
+    return np.full(1 << 18, item, np.float32)
 
 
-def dearer(after: int, item: int) -> Any:
-    return sleep(0.002 if item < after else 0.01, item)
-
-
-def pause() -> None:
-    time.sleep(STEP_S)
-
-
-def no_step() -> None:
-    pass
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A training, and what is to be said of it."""
-
-    verdict: str
-    fn: Callable[[int], Any] = waits
-    settings: dict[str, Any] = dataclasses.field(default_factory=lambda: {"workers": 2})
-    step: Callable[[], None] = pause
-    change: str = ""  # in what is told to change; empty: nothing must be, or anything that the verdict tells
-    may_change: bool = True  # False: a change would be a wrong one
-    seconds: float = 12.0
-    kept: int = 0  # batches that the consumer keeps
-    neighbours: int = 0  # processes that use a CPU each
-
-
-# Those beside which no other test may compute; test_explain.py has the others.
-CASES = {
-    "sleep": Case("SOURCE_WAITS", change="threads="),
-    "burn": Case("TOO_FEW_WORKERS", functools.partial(burn, 0.002), settings={"workers": 1}, change="workers=2"),
-    "tiny batches": Case("BATCH_OVERHEAD", np.float32, step=no_step),
-    "batches that are kept": Case(
-        "BATCHES_KEPT",
-        large,
-        settings={"workers": 1, "limits": lp.Limits(memory="256MiB")},
-        step=functools.partial(time.sleep, 0.003),
-        kept=40,
-        may_change=False,
-    ),
-    "busy neighbour": Case(
-        "NOISY_NEIGHBOUR",
-        functools.partial(sleep, 0.0005),
-        settings={"workers": 1},
-        step=functools.partial(compute, STEP_S),
-        neighbours=4,
-        may_change=False,
-    ),
-    "nothing": Case("COMPUTE_BOUND", functools.partial(sleep, 0.0005), settings={"workers": 1}, may_change=False),
-}
-
-
-# Trainings whose number of workers is to be found.
-FOR_AUTO = {
-    "blocking": Case(""),  # 160 ms of waiting a batch: eight workers
-    "computing": Case("", functools.partial(burn, 0.0015)),  # 24 ms of a CPU a batch: two workers
-    "light": Case("", functools.partial(burn, 0.0008)),  # 13 ms of a CPU a batch: one worker
-    "dearer": Case("", functools.partial(dearer, 15_000)),  # five times as dear from item 15,000 on
-}
-
-
-@dataclasses.dataclass
-class Outcome:
+class Outcome(NamedTuple):
     said: Any  # of explain()
     steps: list[tuple[float, float]]  # when each ended, from the first batch on, and how long it took, in seconds
     workers: int
@@ -135,76 +55,65 @@ class Outcome:
         return 1e3 * statistics.fmean(took[len(took) // 2 if from_s is None else 0 :])
 
 
-def run(case: Case, seconds: float | None = None, **settings: Any) -> Outcome:
-    case = dataclasses.replace(case, settings={**case.settings, **settings}, seconds=seconds or case.seconds)
-    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(case.neighbours)]
-    try:
-        with make_loader(case) as loader:
-            steps = train(loader, case)
-            return Outcome(loader.explain(), steps, loader.workers, loader.statistics().decisions)
-    finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
+def train(fn: Any, seconds: float = 12.0, step_s: float = STEP_S, kept: int = 0, **settings: Any) -> Outcome:
+    held: list[Any] = []
+    steps: list[tuple[float, float]] = []
+    with lp.Loader(range(10**6), fn, batch_size=ROWS, **settings) as loader:
+        first_s = last_s = 0.0
+        for number, batch in enumerate(loader):
+            assert np.asarray(batch).reshape(ROWS, -1)[0, 0] == np.float32(number * ROWS)
+            if kept:
+                held = [*held[1 - kept :], batch]
+            time.sleep(step_s)
+            now_s = time.monotonic()
+            if number:
+                steps.append((now_s - first_s, now_s - last_s))
+            last_s, first_s = now_s, first_s or now_s
+            if now_s - first_s > seconds:
+                break
+        return Outcome(loader.explain(), steps, loader.workers, loader.statistics().decisions)
 
 
-def make_loader(case: Case) -> lp.Loader:
-    return lp.Loader(ITEMS, case.fn, batch_size=ROWS, **case.settings)
+@pytest.mark.parametrize(
+    ("training", "verdict", "change"),
+    [
+        ({"fn": waits, "workers": 2}, "SOURCE_WAITS", "threads="),
+        ({"fn": functools.partial(computes, 0.002), "workers": 1}, "TOO_FEW_WORKERS", "workers=2"),
+        ({"fn": np.float32, "workers": 2, "step_s": 0.0}, "BATCH_OVERHEAD", ""),
+        ({"fn": large, "workers": 1, "step_s": 0.003, "kept": 40}, "BATCHES_KEPT", None),
+        ({"fn": functools.partial(computes, 0.0002), "workers": 1}, "COMPUTE_BOUND", None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_verdict_is_right_and_no_change_is_wrong(
+    training: dict[str, Any], verdict: str, change: str | None
+) -> None:
+    limits = lp.Limits(memory="256MiB") if "kept" in training else lp.Limits()
+    said = train(**training, limits=limits).said
+    assert said.verdict.name == verdict, said
+    assert not said.change or (change is not None and change in said.change), said
 
 
-def train(loader: lp.Loader, case: Case) -> list[tuple[float, float]]:
-    kept: list[Any] = []
-    begun_s, first_s, last_s, steps = time.monotonic(), 0.0, 0.0, []
-    for number, batch in enumerate(loader):
-        assert np.asarray(batch).reshape(ROWS, -1)[0, 0] == np.float32(number * ROWS)
-        if case.kept:
-            kept = [*kept[1 - case.kept :], batch]
-        case.step()
-        now_s = time.monotonic()
-        if number:
-            steps.append((now_s - first_s, now_s - last_s))
-        else:
-            first_s = now_s
-        last_s = now_s
-        if now_s - begun_s > case.seconds:
-            break
-    return steps
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
-def test_the_verdict_is_right_and_no_change_is_wrong(name: str) -> None:
-    case = CASES[name]
-    said = run(case).said
-    assert said.verdict.name == case.verdict, said
-    assert not said.change or (case.may_change and case.change in said.change), said
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "workers", "least"), [("sleep", 1, None), ("burn", 1, 2)])
-def test_a_change_brings_what_is_said(name: str, workers: int, least: int | None) -> None:
-    case = {**CASES, **FOR_AUTO}[name]
-    before = run(case, workers=workers).said
+@pytest.mark.parametrize(("fn", "least"), [(waits, None), (functools.partial(computes, 0.002), 2)], ids=["wait", "cpu"])
+def test_a_change_brings_what_is_said(fn: Callable[[int], Any], least: int | None) -> None:
+    before = train(fn, workers=1).said
     change = re.search(r"(workers|threads)=(\d+)", before.change)
     assert change is not None, before
-    settings = {"workers": workers, change[1]: int(change[2])}
-    came_ms = statistics.median(run(case, **settings).step_ms() for _ in range(3))
+    settings = {"workers": 1, change[1]: int(change[2])}
+    came_ms = statistics.median(train(fn, **settings).step_ms() for _ in range(3))
     assert came_ms == pytest.approx(1e3 * before.expected_step_s, rel=0.10)
     assert least is None or abs(int(change[2]) - least) <= 1
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("start", [1, 4], ids=["from one", "from four times the least"])
 @pytest.mark.parametrize(
-    ("name", "least"),
-    [("blocking", 8), ("computing", 2), ("light", 1), ("dearer", 8)],
+    ("fn", "least"),
+    [(waits, 8), (functools.partial(computes, 0.0015), 2), (becomes_dearer, 8)],
+    ids=["waits", "computes", "becomes dearer"],
 )
-def test_auto_finds_the_number(name: str, least: int, start: int) -> None:
-    case, found_s = FOR_AUTO[name], 20.0 if start == 1 and name != "dearer" else 60.0  # which it becomes after 20 s
-    best_ms = 20.3 if name == "dearer" else run(case, 8.0, workers=least).step_ms()
-    found = run(case, 80.0, workers=(1 if start == 1 else 4 * least, 1024))
-    assert found.step_ms(found_s) <= 1.05 * best_ms, found.decisions
-    if name in ("blocking", "computing", "light"):  # more workers than that bring nothing
-        assert abs(found.workers - least) <= 1, found.decisions
+def test_auto_finds_the_number(fn: Callable[[int], Any], least: int, start: int) -> None:
+    is_dearer = fn is becomes_dearer  # after 20 s
+    best_ms = 20.3 if is_dearer else train(fn, 8.0, workers=least).step_ms()
+    found = train(fn, 80.0, workers=(1 if start == 1 else 4 * least, 1024))
+    assert found.step_ms(20.0 if start == 1 and not is_dearer else 60.0) <= 1.05 * best_ms, found.decisions
+    assert is_dearer or abs(found.workers - least) <= 1, found.decisions  # more bring nothing
