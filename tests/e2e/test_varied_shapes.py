@@ -197,9 +197,6 @@ def test_a_component_that_pad_says_false_for_must_not_vary(on: Place, workers: i
         list(loader)
 
 
-# ---- values for each component ----
-
-
 # ---- to a fixed length ----
 
 
