@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import dataclasses
 import os
 import random
@@ -196,38 +195,6 @@ def test_what_the_loader_itself_reads_is_not_warned_of() -> None:
 NUMBERS = [0, 10, 300, 70_000]
 
 
-def views() -> dict[str, memoryview]:
-    table = np.arange(40_000, dtype=np.float64).reshape(200, 200)
-    return {
-        "of an array": memoryview(np.array(NUMBERS)),
-        "of an array.array": memoryview(array.array("i", NUMBERS)),
-        "of cast bytes": memoryview(b"abcdefgh").cast("H"),
-        "of characters": memoryview(b"abc").cast("c"),
-        "of a large array": memoryview(table),  # which is out of band
-        "of columns": memoryview(table[:, ::2]),
-        "of no element": memoryview(np.zeros((0, 3), np.int16)),
-        "read-only": memoryview(np.array(NUMBERS)).toreadonly(),
-    }
-
-
-def told_of(view: memoryview) -> str:
-    return repr((type(view), view.format, view.shape, view.readonly, view.tolist()))
-
-
-def test_captured_memoryviews_are_the_same_in_a_worker() -> None:
-    captured = views()
-    with lp.Loader(list(captured), lambda name: told_of(captured[name]), batch_size=4, workers=2) as loader:
-        told = [each for batch in loader for each in batch.tolist()]
-    assert told == [told_of(view) for view in captured.values()]
-
-
-def test_a_released_memoryview_is_refused_by_name() -> None:
-    view = memoryview(np.array(NUMBERS))
-    view.release()
-    with pytest.raises(lp.UnpicklableError, match=r"closure variable 'view' of function"):
-        lp.Loader(range(3), lambda i: np.int64(view[i]), batch_size=3, workers=2)
-
-
 def test_a_field_without_a_default_has_none_in_a_worker_either() -> None:
     @dataclasses.dataclass
     class Settings:
@@ -238,3 +205,23 @@ def test_a_field_without_a_default_has_none_in_a_worker_either() -> None:
 
     with lp.Loader(range(3), of_its_field, batch_size=3, workers=2) as loader:
         assert next(iter(loader)).all()
+
+
+def test_captured_memoryviews_are_the_same_in_a_worker_or_refused_by_name() -> None:
+    def told_of(view: memoryview) -> str:
+        return repr((type(view), view.format, view.shape, view.readonly, view.tolist()))
+
+    table = np.arange(40_000, dtype=np.float64).reshape(200, 200)
+    captured = {
+        "of cast bytes": memoryview(b"abcdefgh").cast("H"),
+        "of columns of a large array": memoryview(table[:, ::2]),
+        "of no element": memoryview(np.zeros((0, 3), np.int16)),
+        "read-only": memoryview(np.array(NUMBERS)).toreadonly(),
+    }
+    with lp.Loader(list(captured), lambda name: told_of(captured[name]), batch_size=4, workers=2) as loader:
+        told = [each for batch in loader for each in batch.tolist()]
+    assert told == [told_of(view) for view in captured.values()]
+    view = memoryview(np.array(NUMBERS))
+    view.release()
+    with pytest.raises(lp.UnpicklableError, match=r"closure variable 'view' of function"):
+        lp.Loader(range(3), lambda i: np.int64(view[i]), batch_size=3, workers=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -21,21 +20,6 @@ SHARDS = [range(100 * shard, 100 * shard + 3 + 2 * shard) for shard in range(11)
 
 def numbers_in(batches: list[Any]) -> list[int]:
     return [int(n) for batch in batches for n in (batch[0] if isinstance(batch, tuple) else batch).ravel()]
-
-
-class SceneGenerator:
-    """As people write them: it opens a file and picks parts of it by its constructor's parameters."""
-
-    def __init__(self, path: Path, scenes: list[str], first: int, step: int) -> None:
-        self.file = path.open()
-        self.scenes, self.first, self.step = scenes, first, step
-
-    def generate_data(self) -> Iterator[Any]:
-        for number, line in enumerate(self.file):
-            time.sleep(0.002)  # or one worker is through before the others have begun
-            name, value = line.split()
-            if name in self.scenes and number % self.step == self.first:
-                yield {"number": number, "value": float(value), "noise": np.random.rand(), "pid": os.getpid()}
 
 
 def of_shard(shard: range, rng: np.random.Generator) -> Iterator[Any]:
@@ -104,28 +88,6 @@ def test_processes_of_a_training_share_the_shards() -> None:
         ) as loader:
             seen += numbers_in(read(loader))
     assert sorted(seen) == [number for shard in SHARDS for number in shard]
-
-
-def test_a_generator_class_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "scenes.txt"
-    path.write_text("".join(f"{'abcd'[n % 4]} {n / 2}\n" for n in range(301)))
-
-    def make(worker: lp.WorkerInfo) -> Iterator[Any]:
-        return SceneGenerator(path, ["a", "c", "d"], worker.index, worker.count).generate_data()
-
-    with lp.Loader.from_generator(make, workers=3, batch_size=8, seed=1) as loader:
-        epochs = [read(loader) for _ in range(2)]
-    for batches in epochs:
-        assert sorted(int(n) for b in batches for n in b["number"]) == [n for n in range(301) if n % 4 != 1]
-        assert len({int(pid) for b in batches for pid in b["pid"]}) == 3
-        for batch in batches:
-            assert len(set((batch["number"] % 3).tolist())) == len(set(batch["pid"].tolist())) == 1, "of one copy"
-    assert not np.array_equal(epochs[0][0]["noise"], epochs[1][0]["noise"])
-    with lp.Loader.from_generator(make, workers=3, batch_size=8, seed=1) as loader:
-        again = read(loader)
-    for batch, expected in zip(again, epochs[0], strict=True):
-        assert np.array_equal(batch["noise"], expected["noise"])
-        assert np.array_equal(batch["number"], expected["number"])
 
 
 def test_copies_are_told_which_they_are(on: Place) -> None:

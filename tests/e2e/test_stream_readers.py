@@ -18,7 +18,6 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, read, supervisor_of
 from tests.support.child import run_child
-from tests.support.notes import bytes_shared
 from tests.support.processes import is_alive, shared_bytes, wait_gone
 from tests.support.streams import Blocking, Ending, Failing, Large, Numbers, Telling, make
 
@@ -135,16 +134,6 @@ def test_the_readers_death_is_an_error_behind_what_was_read(
         assert len(pids_in(again)) == 1
 
 
-def test_a_stopped_reader_is_ended(on: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "stopped_s").write_text("0.3")
-    monkeypatch.setenv("LOADERPOOL_FAULTS", str(tmp_path))
-    flag = tmp_path / "flag"
-    flag.touch()
-    loader = lp.Loader(Ending(24, 17, "SIGSTOP", str(flag)), batch_size=4, **on(2))
-    with loader, pytest.raises(lp.SourceError, match="stopped"):
-        read(loader)
-
-
 def test_a_stream_that_its_reader_cannot_load_says_why(on: Place, tmp_path: Path) -> None:
     class Stubborn(Numbers):
         def __setstate__(self, state: Any) -> None:
@@ -246,25 +235,6 @@ def test_arrays_arrive_as_they_were(on: Place, on_thread: bool) -> None:
     with lp.Loader(iter(Arrays()) if on_thread else Arrays(), take_apart, batch_size=3, **on(2)) as loader:
         assert read_by(loader) == ("thread" if on_thread else "process")
         assert np.array_equal(np.concatenate(read(loader)), expected)
-
-
-class Holding:
-    """Items are rows of an array that it holds."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.rows)
-
-
-def test_what_a_stream_holds_is_shared_with_its_reader(on: Place) -> None:
-    rows = np.random.default_rng(1).random((4000, 1000))  # 32 MB
-    with lp.Loader(Holding(rows), lambda row: row.sum(), batch_size=100, **on(1)) as loader:
-        assert np.concatenate(read(loader)).tolist() == rows.sum(1).tolist()
-        assert bytes_shared(loader.statistics()) == rows.nbytes
-    rows[0] = 1.0
-    assert rows[0].sum() == 1000
 
 
 SCRIPT = """

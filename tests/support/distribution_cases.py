@@ -142,19 +142,6 @@ def alone_without_a_distribution_it_is_all_of_the_epoch() -> None:
             lp.Loader(range(8), workers=0, shard=name)  # type: ignore[arg-type]
 
 
-@case
-def alone_an_older_keras_is_trained_with_as_before() -> None:
-    """Before 3.15 a distribution said nothing of shards."""
-    keras.distribution.set_distribution(object())
-    try:
-        with cases.loader() as made:
-            assert made.for_keras().num_batches == 9
-        with pytest.raises(lp.ArgumentError, match=re.escape("needs Keras 3.15 or later")):
-            cases.loader(shard="auto")
-    finally:
-        keras.distribution.set_distribution(None)
-
-
 # ---- two processes ----
 
 

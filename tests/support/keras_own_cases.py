@@ -92,22 +92,6 @@ def sparse_results_are_refused_by_name_in_the_first_batch() -> None:
 
 
 @case
-def parts_of_a_sparse_matrix_make_it_again() -> None:
-    """The same tests, by what the refusal says to return."""
-    matrices = [sparse.random(3, 5, density=0.4, dtype="float32", random_state=seed) for seed in range(3)]
-
-    def parts(index: int) -> Any:
-        c = matrices[index].tocoo()
-        return c.row, c.col, c.data, c.shape
-
-    with lp.Loader(range(3), parts, batch_size=None, workers=1) as made:
-        for matrix, batch in zip(matrices, batches_of(made.for_keras()), strict=True):
-            row, column, data, shape = keras.tree.map_structure(keras.ops.convert_to_numpy, batch)
-            again = sparse.coo_matrix((data, (row, column)), tuple(map(int, shape)))
-            assert (again.toarray() == matrix.toarray()).all()
-
-
-@case
 def ragged_rows_are_given_where_the_backend_has_them() -> None:
     """test_ragged_tensors, test_trainer_with_raggeds."""
 

@@ -24,20 +24,16 @@ resource_tracker.ensure_running()
 # By reason, tests or files as pytest names them, below tests/.
 LEFT_OUT = {
     "ends the supervisor's process, and there is none": [
-        "e2e/test_buckets.py::test_a_worker_that_is_killed_and_a_resize_change_nothing",
-        "e2e/test_buckets.py::test_a_supervisor_that_dies_in_the_rest_changes_no_bit",
         "e2e/test_generators.py::test_deaths_in_mid_pass_change_no_bit",
-        "e2e/test_resume.py::test_a_supervisor_that_dies_in_the_rest_changes_no_bit",
         "e2e/test_shared_use.py::test_a_sample_that_takes_the_supervisor_along_does_not_go_on_for_ever",
         "e2e/test_streams.py::test_workers_and_supervisors_killed_in_mid_stream_change_no_bit",
         "e2e/test_streams.py::test_batches_out_of_order_are_read_and_held_until_none_is_made_again[True]",
     ],
     "is about a stream's reader, and a thread reads it": ["e2e/test_stream_readers.py"],
     "is about forks and memory files": [
-        "e2e/test_captured_data.py::test_workers_that_load_the_payload_themselves_read_packed_data_too",
         "e2e/test_data_once.py",
         "e2e/test_file_sources.py::test_workers_are_forked_and_the_trainer_has_no_file_open",
-        "e2e/test_memory.py::test_a_closed_loader_gives_its_memory_back_to_the_machine",
+        "e2e/test_memory.py::test_memory_is_given_back_when_a_loader_is_closed_and_its_batches_have_died",
         "e2e/test_tables.py",
     ],
     "has a cache in memory, which is refused": [
@@ -45,9 +41,6 @@ LEFT_OUT = {
     ],
     "looks for a traceback in the supervisor; it is in a worker": [
         "e2e/test_arguments.py::test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup",
-    ],
-    "finds the resource tracker of multiprocess, which lives as long as the trainer": [
-        "e2e/test_bucket_lengths.py::test_a_pool_that_was_started_for_lengths_ends_with_what_failed",
     ],
 }
 
