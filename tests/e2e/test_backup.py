@@ -70,7 +70,7 @@ def train(kind, path, kill_after=0):
     weights = np.concatenate([np.ravel(each) for each in model.get_weights()])
     return weights.tolist(), int(model.optimizer.iterations.numpy())
 """
-KINDS = {"plain": 40, "executions": 10, "steps": 27, "mirrored": 30}  # after how many ends of batches it is killed
+KINDS = {"executions": 10, "steps": 27, "mirrored": 30}  # after how many ends of batches it is killed
 
 
 def trained(code: str, folder: Path) -> ChildResult:

@@ -17,7 +17,7 @@ from tests.support.batches import assert_same, kill_supervisor, read
 from tests.support.notes import notes
 from tests.support.processes import descendants, read_pss
 
-ITEMS = 30_000
+ITEMS = 10_000
 
 
 def records(count: int = ITEMS) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_shared_data_outlives_its_supervisor_and_is_there_in_a_replaced_loader()
 
 
 def test_a_shared_list_takes_no_more_memory_than_as_the_source() -> None:
-    count = 100_000
+    count = 50_000
     training_set = records(count)
     shared = lp.share(training_set)
     table = lp.share({each["path"]: each for each in training_set})
@@ -119,7 +119,7 @@ def test_a_shared_list_takes_no_more_memory_than_as_the_source() -> None:
             for _ in range(2):
                 assert sum(int(batch.sum()) for batch in loader) == expected
             taken[name] = sum(map(read_pss, descendants(os.getpid())))
-    # As Python objects, a list of these is 100 MB more; a shared dict has its keys as well, and where they are.
+    # As Python objects, a list of these is 50 MB more; a shared dict has its keys as well, and where they are.
     assert taken["list"] < taken["source"] + 15e6, taken
     assert taken["dict"] < taken["source"] + 30e6, taken
     assert taken["as the source"] < taken["source"] + 15e6, taken

@@ -17,7 +17,7 @@ from tests.support.child import run_child
 from tests.support.notes import bytes_copied, bytes_shared, notes
 from tests.support.processes import descendants, read_pss
 
-ITEMS = 30_000
+ITEMS = 12_000
 
 
 def records() -> list[dict[str, Any]]:
