@@ -195,18 +195,6 @@ def test_what_the_loader_itself_reads_is_not_warned_of() -> None:
 NUMBERS = [0, 10, 300, 70_000]
 
 
-def test_a_field_without_a_default_has_none_in_a_worker_either() -> None:
-    @dataclasses.dataclass
-    class Settings:
-        size: int
-
-    def of_its_field(_: int) -> bool:
-        return dataclasses.fields(Settings)[0].default is dataclasses.MISSING
-
-    with lp.Loader(range(3), of_its_field, batch_size=3, workers=2) as loader:
-        assert next(iter(loader)).all()
-
-
 def test_captured_memoryviews_are_the_same_in_a_worker_or_refused_by_name() -> None:
     def told_of(view: memoryview) -> str:
         return repr((type(view), view.format, view.shape, view.readonly, view.tolist()))

@@ -143,19 +143,6 @@ def test_resizing_in_mid_epoch_changes_no_bit(expected: dict[str, list[Any]], na
         assert loader.workers == 3
 
 
-@pytest.mark.parametrize("name", ["ragged", "random"])
-@pytest.mark.parametrize("memory_limit", ["least", "64KiB"])
-def test_the_memory_limit_changes_no_bit(
-    on: Place, expected: dict[str, list[Any]], name: str, memory_limit: str
-) -> None:
-    limit: Any = memory_limit
-    if limit == "least":
-        with pytest.raises(lp.MemoryLimitError) as refused:
-            next(iter(make(name, limits=lp.Limits(memory=1), **on(2))))
-        limit = int(str(refused.value).partition("Set Limits(memory=")[2].partition(")")[0])
-    assert_same(read(make(name, limits=lp.Limits(memory=limit), **on(2)), passes=2), expected[name])
-
-
 def test_a_slow_batch_is_shared_by_the_workers_row_by_row_and_has_the_same_bits(on: Place) -> None:
     def slow(index: int, rng: np.random.Generator) -> Any:
         time.sleep(0.05)

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import kill_supervisor
-from tests.support.processes import wait_gone
 
 
 class Rows:
@@ -148,19 +146,3 @@ def test_a_spec_that_is_asked_for_first_may_fail_and_the_epoch_does_not(tmp_path
             loader.as_dataset()
         assert [int(batch[0, 0]) for batch in loader] == [10, 11, 12]
         assert loader.as_dataset().element_spec.shape.as_list() == [None, 1]
-
-
-@pytest.mark.parametrize("is_noticed", [True, False])
-def test_a_supervisor_that_dies_does_not_ask_for_an_item_before_the_epoch(tmp_path: Path, is_noticed: bool) -> None:
-    """Where its death is not noticed before the pass begins, the next one is told of the sequence by what is kept."""
-    log = tmp_path / "log"
-    log.touch()
-    with lp.Pool(1) as pool, lp.Loader.from_sequence(Noting(log), workers=pool) as loader:
-        with lp.Loader(range(2), batch_size=2, workers=pool) as other:
-            assert next(iter(other)).tolist() == [0, 1]
-            assert wait_gone([kill_supervisor(other)], 5.0) == []
-            if is_noticed:
-                assert len([batch for _ in range(4) for batch in other]) == 4
-        assert log.read_text() == ""
-        assert [int(batch[0, 0]) for batch in loader] == [10, 11, 12]
-    assert log.read_text().startswith("begin\n")

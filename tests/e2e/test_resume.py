@@ -186,21 +186,3 @@ def test_setting_the_epoch_begins_it_anew(on: Place) -> None:
         loader.load_state_dict(batches.state_dict())  # type: ignore[attr-defined]
         loader.epoch = 0
         assert len(list(loader)) == len(loader)
-
-
-def test_a_first_batch_that_fails_takes_nothing_of_the_rest(on: Place) -> None:
-    broken = [True]
-
-    def fn(item: int) -> int:
-        if broken and broken[0] and item == 8:
-            raise ValueError("not now")
-        return item
-
-    with lp.Loader(range(20), fn, batch_size=4, workers=0) as loader:
-        batches = iter(loader)
-        take(batches, 2)
-        loader.load_state_dict(batches.state_dict())  # type: ignore[attr-defined]
-        with pytest.raises(ValueError, match="not now"):
-            list(loader)
-        broken[0] = False
-        assert [batch.tolist()[0] for batch in loader] == [8, 12, 16]

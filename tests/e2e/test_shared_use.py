@@ -36,31 +36,6 @@ def test_threads_that_share_an_iterator_get_each_batch_once(workers: int) -> Non
         assert sorted(item for mine in seen for item in mine) == list(range(20_000))
 
 
-class Growing:
-    def __init__(self) -> None:
-        self.by = 0
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> Any:
-        return np.full((2,), self.by + index)
-
-    def on_epoch_end(self) -> None:
-        self.by = 100  # changes once
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_made_by_replace_is_told_of_changes_itself(workers: int) -> None:
-    with lp.Loader.from_sequence(Growing(), workers=1) as one, one.replace(workers=workers) as other:
-        assert [int(batch[0]) for batch in one] == [0, 1, 2]
-        assert [int(batch[0]) for batch in one] == [100, 101, 102]
-        assert [int(batch[0]) for batch in other][1:] == ([101, 102] if workers == 0 else [1, 2])
-        assert [int(batch[0]) for batch in other] == [100, 101, 102]
-    with pytest.raises(lp.ArgumentError, match="no argument named _hooks"):
-        one.replace(_hooks=None)
-
-
 def test_a_loader_is_true_though_its_length_is_unknown() -> None:
     with lp.Loader(range(8), workers=0, on_error="skip") as loader:
         assert loader

@@ -206,28 +206,6 @@ def test_a_cell_that_is_run_again_changes_nothing_and_one_that_was_edited_does()
     )
 
 
-def test_hooks_of_a_sequence_change_what_they_like() -> None:
-    run(
-        """
-        class Batches:
-            def __init__(self):
-                self.order, self.settings = [0, 1], Settings()
-
-            def __len__(self):
-                return 2
-
-            def __getitem__(self, i):
-                return np.full(2, self.order[i] + self.settings.z)
-
-            def on_epoch_end(self):
-                self.order, self.settings.z = self.order[::-1], self.settings.z + 1
-
-        batches = Batches()
-        check(functools.partial(lp.Loader.from_sequence, batches), "batches.order = [1, 0]")
-        """
-    )
-
-
 def test_replay_says_that_it_has_other_values_than_the_workers() -> None:
     run(
         """

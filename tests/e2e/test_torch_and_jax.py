@@ -200,25 +200,6 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
     assert errors == ""
 
 
-@needs("jax")
-def test_arrays_of_jax_have_the_same_dtype_in_the_workers(tmp_path: Path) -> None:
-    lines, errors = shown(
-        tmp_path,
-        {},
-        """
-        import jax, jax.numpy as jnp
-        jax.config.update("jax_enable_x64", True)
-        def fn(i): return jnp.full(2, i / 3), jnp.bfloat16(i)
-        found = []
-        for workers in (0, 1):
-            with lp.Loader(range(4), fn, batch_size=4, workers=workers) as loader:
-                found.append(list(loader)[0])
-        print([array.dtype.name for array in found[1]], all(map(np.array_equal, *found)))
-        """,
-    )
-    assert lines == ["['float64', 'bfloat16'] True"] and errors == ""
-
-
 @needs("torch")
 def test_what_torchs_generator_gives_belongs_to_the_sample(tmp_path: Path) -> None:
     """As `random` and `numpy.random` do: forks begin with the same state, and would augment alike."""
