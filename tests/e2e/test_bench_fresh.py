@@ -13,6 +13,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_row_and_judges_it(tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="Pillow is not installed: scripts/test installs it")
     events = tmp_path / "events.jsonl"

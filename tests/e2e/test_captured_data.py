@@ -99,6 +99,7 @@ def test_shared_data_outlives_its_supervisor_and_is_there_in_a_replaced_loader()
             assert_same(read(other), expected)
 
 
+@pytest.mark.slow
 def test_a_shared_list_takes_no_more_memory_than_as_the_source() -> None:
     count = 50_000
     training_set = records(count)

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: told.append(True))
     with loader(2) as whole:
         expected = [batch.tolist() for batch in whole]
-    for stop in (1, 17, 40):
+    for stop in (1, 17):
         told.clear()
         with loader(2) as first:
             batches, got = iter(first), []

@@ -62,6 +62,7 @@ def _row(output: str, name: str) -> tuple[int, int, int]:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_the_script_prints_its_numbers_and_draws_them(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed: scripts/test installs it")
     pytest.importorskip("matplotlib", reason="the cli extra is not installed: scripts/test installs it")

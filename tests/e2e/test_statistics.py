@@ -66,9 +66,8 @@ def test_calls_are_told_with_the_slowest_item() -> None:
     assert 0.004 <= told.mean_s < 0.3
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_cpu_time_of_a_sample_is_that_of_its_call(workers: int) -> None:
-    told = train(lp.Loader(range(10**6), computing, batch_size=8, workers=workers), 110 * workers, 0.0)
+def test_cpu_time_of_a_sample_is_that_of_its_call() -> None:
+    told = train(lp.Loader(range(10**6), computing, batch_size=8, workers=1), 110, 0.0)
     assert told.cpu_s_per_sample is not None
     assert 0.004 < told.cpu_s_per_sample < 0.009
 

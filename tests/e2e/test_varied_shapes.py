@@ -104,7 +104,7 @@ class Noting:
         return Path(self.log).read_text().splitlines()
 
 
-# Samples that are looked at beside those of a small first batch are made once more where another worker has their batch.
+# What is looked at beside a small first batch is made once more where another worker has its batch.
 @pytest.mark.parametrize(
     ("how", "workers"),
     [
