@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import traceback
@@ -234,13 +233,6 @@ def test_a_setup_hook_that_needs_an_argument_is_refused() -> None:
 def test_out_is_not_for_whole_batches() -> None:
     with pytest.raises(ArgumentError, match=r"batch_fn must be callable as batch_fn\(list_of_items\).*'out'"):
         lp.Loader(range(8), batch_fn=lambda items, out: out, batch_size=4, workers=0)
-
-
-@pytest.mark.parametrize(
-    "function", [with_two.__get__(1), functools.partial(with_two, 1), lambda item, flip=True: item, abs, float, max]
-)
-def test_whatever_can_be_called_with_one_item_is_taken(function: Callable[..., Any]) -> None:
-    lp.Loader(range(8), function, workers=0).close()
 
 
 # ---- what the function returns ----

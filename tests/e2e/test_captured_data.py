@@ -159,31 +159,6 @@ def test_a_generator_of_random_numbers_that_workers_would_copy_is_warned_of(numb
         lp.Loader(range(8), load, batch_size=4, workers=1).close()
 
 
-class Batches:
-    """As Keras has them."""
-
-    def __init__(self, names: Any) -> None:
-        self.tables = {"names": names}
-        self.numbers = list(range(3_000_000))
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Any:
-        return np.array([len(self.tables["names"][index]) + self.numbers[index]])
-
-
-def test_lists_and_dicts_of_objects_are_named_as_code_would_write_them() -> None:
-    names = dict(enumerate(f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)))
-    with pytest.warns(lp.LargeDataWarning) as warned:
-        lp.Loader.from_sequence(Batches(names), workers=1).close()
-    fixes = sorted(str(each.message).partition("To share one copy: ")[2] for each in warned)
-    assert fixes == [
-        "source.numbers = lp.share(np.array(source.numbers))",
-        "source.tables['names'] = lp.share(source.tables['names'])",
-    ]
-
-
 def test_what_the_loader_itself_reads_is_not_warned_of() -> None:
     names = [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
     with warnings.catch_warnings():

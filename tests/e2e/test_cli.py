@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,15 +232,6 @@ def test_a_wrong_target_is_explained(
     assert code == status
     assert says.replace("{cwd}", str(project)) in text
     assert "loaderpool/tools" not in text and "importlib" not in text  # the user's frames only
-
-
-@pytest.mark.parametrize("target", ["jobs:make_wit", "jobs:zzzzzz"])
-def test_what_cannot_be_a_target_is_not_offered(
-    main_here: Callable[..., tuple[int, str]], project: Path, target: str
-) -> None:
-    _, text = main_here("tune", target)
-    assert "make_waiting" in text
-    assert not re.search(r"make_with\b|Loader\b(?!s)", text.partition("was not found")[2]), text
 
 
 @pytest.mark.parametrize(

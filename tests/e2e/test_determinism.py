@@ -183,12 +183,3 @@ def test_a_pass_counts_once_it_has_delivered_whether_it_is_finished_or_not(on: P
     assert loader.epoch == 2
     loader.epoch = 7
     assert epoch_of(read(loader)[0]) == 7
-
-
-def test_an_epoch_that_is_set_may_be_far_away(on: Place) -> None:
-    epochs = []
-    for workers in (0, 2):
-        loader = lp.Loader(range(30), draw_own, batch_size=8, shuffle=True, **on(workers))
-        loader.epoch = 10**9
-        epochs.append(read(loader))
-    assert_same(epochs[1], epochs[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -42,20 +41,6 @@ def test_views_for_frameworks_have_a_repr_and_where_known_a_length() -> None:
         with pytest.raises(TypeError, match="has no end"):
             len(loader.for_keras(epochs=None))
         assert loader.for_keras(epochs=None)
-
-
-def test_signatures_show_no_private_arguments() -> None:
-    for name in lp.__all__:
-        thing = getattr(lp, name)
-        if not callable(thing) or (isinstance(thing, type) and issubclass(thing, BaseException)):
-            continue
-        methods = [member for key, member in inspect.getmembers(thing, callable) if not key.startswith("_")]
-        for each in (thing, *methods):
-            try:
-                parameters = inspect.signature(each).parameters
-            except (TypeError, ValueError):
-                continue
-            assert not [key for key in parameters if key.startswith("_")], each
 
 
 def test_what_fit_cannot_take_says_what_to_write() -> None:

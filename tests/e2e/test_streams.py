@@ -159,14 +159,6 @@ def test_a_stream_that_fails_before_its_first_batch_is_tried_again(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_iterator_that_fails_before_its_first_batch_says_so_again(on: Place, workers: int, tmp_path: Path) -> None:
-    loader = lp.Loader(iter(NotMountedYet(2, tmp_path)), batch_size=4, **on(workers))
-    for _ in range(3):
-        with pytest.raises(OSError, match="not mounted yet"):
-            list(loader)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_an_empty_stream_is_named(on: Place, workers: int) -> None:
     with lp.Loader(iter([]), **on(workers)) as loader, pytest.raises(lp.SourceError, match="empty"):
         next(iter(loader))
@@ -305,24 +297,6 @@ def test_batches_out_of_order_are_read_and_held_until_none_is_made_again(tmp_pat
         got += [number for batch in again for number in batch.tolist()]
         assert sorted(got) == list(range(4000))
         assert loader.statistics().supervisor_restarts == killed
-
-
-def test_going_on_behind_more_batches_than_are_read_ahead(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    flag.touch()
-    settings: dict[str, Any] = {"batch_size": 2, "workers": 2, "deterministic": False}
-    with lp.Loader(Numbers(4000), HeldUp(flag), **settings) as loader:
-        next(iter(loader))
-        flag.unlink()
-        batches = iter(loader)
-        got = [number for _ in range(500) for number in next(batches).tolist()]
-        state = batches.state_dict()
-        flag.touch()
-    assert 0 not in got
-    with lp.Loader(Numbers(4000), HeldUp(flag), **settings) as loader:
-        loader.load_state_dict(state)
-        got += [number for batch in loader for number in batch.tolist()]
-    assert sorted(got) == list(range(4000))
 
 
 def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:

@@ -27,7 +27,7 @@ resource_tracker.ensure_running()
 pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
 
 COMMAND = [sys.executable, "-m", "loaderpool.tools.cli", "trace"]
-SLOW, HELD = 21, 43
+SLOW = 21
 
 TRAINING = f"""
 import os
@@ -41,8 +41,6 @@ import loaderpool as lp
 
 def make(i):
     time.sleep(0.15 if i == {SLOW} else 0.0015)
-    while i == {HELD} and sys.argv[1] == "held" and not os.path.exists("release"):
-        time.sleep(0.01)
     return np.full(4, i, np.float32)
 
 
@@ -62,7 +60,7 @@ class Training(RunningTraining):
         """What is shown of its trace."""
         path = self.folder / "trace.json"
         said = trace(self.pid, *options, "-o", path).stdout
-        assert f"train.py waiting (pid {self.pid})" in said or f"train.py held (pid {self.pid})" in said
+        assert f"train.py waiting (pid {self.pid})" in said
         return load(path.read_text())
 
     def until(self, is_there: Callable[[Loaded], object], *options: str) -> Loaded:
@@ -135,18 +133,6 @@ def test_a_slow_item_is_found_by_its_index_and_leads_to_the_step_that_waited_for
     assert {"worker 0", "worker 1"} <= set(found.processes.values())
     assert len(found.flows) >= 16
     assert found.named("epoch 0")
-
-
-def test_what_hangs_now_is_in_it(start: Callable[[str], Training]) -> None:
-    training = start("held")
-    held = f"item {HELD} (still running)"
-    found = training.until(lambda found: found.named(held) and found.named("wait for data"))
-    (item,) = found.named(held)
-    (wait,) = found.named("wait for data")
-    assert found.processes[item["pid"]].startswith("worker")
-    assert wait["pid"] == training.pid
-    later = training.trace()
-    assert later.one(held)["dur"] > item["dur"]
 
 
 def test_the_last_seconds_are_the_last_ones(start: Callable[[str], Training]) -> None:
