@@ -159,6 +159,15 @@ def test_a_generator_of_random_numbers_that_workers_would_copy_is_warned_of(numb
         lp.Loader(range(8), load, batch_size=4, workers=1).close()
 
 
+def test_lists_of_numbers_and_dicts_in_dicts_are_named_as_code_would_write_them() -> None:
+    numbers = list(range(3_000_000))
+    tables = {"names": dict(enumerate(f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)))}
+    with pytest.warns(lp.LargeDataWarning) as warned:
+        lp.Loader(range(8), lambda i: len(tables["names"][i]) + numbers[i], batch_size=4, workers=1).close()
+    fixes = sorted(str(each.message).partition("To share one copy: ")[2] for each in warned)
+    assert fixes == ["numbers = lp.share(np.array(numbers))", "tables['names'] = lp.share(tables['names'])"]
+
+
 def test_what_the_loader_itself_reads_is_not_warned_of() -> None:
     names = [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
     with warnings.catch_warnings():
