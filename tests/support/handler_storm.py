@@ -172,6 +172,7 @@ def storm(make: Callable[[], lp.Loader], shots: int, seed: int, constructions: i
         with make() as loader:
             next(iter(loader))
 
+    _rows_whatever_comes(local(), signals)  # imports: what is raised in Python's import machinery may be dropped there
     for _ in range(constructions):
         signals.shoot(made, chance.choice(numbers), chance.random() * 0.3)
         if signals.caught < signals.came:
