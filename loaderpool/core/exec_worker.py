@@ -57,7 +57,7 @@ class LatePayloads(dict[int, dict[str, Any]]):
 def main(start: Mapping[str, Any]) -> None:
     """The worker process, from the first import to its end."""
     process.become("worker", start["node"])
-    become_worker(start["supervisor_pid"], (), ())
+    become_worker(start["supervisor_pid"])
     inherited = [start[name] for name in ("arena", "slots", "channel", "stacks")]
     for descriptor in [*inherited, *(file for files in start["files"].values() for file in files)]:
         os.set_inheritable(descriptor, False)  # the exec needed it inheritable; what the function starts needs none

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import itertools
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,8 +29,7 @@ from loaderpool.system.interrupts import InterruptsAllowed, is_of_a_handler
 from loaderpool.system.long_work import LongWork
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.global_rng import KeptGlobals, SavedGlobals
-from loaderpool.worker.items import StreamedItems
-from loaderpool.worker.jobs import Job, WorkFailed
+from loaderpool.worker.jobs import Job, Progress, StreamedItems, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
@@ -69,9 +66,10 @@ class LocalEngine:
         self.takes_out: bool = checked.payload["takes_out"]
         self._first_epoch = first_epoch
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
-        self.work = Work({**checked.payload, "cache": cache}, board, 0, None, catches=Exception)
+        self._globals = KeptGlobals()
+        payload = {**checked.payload, "cache": cache}
+        self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         self._form: BatchForm | None = None
-        self._globals: KeptGlobals  # made with the form
         self._second = SecondLook(self.given_spec, self.plan, self.unit)
         self._is_making = False
         self._way: LongWork | None = None  # told of until generators stand where a pass goes on
@@ -88,8 +86,7 @@ class LocalEngine:
             return self._form
 
     def _find_form(self) -> BatchForm:
-        self._globals = KeptGlobals()
-        with self._globals:
+        with SavedGlobals():
             try:
                 self.work.ensure_setup()
                 if self._stream is not None:
@@ -115,19 +112,15 @@ class LocalEngine:
 
     def begin(
         self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
-    ) -> LocalSubscription:
+    ) -> LocalRun:
         """Begin a run. The rest of generators begins where `lanes` says, that of others without `taken`."""
         self.form()
-        if self._stream is not None:
-            reading = self._reading_for(self._stream, first_epoch, plan)
-            return StreamSubscription(self.make, self.forget, first_epoch, plan, taken, reading)
-        if plan.lanes:
-            if lanes is not None and any(lanes.taken):
-                assert isinstance(self.work.items, LaneItems)
-                self._way = LongWork(RUNNING_GENERATORS)
-                self.work.items.tell_by(self._way)
-            return GeneratorSubscription(self.make, self.forget, first_epoch, plan, lanes)
-        return IndexedSubscription(self.make, self.forget, first_epoch, plan, limit, taken)
+        reading = None if self._stream is None else self._reading_for(self._stream, first_epoch, plan)
+        if lanes is not None and any(lanes.taken):
+            assert isinstance(self.work.items, LaneItems)
+            self._way = LongWork(RUNNING_GENERATORS)
+            self.work.items.tell_by(self._way)
+        return LocalRun(self, first_epoch, limit, plan, taken, lanes, reading)
 
     def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
         batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
@@ -181,7 +174,7 @@ class LocalEngine:
 
     def update(self, changes: dict[str, Any]) -> None:
         """The function looks at the user's own object; only what was made of it before is out of date."""
-        self.work.forget_probe()
+        self.work.calls.kept.clear()
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics()
@@ -208,18 +201,22 @@ class LocalEngine:
 
     def make(
         self, epoch: int, batch: int, number: int, plan: Plan, items: tuple[int, list[Any]] | None = None
-    ) -> Delivery:
-        """One batch in memory of its own; of a stream from these items, the first of which has this position."""
+    ) -> Delivery | None:
+        """One batch in memory of its own; None: the generator whose turn it was has no more.
+
+        Of a stream it is made of these items, the first of which has this position.
+        """
         form = self._form
         assert form is not None, "a batch before `begin`"
         job = Job(_RUN, epoch, batch, 1, 0, None, 0, plan.start)
         size = form.slot_bytes
         anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
+        was_making = self._is_making
         # In the middle of a batch the function itself has asked for one: what is kept is of the batch around it.
-        with InterruptsAllowed(), _alone, SavedGlobals() if self._is_making else self._globals:
+        with InterruptsAllowed(), _alone, SavedGlobals() if was_making else self._globals:
             if items is not None:
                 self._put(items)
-            self._is_making, was_making = True, self._is_making
+            self._is_making = True
             try:
                 filled = self.work.fill(job, anchor, 0, size)
             except WorkFailed as error:
@@ -231,7 +228,7 @@ class LocalEngine:
         if self._forgotten:
             self._end_forgotten()
         if plan.lanes and filled.oversize is None and is_empty(anchor):
-            raise LaneEnded
+            return None
         if filled.oversize is not None:
             anchor = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(anchor, 0)
@@ -240,85 +237,8 @@ class LocalEngine:
         return delivery
 
 
-class LaneEnded(Exception):
-    """The generator whose turn it was has no more."""
-
-
-class MakeBatch(Protocol):
-    """Makes one batch, as `LocalEngine.make` does.
-
-    Raises:
-        LaneEnded: the generator whose turn it was has no more.
-    """
-
-    def __call__(
-        self, epoch: int, batch: int, number: int, plan: Plan, items: tuple[int, list[Any]] | None = None
-    ) -> Delivery: ...
-
-
-@dataclasses.dataclass(eq=False)
-class LocalSubscription(ABC):
-    """Batches of consecutive epochs, or of one that tells its end itself; `delivery.Subscription` has the contract."""
-
-    make: MakeBatch
-    forget: Callable[[int], None]  # called with the first epoch when the consumer has abandoned the rest
-    first_epoch: int
-    plan: Plan
-    # Batches before this one are wanted; of one that tells its end itself it says nothing.
-    limit: int = dataclasses.field(init=False, default_factory=int)
-    ended_lanes: dict[int, int] = dataclasses.field(init=False, default_factory=dict)
-    is_over: bool = dataclasses.field(init=False, default=False)
-    _next: int = dataclasses.field(init=False, default=0)
-
-    outlives_interrupts = False  # they come in the user's code, in a generator's, say
-
-    @abstractmethod
-    def take(self) -> Delivery:
-        """The next batch."""
-
-    @property
-    def is_ready(self) -> bool:
-        return False
-
-    @property
-    def is_at_end(self) -> bool:
-        return False
-
-    def extend(self, limit: int) -> None:
-        """More batches are wanted."""
-        self.limit = limit
-
-    def end(self) -> None:
-        """The consumer abandoned the rest."""
-        self.is_over = True
-        self.forget(self.first_epoch)
-
-
-@dataclasses.dataclass(eq=False)
-class IndexedSubscription(LocalSubscription):
-    """Of items that are had by index."""
-
-    limit: int
-    taken: Mapping[int, int]  # ranges of numbers that are left out: the first of each, and how many
-
-    def take(self) -> Delivery:
-        """The next batch."""
-        number = self._next + self.taken.get(self._next, 0)  # ranges never touch each other
-        if self.is_over or number >= self.limit:
-            raise StopIteration
-        self._next = number + 1
-        epoch, batch = divmod(number, self.plan.batches_per_epoch)
-        return self.make(self.first_epoch + epoch, batch, number, self.plan)
-
-
 class StreamReading:
-    """One pass over a stream, batch by batch.
-
-    Args:
-        batches: positions of first items, and the items.
-        epoch: the pass.
-        plan: of its batches.
-    """
+    """One pass over a stream, batch by batch: positions of first items, and the items."""
 
     def __init__(self, batches: Iterator[tuple[int, list[Any]]], epoch: int, plan: Plan) -> None:
         self._batches, self.epoch, self._plan = batches, epoch, plan
@@ -345,64 +265,76 @@ class StreamReading:
         return self._seen[0] if self._seen else None
 
     def take(self) -> tuple[int, list[Any]] | None:
-        """The next batch; None: the stream is at its end.
-
-        Raises:
-            SourceError: reading the stream raised.
-        """
+        """The next batch; None: the stream is at its end. SourceError: reading it raised."""
         batch = self.peek()
         self._seen = []
         self._taken += 1
         return batch
 
 
-@dataclasses.dataclass(eq=False)
-class StreamSubscription(LocalSubscription):
-    """Of a stream: its items are read here, batch by batch."""
+class LocalRun:
+    """Batches of consecutive epochs, or of one that tells its end itself; `delivery.Subscription` has the contract."""
 
-    taken: Mapping[int, int]  # as of `IndexedSubscription`
-    reading: StreamReading
+    outlives_interrupts = False  # they come in the user's code, in a generator's, say
+    is_ready = False
 
-    def take(self) -> Delivery:
-        """The next batch."""
-        while not self.is_over:
-            items = self.reading.take()
-            if items is None:
-                break
-            number, self._next = self._next, self._next + 1
-            if not any(first <= number < first + count for first, count in self.taken.items()):
-                return self.make(self.first_epoch, number, number, self.plan, items)
-        raise StopIteration
-
-    @property
-    def is_at_end(self) -> bool:
-        return self.reading.is_over
-
-
-@dataclasses.dataclass(eq=False)
-class GeneratorSubscription(LocalSubscription):
-    """Of generators that take turns."""
-
-    places: LanePlaces | None  # where the generators go on; None: they begin
-
-    def __post_init__(self) -> None:
-        self._places = self.places or LanePlaces((0,) * self.plan.lanes)
-        self._next = self._places.begin_at
+    def __init__(
+        self,
+        engine: LocalEngine,
+        first_epoch: int,
+        limit: int,
+        plan: Plan,
+        taken: Mapping[int, int],
+        lanes: LanePlaces | None,
+        reading: StreamReading | None,
+    ) -> None:
+        self._engine, self.first_epoch, self.limit, self._plan = engine, first_epoch, limit, plan
+        self._taken, self._reading = taken, reading
+        self._places = lanes or LanePlaces((0,) * plan.lanes)
         self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
+        self._next = self._places.begin_at if plan.lanes else 0
+        self._tells_end = reading is not None or plan.lanes > 0  # then `limit` says nothing
+        self.is_over = False
 
     def take(self) -> Delivery:
-        """The next batch, of the generator whose turn it is."""
+        """The next batch, which is made now."""
+        plan, items = self._plan, None
         while not self.is_over and not self.is_at_end:
-            number, self._next = self._next, self._next + 1
-            batch, lane = divmod(number, self.plan.lanes)
-            if lane in self.ended_lanes or batch < self._places.taken[lane]:
+            number = self._next
+            left_out = self._taken.get(number, 0)  # ranges never touch each other
+            number += left_out
+            if self._reading is not None:
+                for _ in range(left_out + 1):
+                    items = self._reading.take()
+                if items is None:
+                    break
+            elif number >= self.limit and not self._tells_end:
+                break
+            self._next = number + 1
+            if plan.lanes and self._is_left_out(number):
                 continue
-            try:
-                return self.make(self.first_epoch, number, number, self.plan)
-            except LaneEnded:
-                self.ended_lanes[lane] = batch
+            epoch, batch = divmod(number, plan.batches_per_epoch)
+            delivery = self._engine.make(self.first_epoch + epoch, batch, number, plan, items)
+            if delivery is not None:
+                return delivery
+            self.ended_lanes[number % plan.lanes] = number // plan.lanes
         raise StopIteration
+
+    def _is_left_out(self, number: int) -> bool:
+        batch, lane = divmod(number, self._plan.lanes)
+        return lane in self.ended_lanes or batch < self._places.taken[lane]
 
     @property
     def is_at_end(self) -> bool:
-        return len(self.ended_lanes) == self.plan.lanes
+        if self._reading is not None:
+            return self._reading.is_over
+        return self._plan.lanes > 0 and len(self.ended_lanes) == self._plan.lanes
+
+    def extend(self, limit: int) -> None:
+        """More batches are wanted."""
+        self.limit = limit
+
+    def end(self) -> None:
+        """The consumer abandoned the rest."""
+        self.is_over = True
+        self._engine.forget(self.first_epoch)

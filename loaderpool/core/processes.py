@@ -276,7 +276,7 @@ class Processes:
             others += [other.channel.fileno(), other.stacks.descriptor]
             if other.pidfd is not None:
                 others.append(other.pidfd)
-        become_worker(self._pid, [theirs], others)
+        become_worker(self._pid, others)
         stacks.arm()
         channel = Channel(socket.socket(fileno=theirs))
         Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()

@@ -27,7 +27,7 @@ from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.after_fork import end_stray
-from loaderpool.worker.jobs import Abandoned, Job, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Job, Progress, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
@@ -123,14 +123,8 @@ class Worker:
         work = self._works.get(loader)
         if work is None:
             calls = CallClock(self._arena.call_times, self._cell, loader, self._recorder)
-            work = self._works[loader] = Work(
-                self._payloads[loader],
-                self._numbers,
-                self._base,
-                self._number,
-                shared=self._arena.map,
-                call_clock=calls,
-            )
+            progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
+            work = self._works[loader] = Work(self._payloads[loader], progress, shared=self._arena.map)
             work.look_ahead = self._look_ahead
         if work.form is None and loader in self._forms:
             work.set_form(*receive(self._forms[loader]))
@@ -152,7 +146,7 @@ class Worker:
             work = self._work(ticket.loader)
             work.ensure_setup()
             for index, hung_s, exit_code in ticket.left_out:
-                work.exclude(ticket.epoch, index, hung_s, exit_code)
+                work.progress.exclude(ticket.epoch, index, hung_s, exit_code)
             if ticket.offset < 0:
                 answer = self._look(work, ticket)
             else:

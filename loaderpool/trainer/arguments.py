@@ -140,7 +140,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> CheckedArguments:
     plan: Plan
     needs_lengths = False
     if isinstance(source, StreamSource):
-        from loaderpool.worker.items import StreamedItems
+        from loaderpool.worker.jobs import StreamedItems
 
         plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, ReplicatedSource):

@@ -113,7 +113,7 @@ class Replay:
         Raises:
             SpecMismatchError: no batch can be made of it.
         """
-        return sample_spec(result, self._engine.given_spec, self._engine.work.origin)
+        return sample_spec(result, self._engine.given_spec, self._engine.work.calls.origin)
 
     def _learn_form(self) -> None:
         """The function writes into a row of a batch; how that looks, the epoch's first sample tells."""
@@ -121,7 +121,7 @@ class Replay:
             self._engine.form()
         except LoaderpoolError as error:
             self.why_no_out = error
-        self._engine.work.forget_probe()
+        self._engine.work.calls.kept.clear()
 
 
 def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -16,12 +17,7 @@ from loaderpool.system import machine
 _is_stray = False
 
 
-def look_for_strays() -> None:
-    """Have a fork of this process be known as one from now on. Runs in: a worker, once."""
-    machine.at_forks(after_in_child=_note)
-
-
-def _note() -> None:
+def _note_stray() -> None:
     global _is_stray
     _is_stray = True
 
@@ -30,10 +26,8 @@ def end_stray(error: BaseException | None = None) -> None:
     """End this process where it is a worker's child; returns in every other one.
 
     Called wherever the user's code gives the word back to ours, before anything is written or told: slot, board and
-    pipes are the worker's. A child that ends itself, as those of `multiprocessing` do, never comes here.
-
-    Args:
-        error: what the user's code raised. The child's status and texts are those that it would have had alone.
+    pipes are the worker's. A child that ends itself, as those of `multiprocessing` do, never comes here. After an
+    error of the user's code, the child's status and texts are those that it would have had alone.
     """
     if not _is_stray:
         return
@@ -57,15 +51,10 @@ def _status_of(error: SystemExit) -> int:
     return 1
 
 
-def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_descriptors: Iterable[int]) -> None:
-    """Cut the ties to supervisor and trainer that a fork leaves.
+def become_worker(supervisor_pid: int, close_descriptors: Iterable[int] = ()) -> None:
+    """Cut the ties to supervisor and trainer that a fork leaves; `close_descriptors` are those of others.
 
     Runs in: a worker, first thing. The supervisor is single-threaded, so its one thread is the one whose end kills us.
-
-    Args:
-        supervisor_pid: pid of the parent.
-        keep_descriptors: never closed, even if listed in the other.
-        close_descriptors: the supervisor's own pipes, and those of the other workers.
     """
     machine.die_with_parent(supervisor_pid)
     machine.raise_oom_score()
@@ -73,13 +62,9 @@ def become_worker(supervisor_pid: int, keep_descriptors: Iterable[int], close_de
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    keep = set(keep_descriptors)
     for descriptor in close_descriptors:
-        if descriptor not in keep:
-            try:
-                os.close(descriptor)
-            except OSError:
-                pass
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
     settle_process()
 
 
@@ -91,7 +76,7 @@ def settle_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    look_for_strays()
+    machine.at_forks(after_in_child=_note_stray)
     settle_libraries()
     gc.enable()
 

@@ -15,45 +15,42 @@ _HEAD_BYTES = object.__basicsize__  # of an object: how many refer to it, and it
 _TWISTER_BYTES = 625 * 4  # at `numpy.random.MT19937().ctypes.state_address`
 _IS_CPYTHON = sys.implementation.name == "cpython"
 
+Picture = tuple[Any, ...]
+
 
 class GlobalsWatch:
-    """Notices whether code drew from the global generators, or reseeded them; takes a microsecond.
+    """Shows whether code drew from the global generators, or reseeded them: then two looks are not equal.
 
-    It compares the bytes of the generators' objects, whatever they mean: to ask for the states takes 0.1 ms. Code that
-    imported `numpy.random` or torch first counts as if it had drawn: it cannot be told. Generators of the code's own
-    are not noticed.
+    It takes the bytes of the generators' objects, whatever they mean, in a microsecond: to ask for the states takes 0.1
+    ms. Code that imported `numpy.random` or torch first counts as if it had drawn: it cannot be told. Generators of the
+    code's own are not noticed.
+
+    Attributes:
+        seen: the latest look, where no code of the user's has run since; None: look again.
     """
 
     def __init__(self) -> None:
+        self.seen: Picture | None = None
         self._python = _memory_of(random._inst)  # the functions of `random` are its methods
         self._generator: Any = None  # of `numpy.random`, if it is of the usual kind
-        self._numpy: tuple[memoryview, ...] = ()  # its memory, and that of the object which keeps a Gaussian
-        self.arm()
+        self._state = self._owner = memoryview(b"")  # its memory, and that of the object which keeps a Gaussian
 
-    def arm(self) -> None:
-        """Count draws from now on."""
-        self._armed = self._picture()
-
-    def drew(self) -> bool:
-        """Whether anything was drawn or reseeded since `arm()`, or may have been."""
-        return self._armed != self._picture()
-
-    def _picture(self) -> tuple[Any, ...]:
+    def look(self) -> Picture:
+        """Return what the generators look like now."""
+        modules = sys.modules
         if not _IS_CPYTHON:
             return global_states()
-        numpy = self._numpy_picture() if _NUMPY in sys.modules else None
-        torch = _torch_state() if "torch" in sys.modules else None
-        return self._python.tobytes(), random._inst.gauss_next, numpy, torch  # type: ignore[attr-defined]
-
-    def _numpy_picture(self) -> Any:
+        gauss: Any = random._inst.gauss_next  # type: ignore[attr-defined]
+        torch = _torch_state() if "torch" in modules else None
+        if _NUMPY not in modules:
+            return self._python.tobytes(), gauss, torch
         generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
             if not isinstance(generator, np.random.MT19937):  # code has put in another kind
-                return pickle.dumps(np.random.get_state(legacy=False))
-            state = _memory_at(generator.ctypes.state_address, _TWISTER_BYTES)
-            self._generator, self._numpy = generator, (state, _memory_of(np.random.mtrand._rand))
-        state, owner = self._numpy
-        return generator, state.tobytes(), owner.tobytes()
+                return global_states()
+            self._state = _memory_at(generator.ctypes.state_address, _TWISTER_BYTES)
+            self._generator, self._owner = generator, _memory_of(np.random.mtrand._rand)
+        return self._python.tobytes(), gauss, torch, generator, self._state.tobytes(), self._owner.tobytes()
 
 
 class SavedGlobals:
@@ -84,23 +81,26 @@ class SavedGlobals:
         self.restore()
 
 
-class KeptGlobals:
+class KeptGlobals(GlobalsWatch):
     """Leaves the global generators as they were before a block, for many blocks, one after the other.
 
-    It saves and restores only what the watch has seen to change. Not to be entered again inside a block.
+    It saves and restores only what has changed. Not to be entered again inside a block.
     """
 
     def __init__(self) -> None:
-        self._saved = SavedGlobals()  # first: this imports `numpy.random`, so that it is no news
-        self._watch = GlobalsWatch()
+        super().__init__()
+        self._saved: SavedGlobals
+        self._before: Picture = ()  # what was saved
 
     def __enter__(self) -> None:
-        if self._watch.drew():  # between the blocks
+        if self.look() != self._before:  # the first block, or changed between two
             self._saved = SavedGlobals()
-            self._watch.arm()
+            self._before = self.look()  # again: saving has imported `numpy.random`
+        self.seen = self._before
 
-    def __exit__(self, *error: object) -> None:
-        if self._watch.drew():
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        seen, self.seen = self.seen, None
+        if (kind is not None or seen is not self._before) and self.look() != self._before:
             self._saved.restore()
 
 

@@ -1,20 +1,27 @@
-"""What is asked of a loader's work, and what comes of it."""
+"""What is asked of a loader's work and what comes of it, where its items come from, and what is noted meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.element.spec import ElementSpec
+from loaderpool.memory.board import Board, Field
+from loaderpool.memory.call_times import CallClock
+from loaderpool.memory.feed_table import Bundle, FeedTable
 from loaderpool.memory.layout import VaryingLayout
+from loaderpool.memory.recorder import CallKind
 from loaderpool.plan.base import bounds_of
-from loaderpool.plan.order import Start
-from loaderpool.system import process
-from loaderpool.transport.reports import Failure, RowFailure, describe_timeout, how_it_ended
+from loaderpool.plan.order import Plan, Start
+from loaderpool.system import clock, process
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.reports import Failure, RowFailure, describe_failure, describe_timeout, how_it_ended
+from loaderpool.worker.after_fork import end_stray
 
 
 class Abandoned(Exception):
@@ -26,11 +33,18 @@ class WorkFailed(Exception):
 
     def __init__(self, failure: Failure, error: BaseException) -> None:
         super().__init__(failure.text)
-        self.failure = failure
-        self.error = error
+        self.failure, self.error = failure, error
 
 
-@dataclasses.dataclass(slots=True)  # not frozen: a tiny batch would pay a microsecond for that
+class GeneratorRaised(Exception):
+    """Making the generator's item of this position raised."""
+
+    def __init__(self, position: int, error: Exception) -> None:
+        super().__init__(position)
+        self.position, self.error = position, error
+
+
+@dataclasses.dataclass(slots=True, unsafe_hash=True)  # not frozen: a tiny batch would pay a microsecond for that
 class Job:
     """What to make: `count` batches from `batch` on, or rows `row_start` to `row_stop` of one."""
 
@@ -45,19 +59,10 @@ class Job:
     attempt: int = 0
     after: Start = 0  # where the plan begins: batches are counted from there
     feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
-    batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
-
-    def bounds(self, rows: int) -> list[tuple[int, int]]:
-        """Return where each batch begins and ends among the rows, of which there are so many."""
-        if self.count == 1:
-            return [(0, rows)]
-        if self.batch_rows:
-            return bounds_of(self.batch_rows)
-        size = rows // self.count  # a chunk is of full batches only
-        return [(start, start + size) for start in range(0, rows, size)]
 
 
-class Opened(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class Opened:
     """A job and its rows."""
 
     job: Job
@@ -65,6 +70,15 @@ class Opened(NamedTuple):
     indices: list[int]  # source index of each
     # Gives the item of a source index also when later jobs were opened; None: the source itself does.
     read: Callable[[int], Any] | None = None
+    batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
+    arrays: Sequence[npt.NDArray[Any]] | None = None  # the slot's, for a function that takes `out`
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """Return where each batch begins and ends among the rows."""
+        if self.batch_rows:
+            return bounds_of(self.batch_rows)
+        size = len(self.indices) // self.job.count  # a chunk is of full batches only
+        return [(start, start + size) for start in range(0, len(self.indices), size)]
 
 
 class Filled(NamedTuple):
@@ -87,32 +101,288 @@ class Probe(NamedTuple):
     batch_rows: int  # of the batch that it is part of
 
 
-class Exclusions:
-    """Knows what each excluded sample is counted as, by epoch and source index (of a batch's call: its first item).
+# ---- which positions a job has, and their items; `lanes.LaneItems` has those of generators ----
 
-    Args:
-        worker: this worker's number, None in the caller's process.
-        timeout_s: seconds that a sample may take.
+
+class PlannedItems:
+    """Positions by the plan; the source has the items."""
+
+    reader = None
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def positions(self, job: Job) -> npt.NDArray[np.int64]:
+        """Return the positions of all rows of a job, batch after batch."""
+        plan = self._plan.after(job.after)
+        if job.count == 1 and not plan.rows_vary:
+            return plan.positions(job.epoch, job.batch)[job.row_start : job.row_stop]
+        return plan.positions(job.epoch, job.batch, job.count)
+
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The positions of an epoch's first batches, at most so many of them, for the probe."""
+        for batch in range(min(most, self._plan.batches_per_epoch)):
+            yield self._plan.positions(epoch, batch)
+
+    def ends_batch(self, job: Job) -> bool:
+        """Whether the last row of a job is the last one of its batch."""
+        plan = self._plan.after(job.after)
+        return plan.rows_vary or job.row_stop == plan.rows(job.epoch, job.batch)
+
+
+class StreamedItems:
+    """The items of the batches of one job at a time, by position. It travels to the workers as the loader's source.
+
+    Attributes:
+        shared: the arena's mapping; None in the caller's process, where items are `put` here.
     """
 
-    def __init__(self, worker: int | None, timeout_s: float | None) -> None:
-        self._worker, self._timeout_s = worker, timeout_s or 0.0
-        self._failures: dict[tuple[int, int], Failure] = {}
+    def __init__(self) -> None:
+        self.shared: Any = None
+        self._items: dict[int, Any] = {}
+        self._rows = 0  # of the latest batch
+        self._tables: dict[int, FeedTable] = {}
 
-    def add(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StreamedItems, ()
+
+    def __getitem__(self, position: int) -> Any:
+        return self._items[position]
+
+    @property
+    def reader(self) -> Callable[[int], Any]:
+        """Gives the items of the job whose positions were asked for last, for good."""
+        return self._items.__getitem__
+
+    def put(self, first: int, items: list[Any]) -> None:
+        """Have these be the items of the next job, for `workers=0`."""
+        self._items = dict(enumerate(items, first))
+
+    def positions(self, job: Job) -> npt.NDArray[np.int64]:
+        """Return the positions of a job's rows, as the bundle has them; Abandoned: a bundle is not there any more."""
+        if self.shared is None:
+            return np.array(list(self._items), np.int64)
+        self._items = {}
+        for batch in range(job.batch, job.batch + job.count):
+            self._load(job.feed, batch)
+        positions = np.array(list(self._items), np.int64)
+        return positions if job.count > 1 else positions[job.row_start : job.row_stop]
+
+    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Positions of the first batch, which is there; no other may be."""
+        yield self.positions(Job(0, epoch, 0, 1, 0, None, feed=feed))
+
+    def ends_batch(self, job: Job) -> bool:
+        """Whether the last row of a job is the last one of its batch."""
+        return job.row_stop == self._rows
+
+    def _load(self, feed: int, batch: int) -> None:
+        table = self._tables.get(feed)
+        if table is None:
+            table = self._tables[feed] = FeedTable(self.shared, feed)
+        bundle = table.read(batch)
+        if bundle is None:
+            raise Abandoned
+        pickled, buffers = _parts(self.shared, bundle)
+        if table.read(batch) != bundle:  # FEED-1
+            raise Abandoned
+        from loaderpool.transport.pickling import receive  # with cloudpickle, which `workers=0` does without
+
+        self._rows = bundle.rows
+        self._items.update(enumerate(receive(pickled, buffers), bundle.first))
+
+
+def _parts(shared: Any, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
+    """Copies of a bundle's pickle and of its arrays, these in memory that is the function's to write to and to keep."""
+    at, end = bundle.offset, bundle.offset + bundle.nbytes
+    if not bundle.buffers:
+        return shared[at:end], []
+    sizes = np.frombuffer(shared[at : at + 8 * (1 + bundle.buffers)], np.uint64).tolist()
+    if at + 8 * len(sizes) + sum(sizes) > end:  # what lies here is another bundle's by now
+        raise Abandoned
+    at += 8 * len(sizes)
+    copies: list[Any] = []
+    with memoryview(shared) as view:
+        for size in sizes:
+            copies.append(bytearray(view[at : at + size]) if copies else shared[at : at + size])
+            at += size
+    return copies[0], [memoryview(copy) for copy in copies[1:]]
+
+
+# ---- what is noted ----
+
+
+class Progress:
+    """Notes on the board what one process is at, and names it where something fails.
+
+    Args:
+        numbers: the board, or a stand-in.
+        cell: first field of the worker's cell.
+        worker: its number; None: this is the caller's process.
+        catches: what is an error of the user's code; BaseException in a worker, which has no user at its keys.
+        calls: takes how long calls take; None: it is not wanted.
+    """
+
+    def __init__(
+        self,
+        numbers: memoryview,
+        cell: int,
+        worker: int | None,
+        catches: type[BaseException],
+        calls: CallClock | None = None,
+    ) -> None:
+        self._numbers, self.worker, self.catches, self.cell = numbers, worker, catches, cell
+        self._calls, self.timeout_s = calls, 0.0  # seconds that a sample may take; 0: any
+        self._counted: CallClock | None = None  # where calls of this ticket follow one another
+        self.counts_generated = False  # an item that a generator makes is a call
+        self._generated: tuple[int, int] | None = None  # the item that a generator makes: since when, and its position
+        self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
+        # Of samples that are not to be run: what each counts as, by epoch and source index (of a batch: its first).
+        self._excluded: dict[tuple[int, int], Failure] = {}
+
+    def is_abandoned(self, run: int) -> bool:
+        """Whether the consumer has abandoned this run; 0: a probe, which is of none."""
+        return run != 0 and self._numbers[Board.mark(run)] == run
+
+    def note(self, job: Job, index: int) -> None:
+        """Note that the sample of this source index is made from now on; Abandoned: the job's run was."""
+        if self.worker is None:  # in the caller's process, where a tiny batch has no time for what is never looked at
+            return
+        numbers = self._numbers
+        if numbers[Board.mark(job.run)] == job.run:
+            raise Abandoned
+        now_ns, calls = clock.monotonic_ns(), self._counted
+        if calls is not None:  # here, and not in a method: it is paid for each sample
+            if now_ns - calls.begun_ns > calls.kept_from_ns:
+                calls.keep(now_ns - calls.begun_ns, numbers[self._index_field])
+            calls.begun_ns = now_ns
+            if calls.begins is not None:
+                calls.begins.append(now_ns)
+        # In this order: between the two a look at the board sees no more than the last sample begun again.
+        numbers[self._started_field] = now_ns
+        numbers[self._index_field] = index + 1
+
+    @contextlib.contextmanager
+    def probing(self, index: int) -> Iterator[None]:
+        """Note that the sample of this source index is made in the block, for no run."""
+        self._numbers[self._started_field] = clock.monotonic_ns()
+        self._numbers[self._index_field] = index + 1
+        yield
+        self._numbers[self._index_field] = 0  # not where it raises: a look shall still find it
+
+    # ---- how long calls take ----
+
+    def begin_ticket(self, now_ns: int, epoch: int, are_told: bool) -> None:
+        """Take the time of calls from now on: each ends where the next one begins, or is told of (`note_call`)."""
+        self._numbers[self.cell + Field.BLOCK] = 0
+        if self._calls is not None:
+            self._calls.begin_ticket(now_ns, epoch)
+            self._counted = None if are_told else self._calls
+
+    def note_call(self, begun_ns: int, ended_ns: int, index: int) -> None:
+        """A call of a thread, or of a generator, is over."""
+        if self._calls is not None:
+            self._calls.note(begun_ns, ended_ns - begun_ns, index)
+
+    def end_ticket(self, now_ns: int) -> None:
+        """The last call is over."""
+        if self._counted is not None:
+            self._counted.end_ticket(now_ns, self._numbers[self._index_field])
+            self._counted = None
+
+    def begin_blocks(self, rows: int) -> None:
+        """Note that from now on the sample that is noted is the first of so many; the ticket's calls do not count."""
+        self._counted = None
+        self._numbers[self.cell + Field.BLOCK] = rows
+
+    # ---- threads, generators and the setup hook ----
+
+    def note_thread(self, thread: int, started_ns: int, index: int) -> None:
+        """Note that this sample is made by this thread, since then."""
+        self._numbers[self.cell + Field.THREAD] = thread
+        self._numbers[self._started_field] = started_ns
+        self._numbers[self._index_field] = index + 1
+
+    def note_generator(self, run: int, position: int, items: int) -> None:
+        """Note that a generator makes so many items from this position on; Abandoned: the run was."""
+        if self.is_abandoned(run):
+            raise Abandoned
+        now_ns = clock.monotonic_ns()
+        self._end_generated(now_ns)
+        if items == 1 and self.counts_generated:
+            self._generated = now_ns, position
+        self._numbers[self._started_field] = now_ns
+        self._numbers[self.cell + Field.IN_GENERATOR] = 1
+        self._numbers[self._index_field] = position + 1
+
+    def drop_generated(self) -> None:
+        """Note that the item that was noted did not come: its generator has ended."""
+        self._generated = None
+
+    def end_generator(self) -> None:
+        """Note that no generator runs any more."""
+        self._end_generated(clock.monotonic_ns())
+        self._numbers[self._index_field] = 0
+        self._numbers[self.cell + Field.IN_GENERATOR] = 0
+
+    def _end_generated(self, now_ns: int) -> None:
+        """The item is there that a generator made alone; of a block none is known by itself."""
+        if self._generated is not None:
+            (begun_ns, position), self._generated = self._generated, None
+            self.note_call(begun_ns, now_ns, position)
+
+    @contextlib.contextmanager
+    def setup(self) -> Iterator[None]:
+        """Note that the `setup` hook runs in the block. A field that stays set says that it ended its process."""
+        self._numbers[self.cell + Field.IN_SETUP] = 1
+        begun_ns = clock.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._numbers[self.cell + Field.IN_SETUP] = 0
+            if self._calls is not None and self._calls.recorder is not None:
+                self._calls.recorder.note_call(begun_ns, clock.monotonic_ns() - begun_ns, 0, CallKind.SETUP)
+
+    # ---- failures ----
+
+    def failed(
+        self, error: BaseException, epoch: int, indices: Sequence[int] = (), position: int | None = None
+    ) -> WorkFailed:
+        """Return the error as one about these items, the first of which has this position.
+
+        Raises:
+            Exception: the error itself: it was told of before, or the handler of a signal has raised it.
+        """
+        if isinstance(error, (Abandoned, WorkFailed)) or is_of_a_handler(error):
+            raise error
+        if isinstance(error, GeneratorRaised):
+            return self.failed(error.error, epoch, [error.position], error.position)
+        end_stray(error)
+        is_of_one = len(indices) == 1
+        failure = describe_failure(
+            error,
+            epoch=epoch,
+            worker=self.worker,
+            index=indices[0] if is_of_one else None,
+            indices=() if is_of_one else tuple(indices),
+            position=position,
+        )
+        return WorkFailed(failure, error)
+
+    def exclude(self, epoch: int, index: int, ran_s: float, exit_code: int) -> None:
         """Count a sample as failed: it hung a worker for `ran_s`, or (0) ended it with this exit code."""
         if ran_s:
             failure = describe_timeout(
-                index=index, epoch=epoch, worker=self._worker, ran_s=ran_s, timeout_s=self._timeout_s, stacks=""
+                index=index, epoch=epoch, worker=self.worker, ran_s=ran_s, timeout_s=self.timeout_s, stacks=""
             )
         else:
             text = f"the sample crashed its worker again and again: {how_it_ended(exit_code)}"
-            failure = Failure("loaderpool.WorkerLostError", text, epoch, self._worker, index=index, node=process.node())
-        self._failures[epoch, index] = failure
+            failure = Failure("loaderpool.WorkerLostError", text, epoch, self.worker, index=index, node=process.node())
+        self._excluded[epoch, index] = failure
 
-    def find(self, epoch: int, indices: list[int]) -> Failure | None:
+    def excluded(self, epoch: int, indices: Sequence[int]) -> Failure | None:
         """Return the failure of the call for these items, None where it may run."""
-        failure = self._failures.get((epoch, indices[0])) if self._failures else None
+        failure = self._excluded.get((epoch, indices[0])) if self._excluded else None
         if failure is None or len(indices) == 1:
             return failure
         return failure._replace(index=None, indices=tuple(indices[:1000]))

@@ -24,8 +24,7 @@ from loaderpool.plan.permutation import Permutation
 from loaderpool.sources.stream import WorkerInfo
 from loaderpool.system import clock
 from loaderpool.worker.global_rng import GlobalsWatch, SavedGlobals
-from loaderpool.worker.jobs import Abandoned, Job
-from loaderpool.worker.progress import Progress
+from loaderpool.worker.jobs import Abandoned, GeneratorRaised, Job, Progress
 from loaderpool.worker.rows import copy_of, share_memory
 
 if TYPE_CHECKING:
@@ -47,14 +46,6 @@ class GeneratorError(RuntimeError):
     """What `make_generator` gave cannot be iterated, or not a second time."""
 
 
-class GeneratorRaised(Exception):
-    """Making the item of this position raised."""
-
-    def __init__(self, position: int, error: Exception) -> None:
-        super().__init__(position)
-        self.position, self.error = position, error
-
-
 class BuffersReused(Exception):
     """Items that were read together may be one buffer, filled again for each: read them again and copy each."""
 
@@ -69,14 +60,8 @@ class LaneItems:
         plan: of the batches.
         shuffle: whether shards come in another order each epoch.
         window: items that are shuffled among each other in each lane; 0: none.
-        seed_globals: whether each lane has a state of its own of `random` and `numpy.random`; "auto": once one is seen
-            to draw from them. Keeping them apart costs some 0.2 ms a batch.
-
-    Attributes:
-        watch: looks at the global generators.
-        keeps_globals: each lane has a state of its own.
-        copies: items are copied as soon as they are yielded, for they may be one buffer.
-        progress: is told what generators are at.
+        seed_globals: whether each lane has a state of its own of `random` and `numpy.random`, at some 0.2 ms a batch;
+            "auto": once one is seen to draw from them.
     """
 
     reader = None
@@ -94,10 +79,11 @@ class LaneItems:
         self._arguments = make_generator, takes, shards, plan, shuffle, window, seed_globals
         self._make, self._takes, self._shards, self._plan = make_generator, takes, shards, plan
         self._shuffle, self._window = shuffle, window
-        self.watch = GlobalsWatch()
-        self.keeps_globals = seed_globals is True
+        self._watch = GlobalsWatch()
+        self.keeps_globals = seed_globals is True  # each lane has a state of its own
         self._is_watched = seed_globals == "auto"
-        # What waits to be mixed lives longer than its batch, in which alone it could be seen that it comes again.
+        # Items are copied at once, for they may be one buffer. What waits to be mixed lives longer than its batch, in
+        # which alone it could be seen that it comes again.
         self.copies = window > 0
         self._lanes: dict[tuple[int, int], Lane] = {}  # by epoch and number
         self._latest: Lane | None = None  # whose batch is the job's
@@ -134,7 +120,7 @@ class LaneItems:
         round_number, number = divmod(job.batch, self._plan.lanes)
         rows = self._plan.most_rows
         self._run, self._is_timed = job.run, self._times_items or job.attempt > 0
-        positions = self._take(job.epoch, number, round_number * rows, rows)
+        positions = self._take((job.epoch, number), round_number * rows, rows)
         if self._plan.drop_remainder and len(positions) < rows:
             positions = []
         self._is_over = not positions
@@ -156,14 +142,13 @@ class LaneItems:
         for key in [key for key in self._lanes if key[0] == epoch]:
             self._lanes.pop(key).close()
 
-    def _take(self, epoch: int, number: int, start: int, count: int) -> list[int]:
+    def _take(self, key: tuple[int, int], start: int, count: int) -> list[int]:
         while True:
-            if (epoch, number) not in self._lanes:
-                self._lanes[epoch, number] = Lane(self, epoch, number)
-            lane = self._latest = self._lanes[epoch, number]
+            if key not in self._lanes:
+                self._lanes[key] = Lane(self, *key)
+            lane = self._latest = self._lanes[key]
             is_watched = self._is_watched and not self.keeps_globals
-            if is_watched:
-                self.watch.arm()
+            before = self._watch.look() if is_watched else None
             try:
                 positions = lane.take(start, count)
             except BuffersReused:
@@ -171,10 +156,10 @@ class LaneItems:
                 lane.close()
                 continue
             except Exception:
-                if not is_watched or not self.watch.drew():
+                if not is_watched or self._watch.look() == before:
                     raise
             else:
-                if not is_watched or not self.watch.drew():
+                if not is_watched or self._watch.look() == before:
                     return positions
             # From here on each lane has a state of its own: they begin again, as if it had been so from the start.
             self.keeps_globals = True
@@ -224,11 +209,7 @@ class LaneItems:
         return shuffled(pairs, self._window, stream_key(f"lane-{number}", self._plan.seed, 0), epoch)
 
     def begins(self, position: int, items: int) -> int:
-        """Note that so many items are made, from this position on (0: a generator); return how many may be at once.
-
-        Raises:
-            Abandoned: the consumer has abandoned the run.
-        """
+        """Note that so many items are made, from this position on (0: a generator); return how many may be at once."""
         if self._is_timed:
             items = min(items, 1)
         if self._work is not None and self._work.is_due:
@@ -250,8 +231,7 @@ class Lane:
         self._made: Any = None
         self._items: Iterator[Any] | None = None
         self._globals: SavedGlobals | None = None  # as its generators left them
-        self._position = 0  # of its next item
-        self._failing = 0  # of the item that is named where it raises
+        self._position = 0  # of its next item, which is named where it raises
         self._pairs: _Pairs | None = None  # where they come in another order
         self._at = 0  # items read so far
         self._block = 1
@@ -265,7 +245,6 @@ class Lane:
         Raises:
             BuffersReused: items must be copied.
             GeneratorRaised: a generator raised, or what makes it; the lane then stands at its start.
-            Abandoned: the run was abandoned.
         """
         if (start, count) == (self._start, self._wanted):
             return self._positions
@@ -305,7 +284,7 @@ class Lane:
             return work()
         except BaseException as error:
             # A generator that has raised has ended: the next caller begins it again.
-            position = self._failing
+            position = self._position
             with contextlib.suppress(Exception):
                 self._close_items()
             self._reset()
@@ -374,8 +353,7 @@ class Lane:
             items.extend(map(copy_of, got) if self._owner.copies else got)
         finally:
             read = len(items) - before  # also where it raises
-            self._failing = self._position + read
-        self._position += read
+            self._position += read
         if read < wanted:
             self._owner.progress.drop_generated()
             self._close_items()
@@ -390,7 +368,7 @@ class Lane:
         info = next(self._left, None)
         if info is None:
             return False
-        self._first = self._position = self._failing = first_position(info.index)
+        self._first = self._position = first_position(info.index)
         self._owner.begins(self._position, 0)
         self._made = self._owner.make(info)
         self._items = _items_of(self._made, 0)

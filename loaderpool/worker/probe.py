@@ -8,13 +8,13 @@ resume.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig, UnitKind
+from loaderpool.config import LoaderConfig, unit_of
 from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure
@@ -22,10 +22,8 @@ from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.plan.order import Plan
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.items import PlannedItems, StreamedItems
-from loaderpool.worker.jobs import Exclusions, Probe, WorkFailed
-from loaderpool.worker.lanes import GeneratorRaised, LaneItems
-from loaderpool.worker.progress import Progress
+from loaderpool.worker.jobs import Abandoned, Job, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.lanes import LaneItems
 
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
 # samples have.
@@ -46,27 +44,24 @@ class Prober:
 
     def __init__(
         self,
+        payload: Mapping[str, Any],
         calls: Calls,
-        config: LoaderConfig,
-        plan: Plan,
         items: PlannedItems | StreamedItems | LaneItems,
-        unit: UnitKind,
-        given_spec: ElementSpec | None,
         progress: Progress,
-        exclusions: Exclusions,
     ) -> None:
-        self._calls, self._config, self._plan, self._items, self._unit = calls, config, plan, items, unit
-        self._given_spec, self._progress, self._exclusions = given_spec, progress, exclusions
-        self._varies = unit == "sample" and given_spec is None and (config.pad is not False or config.ragged)
+        self._calls, self._items, self._progress = calls, items, progress
+        self._config: LoaderConfig = payload["config"]
+        self._plan: Plan = payload["plan"]
+        self._given_spec: ElementSpec | None = payload["given_spec"]
+        self._unit = unit_of(self._config, payload["batch_fn"])
+        may_vary = self._config.pad is not False or self._config.ragged
+        self._varies = self._unit == "sample" and self._given_spec is None and may_vary
 
     def probe(self, epoch: int, feed: int) -> Probe:
-        """Call the function for the epoch's first sample (or batch), keep the result, and tell what it is like.
+        """Make the probe of an epoch.
 
         Where failing samples are left out or replaced, the first good one of a few. Where axes may vary, for more
         samples; one of these that fails tells nothing, and fails again in its turn.
-
-        Raises:
-            WorkFailed: the function raised, or returned what no batch can be made of.
         """
         action = self._config.on_error.action
         left = _PROBES if action == "skip" or (action == "replace" and self._unit == "sample") else 1
@@ -90,11 +85,7 @@ class Prober:
         raise self._progress.failed(SourceError(f"source is empty: no generator yielded anything{enough}"), epoch)
 
     def probe_batch(self, epoch: int, batch: int) -> Probe:
-        """Make the probe of one batch that a call makes whole.
-
-        Raises:
-            WorkFailed: the function raised, or returned what no batch can be made of.
-        """
+        """Make the probe of one batch that a call makes whole."""
         positions = self._plan.positions(epoch, batch)
         return self._probe_at(epoch, positions, len(positions))
 
@@ -135,9 +126,9 @@ class Prober:
         while True:
             try:
                 positions = next(batches, None)
-            except GeneratorRaised as raised:
-                raise self._progress.failed(raised.error, epoch, [raised.position], raised.position) from None
-            except self._progress.catches as error:  # of a stream's items; or a generator ends its process
+            except Abandoned:  # a look that is not answered would be waited for
+                raise self._progress.failed(SourceError("the stream's first items are gone"), epoch) from None
+            except self._progress.catches as error:  # of a stream's items, or of a generator
                 raise self._progress.failed(error, epoch) from None
             if positions is None:
                 return
@@ -145,7 +136,7 @@ class Prober:
 
     def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64], batch_rows: int) -> Probe:
         indices = self._plan.indices(epoch, positions)
-        excluded = self._exclusions.find(epoch, indices)
+        excluded = self._progress.excluded(epoch, indices)
         if excluded is not None:
             raise WorkFailed(excluded, RuntimeError(excluded.text))
         started = clock.monotonic_ns()
@@ -161,23 +152,22 @@ class Prober:
         except Exception as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
-        self._calls.keep(epoch, indices[0], spec.structure.unflatten(kept))
+        self._calls.keep_only(epoch)
+        self._calls.kept[epoch, indices[0]] = spec.structure.unflatten(kept)
         return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows)
 
     def _call(self, epoch: int, positions: npt.NDArray[np.int64], indices: list[int]) -> Any:
         """Make one call, noted on the board."""
         with self._progress.probing(indices[0]):
-            return self._calls.watched(lambda calls: calls.unit(epoch, positions.tolist(), indices))
+            opened = Opened(Job(0, epoch, 0, 1, 0, None), positions, indices)
+            return self._calls.watched(lambda: self._calls.unit(opened, 0, len(indices)))
 
     def _refuse_parts_for_samples(
         self, epoch: int, positions: npt.NDArray[np.int64], indices: list[int], structure: Structure
     ) -> None:
-        """Refuse tuples that have a part for each sample, where a batch of fewer samples will come.
+        """Raise SpecMismatchError for tuples that have a part for each sample, where a batch of fewer will come.
 
         A pair of arrays of two rows only looks so. The function is called for one item less, which tells them apart.
-
-        Raises:
-            SpecMismatchError: they have.
         """
         rows, plan = len(indices), self._plan
         may_be_shorter = plan.is_open or plan.rows_vary or plan.last_rows < rows

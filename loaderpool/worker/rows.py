@@ -1,7 +1,8 @@
-"""Turns what the user's function returned into arrays as the spec says, and writes them into rows of a slot."""
+"""Turns what the user's function returned into arrays as the spec says: into rows of a slot, or blocks of a batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -11,8 +12,9 @@ import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
 from loaderpool.element.leaf import can_write, convert_leaf
-from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, mismatch, padding_of, widening_code
+from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, fill_value, mismatch, padding_of, widening_code
 from loaderpool.errors import SpecMismatchError
+from loaderpool.memory.layout import Block
 from loaderpool.plan.base import item_name
 
 # What a Python number may stand in for without loss, as NumPy's weak promotion has it.
@@ -23,6 +25,7 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 _SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
 _ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
+_INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 class Converter:
@@ -57,11 +60,7 @@ class Converter:
             self.expected = tuple(ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in spec.components)
 
     def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
-        """Return all components of what one call returned, converted and checked.
-
-        Raises:
-            SpecMismatchError: naming path, index, expected and actual.
-        """
+        """Return all components of what one call returned, converted and checked."""
         try:
             leaves = self._flatten(result)
         except SpecMismatchError as error:
@@ -70,7 +69,7 @@ class Converter:
         return [self.leaf(leaf, component, index) for component, leaf in enumerate(leaves)]
 
     def leaf(self, value: Any, component: int, index: int) -> npt.NDArray[Any]:
-        """Return one component of what one call returned."""
+        """Return one component; SpecMismatchError names path, index, expected and actual."""
         expected, path = self.expected[component], self.paths[component]
         is_text = expected.text is not None
         if (
@@ -120,11 +119,7 @@ class Converter:
     # ---- rows of a fixed slot ----
 
     def write_row(self, arrays: Sequence[npt.NDArray[Any]], row: int, result: Any, index: int) -> None:
-        """Write what one call returned into a row of each array.
-
-        Raises:
-            SpecMismatchError: it is not as the spec says.
-        """
+        """Write what one call returned into a row of each array; SpecMismatchError: it is not as the spec says."""
         if self.take is None:
             arrays[0][row] = self.leaf(result, 0, index)
             return
@@ -179,11 +174,7 @@ class Converter:
 
 
 def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]]) -> bool:
-    """Write arrays that have memory of their own by calls that loop in C; False: they are no such arrays.
-
-    Raises:
-        TypeError, ValueError: they have another dtype, or number of axes.
-    """
+    """Write arrays that have memory of their own by calls that loop in C; False, or an error: they are none such."""
     shape = array.shape[1:]
     # Of a single axis its length will do, which is told faster: what has more axes is not concatenated.
     alike = set(map(len, column)) == set(shape) if len(shape) == 1 else set(map(_SHAPE, column)) == {shape}
@@ -222,16 +213,132 @@ def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...], may_be_shor
     )
 
 
+# ---- samples into the blocks of a varying batch: stacked, padded, ragged or text ----
+
+
+def collate(
+    values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int], pad: Any
+) -> list[Block]:
+    """Return the blocks of one component of a batch of samples; SpecMismatchError: their shapes do not go together.
+
+    Args:
+        values: one array per row, already of the component's dtype (text: object arrays) and shape.
+        component: its spec, batch axis included.
+        path: its path in the element, for errors.
+        indices: source index of each row, for errors.
+        pad: what fills it up, None for the default; False: rows have one shape.
+    """
+    if component.ragged:
+        return _ragged(values, component, path, indices)
+    if pad is not False:
+        return _padded(values, component, path, pad)
+    shape = values[0].shape if values else tuple(n or 0 for n in component.shape[1:])
+    for value, index in zip(values, indices, strict=True):
+        if value.shape != shape:
+            expected = ArraySpec(shape, component.dtype, component.text)
+            raise mismatch(path, index, expected, value.shape, value.dtype, "rows")
+    if component.text is not None:
+        return _text_blocks(_pieces(values), (len(values), *shape))
+
+    def stack(out: npt.NDArray[Any]) -> None:
+        for row, value in enumerate(values):
+            out[row] = value
+
+    return [Block((len(values), *shape), component.dtype, stack)]
+
+
+def blocks_of_array(value: npt.NDArray[Any], component: ArraySpec) -> list[Block]:
+    """Return the blocks of a component that the function returned as a whole batch."""
+    if component.text is not None:
+        return _text_blocks(_pieces([value]), value.shape)
+
+    def copy(out: npt.NDArray[Any]) -> None:
+        out[...] = value
+
+    return [Block(value.shape, component.dtype, copy)]
+
+
+def _ragged(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, indices: Sequence[int]) -> list[Block]:
+    """Return all rows' own rows end to end, and where each begins."""
+    inner = values[0].shape[1:] if values else tuple(n or 0 for n in component.shape[2:])
+    for value, index in zip(values, indices, strict=True):
+        if value.ndim == 0 or value.shape[1:] != inner:
+            expected = ArraySpec((None, *inner), component.dtype, component.text)
+            raise mismatch(path, index, expected, value.shape, value.dtype, "ragged")
+    lengths = [len(value) for value in values]
+    shape = (sum(lengths), *inner)
+
+    def splits(out: npt.NDArray[Any]) -> None:
+        out[0] = 0
+        np.cumsum(lengths, out=out[1:])
+
+    def join(out: npt.NDArray[Any]) -> None:
+        start = 0
+        for value in values:
+            out[start : start + len(value)] = value
+            start += len(value)
+
+    is_text = component.text is not None
+    joined = _text_blocks(_pieces(values), shape) if is_text else [Block(shape, component.dtype, join)]
+    return [*joined, Block((len(values) + 1,), _INT64, splits)]
+
+
+def empty_blocks(spec: ElementSpec, dtypes: Sequence[np.dtype[Any]]) -> list[Block]:
+    """Return the blocks, of these dtypes, of a batch without rows."""
+    shapes: list[tuple[int, ...]] = []
+    for component in spec.components:
+        shapes.append((0,) * max(1, len(component.shape)))
+        shapes += [(0,)] * ((component.text is not None) + component.ragged)
+    return [Block(shape, dtype, lambda out: None) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+def _padded(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, pad: Any) -> list[Block]:
+    """Pad rows to the shape that holds them all, or to the lengths that the spec has."""
+    largest = tuple(
+        max((value.shape[axis] for value in values), default=0) if length is None else length
+        for axis, length in enumerate(component.shape[1:])
+    )
+    unpadded = sum(value.size for value in values)
+    is_full = unpadded == len(values) * math.prod(largest)
+    filler = None if is_full else fill_value(pad, component, path)
+
+    def fill(out: npt.NDArray[Any]) -> None:
+        if not is_full:
+            out[...] = filler
+        for row, value in enumerate(values):
+            corner: tuple[Any, ...] = (row, *map(slice, value.shape))
+            out[corner] = value
+
+    if component.text is not None:
+        texts = np.empty((len(values), *largest), object)
+        fill(texts)
+        return _text_blocks(_pieces([texts]), texts.shape)
+    return [Block((len(values), *largest), component.dtype, fill, unpadded)]
+
+
+def _pieces(values: Sequence[npt.NDArray[Any]]) -> list[Any]:
+    return [piece for value in values for piece in value.ravel().tolist()]
+
+
+def _text_blocks(texts: list[Any], shape: tuple[int, ...]) -> list[Block]:
+    pieces = [piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogateescape") for piece in texts]
+    blob = b"".join(pieces)
+    lengths = [len(piece) for piece in pieces]
+
+    def fill_lengths(out: npt.NDArray[Any]) -> None:
+        out.reshape(-1)[:] = lengths
+
+    def fill_blob(out: npt.NDArray[Any]) -> None:
+        out[:] = np.frombuffer(blob, np.uint8)
+
+    return [Block(shape, _INT64, fill_lengths), Block((len(blob),), _BYTE, fill_blob)]
+
+
 # ---- results that wait together ----
 
 
 def share_memory(results: Iterable[Any], but: Iterable[Any] = ()) -> bool:
-    """Whether a writable array, a list or a dict is in more than one of the results, itself or under a view.
-
-    Args:
-        results: what several calls gave.
-        but: arrays whose memory may be shared.
-    """
+    """Whether a writable array, a list or a dict is in several results, itself or under a view; `but` these may be."""
     seen: set[int] = set()
     allowed = {root for array in but for root in _roots(array)}
     for result in results:

@@ -122,7 +122,7 @@ def test_a_sample_that_hangs_is_named_with_its_stack(settings: dict[str, Any]) -
     assert caught.value.index == 41
     assert delivered == list(range(41 // settings["batch_size"] * settings["batch_size"]))
     assert "in bad" in caught.value.remote_traceback.split("\n\n")[0], "the first stack is the one that hangs"
-    assert "worker/threads.py" not in caught.value.remote_traceback
+    assert "worker/calls.py" not in caught.value.remote_traceback
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["small batches", "large batches"])

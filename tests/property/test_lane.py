@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.plan.order import Plan
-from loaderpool.worker.jobs import Abandoned, Job
-from loaderpool.worker.lanes import GeneratorRaised, LaneItems
-from loaderpool.worker.progress import Progress
+from loaderpool.worker.jobs import Abandoned, Job, Progress
+from loaderpool.worker.lanes import LaneItems
 
 ROWS = 3
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
@@ -109,13 +108,6 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-@pytest.mark.parametrize("make", [one_dict, one_buffer])
-@pytest.mark.parametrize("window", [0, 4])
-def test_the_last_item_alone_is_its_own_where_a_generator_reuses_it(make: Any, window: int) -> None:
-    straight = items_of(make, [7], 1, window)
-    assert [batch_of(straight, number) for number in range(3)][2] == batch_of(items_of(make, [7], 1, window), 2)
-
-
 @settings(max_examples=300)
 @given(
     make=st.sampled_from(MAKERS), lengths=LENGTHS, lanes=st.integers(1, 3), window=st.sampled_from([0, 0, 1, 4]),
@@ -156,18 +148,6 @@ def test_the_processs_own_generators_stay_as_they_are(make: Any, lengths: list[i
     assert drawn == (random.random(), np.random.rand())
 
 
-def test_what_a_consumer_changes_is_made_anew() -> None:
-    def fresh(length: int) -> Iterator[Any]:
-        for number in range(length):
-            yield np.full(2, number)
-
-    items = items_of(fresh, [9], 1)
-    positions = items.positions(Job(1, 0, 1, 1, 0, ROWS)).tolist()
-    for position in positions:
-        items[position][:] = -1
-    assert [items[position].tolist() for position in positions] == [[3, 3], [4, 4], [5, 5]]
-
-
 def test_sequences_are_not_read_up_to_their_place() -> None:
     read: list[int] = []
 
@@ -180,46 +160,6 @@ def test_sequences_are_not_read_up_to_their_place() -> None:
     assert [item for _, item in batch_of(items, 400)] == [196, 197, 198]
     assert read == [196, 197, 198]
     assert [position & 0xFFFFFFFF for position, _ in batch_of(items, 334)] == [998, 999, 0], "over a generator's end"
-
-
-def test_a_generator_that_is_left_is_closed() -> None:
-    closed: list[Any] = []
-
-    def make(length: int) -> Iterator[Any]:
-        try:
-            yield from range(length)
-        finally:
-            closed.append(length)
-
-    for window in (0, 3):
-        items = items_of(make, [9, 8], 2, window)
-        for number in range(2):
-            batch_of(items, number)
-        kept = items._lanes[0, 0]._items  # somebody else may refer to it: dropping it would close nothing
-        items.forget(0)
-        assert sorted(closed) == [8, 9]
-        assert kept is not None
-        closed.clear()
-
-
-def test_an_error_names_its_item_and_the_lane_begins_anew() -> None:
-    broken = [True]
-
-    def make(length: int) -> Iterator[Any]:
-        for number in range(length):
-            if broken and number == 7:
-                raise LookupError("gone")
-            yield number
-
-    items = items_of(make, [2, 9], 1)
-    for _ in range(2):
-        for number in range(3):
-            batch_of(items, number)
-        with pytest.raises(GeneratorRaised) as raised:
-            batch_of(items, 3)
-        assert raised.value.position & 0xFFFFFFFF == 7 and (raised.value.position >> 40) & 0xFFFF == 1
-    broken.clear()
-    assert [item for _, item in batch_of(items, 3)] == [7, 8]
 
 
 def test_nobody_reads_on_for_a_run_that_was_abandoned() -> None:

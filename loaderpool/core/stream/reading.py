@@ -121,7 +121,7 @@ def _failed(ended: Failure | LoaderpoolError, advice: str | None) -> Frame:
 def main(start: Mapping[str, Any]) -> None:
     """The reader process, from the first import to its end."""
     process.become("reader")
-    become_worker(start["trainer_pid"], (), ())  # the thread that started us lives until we are gone
+    become_worker(start["trainer_pid"])  # the thread that started us lives until we are gone
     for descriptor in (start["socket"], start["arena"], *start["files"]):
         os.set_inheritable(descriptor, False)  # the exec needed it; what the user's code starts does not
     sys.argv = list(start["argv"])

@@ -14,7 +14,7 @@ from loaderpool.memory.call_times import (
     SlowCall,
     read_call_times,
 )
-from loaderpool.worker import progress
+from loaderpool.worker import jobs
 from loaderpool.worker.jobs import Job
 
 
@@ -28,8 +28,8 @@ def call(clock: CallClock, lengths: dict[int, int], epoch: int = 0, ends: bool =
     board = memoryview(bytearray(BOARD_BYTES)).cast("Q")
     now_ns = [1_000]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress.clock, "monotonic_ns", lambda: now_ns[0])
-        noted = progress.Progress(board, 0, 0, Exception, clock)
+        patch.setattr(jobs.clock, "monotonic_ns", lambda: now_ns[0])
+        noted = jobs.Progress(board, 0, 0, Exception, clock)
         noted.begin_ticket(1_000, epoch, are_told=False)
         for index, ns in lengths.items():
             noted.note(Job(1, epoch, 0, 1, 0, None, 0), index)

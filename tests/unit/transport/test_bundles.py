@@ -21,8 +21,7 @@ from loaderpool.errors import ClosedError, SourceError, UnpicklableError
 from loaderpool.memory.feed_table import FEED_TABLE_BYTES, Bundle, FeedTable
 from loaderpool.transport.pickling import Frame, frames
 from loaderpool.transport.reports import Failure, what_ended
-from loaderpool.worker.items import StreamedItems
-from loaderpool.worker.jobs import Abandoned, Job
+from loaderpool.worker.jobs import Abandoned, Job, StreamedItems
 
 _ROOM = 8 << 20
 

@@ -6,17 +6,23 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import loaderpool as lp
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.global_rng import SavedGlobals
+from loaderpool.worker.jobs import Job, Opened
 
 
 def calls_of(fn: Any, **settings: Any) -> Calls:
     loader = lp.Loader(range(20), fn, workers=0, **settings)
     return Calls(check_arguments(loader._core.arguments).payload)
+
+
+def rows(indices: Any) -> Opened:
+    return Opened(Job(0, 0, 0, 1, 0, None), np.arange(len(indices)), list(indices))
 
 
 def stopping(times: int) -> Callable[[int], int]:
@@ -35,9 +41,8 @@ def stopping(times: int) -> Callable[[int], int]:
 @pytest.mark.parametrize("last", [2, 3, 5])
 def test_stop_iteration_is_an_error_of_its_own_sample(times: int, error: type[Exception], last: int) -> None:
     results: list[Any] = []
-    indices = range(last + 1)
     with pytest.raises(error):
-        calls_of(stopping(times)).samples(0, indices, indices, results)
+        calls_of(stopping(times)).samples(rows(range(last + 1)), 0, last + 1, results)
     assert results == [0, 1]  # their number tells which sample it was
 
 
@@ -45,7 +50,7 @@ def test_stop_iteration_is_an_error_of_its_own_sample(times: int, error: type[Ex
 def test_what_is_no_error_of_the_function_is_never_met_by_calling_it_again(error: type[BaseException]) -> None:
     calls: list[int] = []
 
-    def work(_: Calls) -> None:
+    def work() -> None:
         calls.append(len(calls))
         random.random()
         raise error
@@ -58,7 +63,7 @@ def test_what_is_no_error_of_the_function_is_never_met_by_calling_it_again(error
 def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
     calls: list[int] = []
 
-    def work(_: Calls) -> None:
+    def work() -> None:
         calls.append(len(calls))
         random.random()
         raise ValueError(len(calls))
@@ -74,8 +79,5 @@ def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
 def test_a_range_gives_what_its_index_has(source: Any, fn: Any) -> None:
     calls = Calls(check_arguments(lp.Loader(source, fn, workers=0)._core.arguments).payload)
     results: list[Any] = []
-    calls.samples(0, range(4), [5, 0, 19, 7], results)
+    calls.samples(rows([5, 0, 19, 7]), 0, 4, results)
     assert results == [(fn or int)(source[index]) for index in (5, 0, 19, 7)]
-    calls.read_by({5: "other"}.__getitem__)
-    calls.samples(0, range(1), [5], results)
-    assert results[-1] == "other"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import pickle
 import random
 from collections.abc import Callable, Iterator
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 from loaderpool.plan.sample_streams import SampleStreams
-from loaderpool.worker.global_rng import GlobalsWatch, SavedGlobals, global_states
+from loaderpool.worker.global_rng import GlobalsWatch, KeptGlobals, SavedGlobals, global_states
 from tests.support.child import run_child
 from tests.support.draws import global_draws
 
@@ -64,47 +67,28 @@ def watch() -> GlobalsWatch:
 def test_the_watch_sees(watch: GlobalsWatch, draw: Callable[[], object]) -> None:
     random.seed(17)
     np.random.seed(17)
-    watch.arm()
-    assert not watch.drew()
+    before, states = watch.look(), global_states()
+    assert (watch.look(), global_states()) == (before, states), "to look is no draw"
     draw()
-    assert watch.drew()
-    assert watch.drew()
-    watch.arm()
-    assert not watch.drew()
+    after = watch.look()
+    assert after != before and global_states() != states
+    assert watch.look() == after
 
 
 @pytest.mark.parametrize("code", NO_DRAWS.values(), ids=NO_DRAWS)
 def test_the_watch_does_not_fire_for(watch: GlobalsWatch, code: Callable[[], object]) -> None:
-    watch.arm()
+    before = watch.look()
     code()
-    assert not watch.drew()
+    assert watch.look() == before
 
 
 @pytest.mark.parametrize("normal", [np.random.normal, lambda: random.gauss(0, 1)], ids=["numpy", "random"])
 def test_a_gaussian_that_was_kept_before_is_gone(watch: GlobalsWatch, normal: Callable[[], object]) -> None:
     """It would be returned without a draw."""
     normal()
-    watch.arm()
+    before = watch.look()
     normal()
-    assert watch.drew()
-
-
-def test_two_watches_do_not_take_each_others_looks_for_draws(watch: GlobalsWatch) -> None:
-    other = GlobalsWatch()
-    for _ in range(3):
-        for each in (watch, other):
-            each.arm()
-            assert not each.drew()
-
-
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_whole_states_tell_draws_and_stay_as_they_are(draw: Callable[[], object]) -> None:
-    random.seed(17)
-    np.random.seed(17)
-    before = global_states()
-    assert global_states() == before
-    draw()
-    assert global_states() != before
+    assert watch.look() != before
 
 
 # What code that is the first to import numpy.random does with it, and whether that counts as a draw the second time.
@@ -131,16 +115,15 @@ def test_the_watch_imports_nothing_and_counts_the_first_import_as_a_draw() -> No
         for code, is_draw in {LATE!r}.items():
             pid = os.fork()
             if pid == 0:
-                watch.arm()  # here: `random` is seeded again in a fork
-                assert not watch.drew()
+                before = watch.look()  # here: `random` is seeded again in a fork
+                assert watch.look() == before
                 eval(code)
-                looks = [watch.drew()]
-                watch.arm()
-                looks.append(watch.drew())
+                after = watch.look()
+                assert watch.look() == after
                 eval(code)
-                looks.append(watch.drew())
-                if looks != [True, False, is_draw]:
-                    print(code, looks, flush=True)
+                draws = [after != before, watch.look() != after]
+                if draws != [True, is_draw]:
+                    print(code, draws, flush=True)
                 os._exit(0)
             assert os.waitpid(pid, 0)[1] == 0, code
     """)
@@ -164,17 +147,17 @@ def bit_generators_are_put_back() -> Iterator[None]:
 class TestSwappedBitGenerators:
     def test_the_watch_sees_the_swap(self) -> None:
         watch = GlobalsWatch()
-        watch.arm()
+        before = watch.look()
         swap_bit_generator()
-        assert watch.drew()
+        assert watch.look() != before
 
     def test_the_watch_works_on_another_kind(self) -> None:
         swap_bit_generator()
         watch = GlobalsWatch()
-        watch.arm()
-        assert not watch.drew()
+        before = watch.look()
+        assert watch.look() == before
         np.random.rand()
-        assert watch.drew()
+        assert watch.look() != before
 
     def test_the_saved_one_comes_back(self) -> None:
         saved = SavedGlobals()
@@ -203,10 +186,20 @@ def test_the_trainers_state_comes_back_with_its_cached_gaussians(cached: bool) -
     assert global_draws() == expected
 
 
-def test_leaving_the_context_restores_also_after_an_error() -> None:
-    random.random()
-    outside = random.getstate()
-    with pytest.raises(ZeroDivisionError), SavedGlobals():
-        random.seed(1)
-        raise ZeroDivisionError
-    assert random.getstate() == outside
+def test_blocks_leave_the_generators_as_they_were_however_they_end_and_whoever_drew_between() -> None:
+    kept = KeptGlobals()
+    for draws, fails, looks in itertools.product([False, True], repeat=3):
+        random.random(), np.random.normal()  # between two blocks: the program's own
+        before = random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
+        with contextlib.suppress(ZeroDivisionError), kept:
+            assert kept.seen == kept.look()
+            seen, kept.seen = kept.seen, None
+            if draws:
+                global_draws()
+            if looks and kept.look() == seen:
+                kept.seen = seen
+            if fails:
+                np.random.rand()
+                raise ZeroDivisionError
+        assert kept.seen is None
+        assert before == (random.getstate(), pickle.dumps(np.random.get_state(legacy=False)))

@@ -83,14 +83,6 @@ def test_what_cannot_be_changed_may_come_again() -> None:
     assert write(lambda index: constant) == [[1] * ROWS, [2.0] * ROWS, [True] * ROWS]
 
 
-def test_containers_made_anew_for_each_row_are_written() -> None:
-    assert write(lambda index: {"a": {"x": index}, "b": (index, float(-index))}) == [
-        list(range(ROWS)),
-        list(range(ROWS)),
-        [-float(index) for index in range(ROWS)],
-    ]
-
-
 @pytest.mark.parametrize("odd", ["text", 2**70, 1.5], ids=str)
 def test_a_row_that_does_not_fit_is_left_to_its_own_call(odd: Any) -> None:
     assert write(lambda index: (index, odd if index == 2 else index)) is None

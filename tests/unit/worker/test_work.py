@@ -16,7 +16,7 @@ from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.global_rng import SavedGlobals
-from loaderpool.worker.jobs import Abandoned, Filled, Job, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Filled, Job, Progress, WorkFailed
 from loaderpool.worker.work import Work
 from tests.support.batches import assert_same, copied
 
@@ -30,7 +30,7 @@ class Bench:
         loader = lp.Loader(range(size) if source is None else source, fn, workers=0, **{"batch_size": 4, **settings})
         payload = check_arguments(loader._core.arguments).payload
         self.numbers = memoryview(bytearray(BOARD_BYTES)).cast("Q")
-        self.work = Work(payload, self.numbers, Board.base(0), worker=0, catches=Exception)
+        self.work = Work(payload, Progress(self.numbers, Board.base(0), 0, Exception))
         self.plan, self.config, self.chunk = payload["plan"], payload["config"], chunk
 
     def prepare(self) -> Bench:
@@ -85,13 +85,6 @@ def test_the_probe_tells_what_one_call_returned_and_its_result_is_used() -> None
     assert calls == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
-def test_the_probes_result_is_not_used_for_another_epoch() -> None:
-    calls: list[int] = []
-    bench = Bench(counting(calls)).prepare()
-    bench.make(0, epoch=1)
-    assert calls == [0, 0, 1, 2, 3]
-
-
 def growing(calls: list[int]) -> Callable[[int], Any]:
     def fn(index: int) -> Any:
         calls.append(index)
@@ -122,7 +115,7 @@ def test_a_small_first_batch_is_eked_out_with_samples_of_those_behind_it() -> No
 @pytest.mark.parametrize("how", [{"epoch": 1}, {"start": 4}], ids=["another epoch", "the rest of one"])
 def test_what_the_probe_saw_is_dropped_where_its_turn_will_not_come(how: dict[str, int]) -> None:
     bench = Bench(growing([]), batch_size=4, pad=True).prepare()
-    kept = bench.work._calls._kept
+    kept = bench.work.calls.kept
     assert len(kept) == 8
     job = Job(RUN, how.get("epoch", 0), 0, 1, 0, 4, after=how.get("start", 0))
     bench.work.fill(job, bench.slot, 0, bench.slot.nbytes)
@@ -165,18 +158,6 @@ def test_the_probes_result_survives_a_function_that_fills_its_buffer_again(
     batch = bench.make(0)[0]
     rows = batch["x"] if isinstance(batch, dict) else batch
     assert rows.reshape(4, -1)[:, 0].tolist() == [0, 1, 2, 3]
-
-
-def test_the_probes_list_of_text_survives_being_filled_again() -> None:
-    words = ["", "b"]
-
-    def fill(index: int) -> Any:
-        words[0] = str(index)
-        return words
-
-    bench = Bench(fill).prepare()
-    bench.make(1)
-    assert bench.make(0)[0].tolist() == [["0", "b"], ["1", "b"], ["2", "b"], ["3", "b"]]
 
 
 @pytest.mark.parametrize("action", ["skip", "replace"])
@@ -230,14 +211,6 @@ def test_who_counts_on_out_at_the_first_call_is_told_that_there_is_none_yet(fn: 
     assert failed.value.failure.text.startswith(str(failed.value.error))
 
 
-class NoneSuch:
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> int:
-        raise TypeError("None such path")
-
-
 def is_right(index: int, out: Any) -> Any:
     return np.zeros(3) if out is None else None
 
@@ -249,47 +222,16 @@ def refuses(index: int, out: Any = None) -> Any:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"source": NoneSuch(), "fn": is_right},
         {"fn": refuses},
         {"fn": lambda index: None + index, "augment": is_right},
         {"fn": lambda index: {"x": None}},
     ],
-    ids=["source", "function", "before augment", "in a dict"],
+    ids=["function", "before augment", "in a dict"],
 )
 def test_other_errors_about_none_say_nothing_of_out(settings: dict[str, Any]) -> None:
     with pytest.raises(WorkFailed) as failed:
         Bench(**settings).prepare()
     assert "None" in failed.value.failure.text and "out is None" not in failed.value.failure.text
-
-
-# ---- parts of batches, chunks of batches ----
-
-
-def noisy(index: int, rng: np.random.Generator) -> Any:
-    return {"i": index, "x": rng.random(3), "g": random.random()}
-
-
-FORMS: dict[str, dict[str, Any]] = {
-    "fixed": {"fn": lambda index: (np.full(3, index), index)},
-    "rng": {"fn": noisy, "shuffle": True},
-    "ragged": {"fn": lambda index: np.arange(index % 5), "ragged": True},
-    "padded": {"fn": lambda index: np.arange(index % 5), "pad": 9},
-    "text": {"fn": lambda index: ("é" * (index % 4), b"\0" * index)},
-    "elements": {"fn": lambda index: np.arange(index + 1), "batch_size": None},
-    "batch_fn": {"fn": None, "batch_fn": lambda items: np.array(items)},
-    "replaced": {"fn": lambda index: (5 * index) // (index % 3), "on_error": "replace"},
-    "skipped": {"fn": lambda index: (5 * index) // (index % 3), "on_error": "skip"},
-}
-
-
-def test_what_does_not_fit_the_slot_comes_back_unwritten() -> None:
-    bench = Bench(lambda index: np.arange(1 if index < 4 else 5000), ragged=True).prepare()
-    filled = bench.fill(2)
-    assert filled.oversize is not None and filled.oversize.nbytes > bench.slot.nbytes
-    elsewhere = aligned_empty(filled.oversize.nbytes)
-    filled.oversize.write(elsewhere, 0)
-    [(rows, [ragged])] = list(bench.form.read(elsewhere, 4, 1))
-    assert rows == 4 and ragged.row_splits.tolist() == [0, 5000, 10000, 15000, 20000]
 
 
 # ---- the board ----
@@ -354,17 +296,6 @@ def test_a_ticket_that_is_seen_to_draw_is_done_again_with_seeds_and_from_then_on
         random.seed(99)
         assert_same(bench.make(1), first)
         assert len(calls) == 17
-
-
-def test_a_draw_of_one_sample_does_not_depend_on_who_drew_before() -> None:
-    def draw(index: int) -> Any:
-        return np.random.normal(size=index % 4), np.random.normal()
-
-    with SavedGlobals():
-        bench = Bench(draw, ragged=True).prepare()
-        expected = [bench.make(number)[0] for number in range(5)]
-        again = Bench(draw, ragged=True).prepare()
-        assert_same([again.make(number)[0] for number in (4, 2, 0, 3, 1)], [expected[i] for i in (4, 2, 0, 3, 1)])
 
 
 # ---- errors ----
