@@ -21,7 +21,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.core import channel as channels
-from loaderpool.system import ctrl_c, fault_points
+from loaderpool.system import fault_points
 from tests.support.batches import kill_supervisor, supervisor_of
 from tests.support.child import run_child
 from tests.support.processes import POLL_S, end_all, is_alive, parents, status_of_fork, wait_gone
@@ -297,8 +297,7 @@ def test_what_a_handler_raises_in_a_batchs_finalizer_comes_at_the_next_batch(
     def handle(*_: object) -> None:
         raise raised(143)
 
-    # Of Ctrl-C it is ours, which is set for `as_dataset`: Python's own does not wait.
-    before = signal.signal(number, ctrl_c._on_ctrl_c if number == signal.SIGINT else handle)
+    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else handle)
     try:
         with lp.Loader(range(64), np.float32, batch_size=4, workers=1) as loader:
             at = 0
