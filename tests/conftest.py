@@ -36,17 +36,12 @@ leaks.mark_children()
 interrupts.hear_ctrl_c()
 
 
-@pytest.hookimpl(tryfirst=True)  # before those are left out that -m does not name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark those that need TensorFlow as slow, for each process that runs some imports it; leave out the long ones."""
-    for item in items:
-        if "tf" in getattr(item, "fixturenames", ()):
-            item.add_marker("slow")
+    """Leave out the long ones, unless they are asked for."""
     if "long" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("long")]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,23 +64,16 @@ def _run_again(config: pytest.Config) -> list[pytest.TestReport]:
     return reporter.stats.get("rerun", []) if reporter else []
 
 
-@pytest.fixture(scope="session")
-def _kills_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with open(shared / "kills-for-memory", "w") as file:
-        yield file.fileno()
-
-
 @pytest.fixture(autouse=True)
-def _kills_for_memory_apart(request: pytest.FixtureRequest, _kills_lock: int) -> Iterator[None]:
+def _kills_for_memory_apart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     name = request.path.name
     if name not in KILL_FOR_MEMORY | COUNT_KILLS_FOR_MEMORY:
         yield
         return
-    fcntl.flock(_kills_lock, fcntl.LOCK_EX if name in KILL_FOR_MEMORY else fcntl.LOCK_SH)
-    yield
-    fcntl.flock(_kills_lock, fcntl.LOCK_UN)
+    base = tmp_path_factory.getbasetemp()
+    with open((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kills-for-memory", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if name in KILL_FOR_MEMORY else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(autouse=True)

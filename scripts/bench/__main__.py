@@ -30,13 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peers = set(options.peers or (ALL_PEERS if options.peers is not None else ()))
     if unknown := sorted(peers - set(ALL_PEERS)):
         parser.error(f"no peer named {', '.join(unknown)}; there are {', '.join(ALL_PEERS)}")
-    rounds = 1 if options.quick or options.check else options.rounds
-    shorter = 2.0 if options.quick or options.check else 1.0
+    rounds, shorter = (1, 2.0) if options.check else (None, 1.0)
     started = time.monotonic()
     emit = functools.partial(_emit, options.json)
     with tempfile.TemporaryDirectory(prefix="loaderpool-bench-") as folder:
         render_images(Path(folder))
-        emit({"kind": "machine", "machine": machine_line(), "quick": options.quick or options.check})
+        emit({"kind": "machine", "machine": machine_line(), "is_check": options.check})
         results: dict[str, Result] = {}
         for row in rows:
             results[row.key] = run_row(row, peers, rounds, shorter, emit)
@@ -83,7 +82,7 @@ def _choose_rows(options: argparse.Namespace, parser: argparse.ArgumentParser) -
             print(f"{row.key}: {row.what}: {', '.join((*row.contestants, *row.peers))}")
         sys.exit(0)
     if not options.rows:
-        return [row for row in ROWS if (row.is_quick or not options.quick) and (row.is_checked or not options.check)]
+        return [row for row in ROWS if row.is_checked or not options.check]
     # A row by its key, or those of a group: `tiny32`, `fit`.
     chosen = {name: [row for row in ROWS if f"{row.key}/".startswith(f"{name}/")] for name in options.rows}
     if unknown := [name for name, found in chosen.items() if not found]:
@@ -95,9 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench/run", description=__doc__)
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these: cpu, tiny32/tf, fit (--list names all)")
     parser.add_argument("--peers", nargs="*", metavar="PEER", help=f"other loaders, all or of {', '.join(ALL_PEERS)}")
-    parser.add_argument("--quick", action="store_true", help="some rows, one short round: does it work, not how fast")
     parser.add_argument("--check", action="store_true", help="a minute: status 1 below half of a goal")
-    parser.add_argument("--rounds", type=int, metavar="COUNT", help="rounds of each row")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append every round and result as JSON lines")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/")
     parser.add_argument("--list", action="store_true", help="name all rows and their contestants")

@@ -23,7 +23,7 @@ def steps(row: Row, contestant: str, window: Window) -> dict[str, float]:
     """Steps per second; of a limit, batches. The first numbers of all batches are verified by a metric of the model."""
     work = WORKS[row.work]
     if contestant in LIMITS:
-        return {contestant: LIMITS[contestant](work, "own", window).rate}
+        return {contestant: LIMITS[contestant](work, window).rate}
     os.environ["KERAS_BACKEND"] = row.view
     if contestant in row.peers:
         multiprocessing.set_start_method("forkserver")  # a fork beside JAX's threads may deadlock

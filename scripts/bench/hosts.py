@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from bench.measures import cpu_ms, tree, warm_and_measured
+from bench.measures import tree
 from bench.peers import make_loader
 from bench.rows import Row
-from bench.windows import Window
-from bench.works import WORKS, Work, render_images
+from bench.windows import Window, delivered
+from bench.works import WORKS, check_ends, render_images
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _STORE_BYTES = 1 << 30
@@ -30,52 +26,38 @@ _STORE_BYTES = 1 << 30
 def beside_local(row: Row, contestant: str, window: Window) -> dict[str, float]:
     """Batches a second, or milliseconds of CPU time of all processes for one."""
     work = WORKS[row.work]
-    with _on_one_core(), _places(contestant) as (workers, _), make_loader(work, workers) as loader:
-        delivery, (spent_ms,) = warm_and_measured(loader, work, window, lambda: [cpu_ms(tree(os.getpid()))])
+    ends: list[tuple[int, float, float]] = []
+
+    def look(batch: Any) -> None:
+        ends.append((len(ends), batch[0].item(0), batch[-1].item(0)))
+
+    with _on_one_core(), _places(contestant) as workers, make_loader(work, workers) as loader:
+        batches = iter(loader)
+        delivered(batches, Window(0.1, window.warm_s), look)
+        before_ms = _cpu_ms()
+        delivery = delivered(batches, Window(window.seconds, 0.0), look)
+        spent_ms = _cpu_ms() - before_ms
+    check_ends(work, ends)
     return {contestant: delivery.rate if row.is_rate else spent_ms / delivery.count}
 
 
-def after_a_kill(row: Row, contestant: str, window: Window) -> dict[str, float]:
-    """Seconds from `Loader(...)` to the first batch on a running cluster; the longest wait around a host's SIGKILL."""
-    work = WORKS[row.work]
-    with _on_one_core(), _places("loaderpool") as (pool, cluster):
-        started = time.perf_counter()
-        with make_loader(work, pool) as loader:
-            next(iter(loader))
-            first_s = time.perf_counter() - started
-        with make_loader(work, pool) as loader:
-            return {"first": first_s, "loaderpool": _longest_wait(loader, work, cluster)}
-
-
-def _longest_wait(loader: Any, work: Work, cluster: Any) -> float:
-    waits: list[float] = []
-    then = time.perf_counter()
-    for number, batch in enumerate(loader):
-        if batch[0].item(0) != number * work.batch_size:
-            raise ValueError(f"batch {number} is wrong")
-        now = time.perf_counter()
-        waits.append(now - then)
-        then = now
-        if number == 40:
-            commands = {pid: psutil.Process(pid).cmdline() for pid in tree(cluster.pid)}
-            (actor,) = (pid for pid, words in commands.items() if words and words[0].startswith("ray::NodeActor"))
-            os.kill(actor, signal.SIGKILL)
-        elif number == 140:
-            break
-    return max(waits[41:])
+def _cpu_ms() -> float:
+    """Of all processes below this one, by the scheduler's clock; what psutil tells is in ticks of 10 ms."""
+    threads = [file for pid in tree(os.getpid()) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text().split()[0]) for file in threads) / 1e6
 
 
 @contextlib.contextmanager
-def _places(contestant: str) -> Iterator[tuple[Any, Any]]:
-    """The argument `workers`, and the cluster: a raylet that offers one CPU, beside a head that offers none."""
+def _places(contestant: str) -> Iterator[Any]:
+    """The argument `workers`; a cluster is a raylet that offers one CPU, beside a head that offers none."""
     if contestant == "local":
-        yield 1, None
+        yield 1
         return
     import loaderpool as lp
     from tests.support.ray_cluster import RayCluster
 
     with RayCluster(nodes=1, store_bytes=_STORE_BYTES) as cluster, lp.RayPool(cluster.address) as pool:
-        yield pool, cluster
+        yield pool
 
 
 @contextlib.contextmanager

@@ -5,23 +5,23 @@
 - ideal: for work that waits, by arithmetic.
 - from_generator: yields one ready-made batch, 64-byte aligned, so that TensorFlow does not even copy it; with
   `prefetch` and without, the faster one.
-- waiting: the same at loaderpool's rate: its threads sleep and wake between batches, as they do with a loader.
 - from_tensors: `from_tensors(batch).repeat()`, which is TensorFlow's own iteration.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import mmap
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bench.samples import Array
-from bench.windows import Delivery, Window, taken_by_function, tensor_as_array, verified
+from bench.windows import Delivery, Window, tensor_as_array, verified
 from bench.works import Work, check_batch, make_batch
 
 DEFAULT_SLOTS = 8  # where loaderpool has not run before and told how many it has
@@ -34,7 +34,7 @@ READY_POSITION = 1  # of the ready batch: its first number would be 0 otherwise,
 Contender = Callable[[int], tuple[Callable[[], None], Callable[[], None]]]
 
 
-def _bare(work: Work, view: str, window: Window) -> Delivery:
+def _bare(work: Work, window: Window) -> Delivery:
     turn = max(work.period, TINY_TURN if work.is_tiny else 1)
 
     def contender(number: int) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -55,7 +55,7 @@ def _bare(work: Work, view: str, window: Window) -> Delivery:
     return _delivery(contender, work.workers, turn, window)
 
 
-def _rows(work: Work, view: str, window: Window) -> Delivery:
+def _rows(work: Work, window: Window) -> Delivery:
     slots = int(window.before.get("slots", DEFAULT_SLOTS))
     count = max(1, min(slots, BUFFER_BYTES // work.batch_bytes) // work.workers)
     turn = max(work.period, TINY_TURN if work.is_tiny else 1)
@@ -82,9 +82,9 @@ def _rows(work: Work, view: str, window: Window) -> Delivery:
     return _delivery(contender, work.workers, turn, window)
 
 
-def _ideal(work: Work, view: str, window: Window) -> Delivery:
+def _ideal(work: Work, window: Window) -> Delivery:
     assert work.ideal is not None
-    return Delivery(work.ideal / work.batch_size, 0.0, 0)
+    return Delivery(work.ideal / work.batch_size, 0)
 
 
 def _delivery(contender: Contender, processes: int, turn: int, window: Window) -> Delivery:
@@ -119,7 +119,7 @@ def _delivery(contender: Contender, processes: int, turn: int, window: Window) -
         child.join()
     if any(child.exitcode for child in children):
         raise ValueError("a bare process failed; see above")
-    return Delivery(turn * sum(rates.get() for _ in children), 0.0, 0)
+    return Delivery(turn * sum(rates.get() for _ in children), 0)
 
 
 def ready_batch(work: Work) -> Array:
@@ -130,45 +130,24 @@ def ready_batch(work: Work) -> Array:
     return make_batch(work, READY_POSITION, batch)
 
 
-def _from_generator(work: Work, view: str, window: Window) -> Delivery:
-    def always(ready: Array) -> Iterator[Array]:
-        while True:
-            yield ready
-
-    half = Window(window.seconds / 2, window.warm_s / 2)
-    found = [_measure_ready(_generated(work, always, prefetch), work, view, half) for prefetch in (0, 2)]
-    return max(found, key=lambda delivery: delivery.rate)
-
-
-def _waiting(work: Work, view: str, window: Window) -> Delivery:
-    pause_s = 1 / window.before["tf.data rate"]
-
-    def in_time(ready: Array) -> Iterator[Array]:
-        due = time.perf_counter()
-        while True:
-            due += pause_s
-            time.sleep(max(0.0, due - time.perf_counter()))
-            yield ready
-
-    return _measure_ready(_generated(work, in_time, 2), work, view, window)
-
-
-def _generated(work: Work, generate: Callable[[Array], Iterator[Array]], prefetch: int) -> Any:
+def _from_generator(work: Work, window: Window) -> Delivery:
     import tensorflow as tf
 
     ready = ready_batch(work)
     signature = tf.TensorSpec(work.batch_shape, tf.as_dtype(work.dtype))
-    made = tf.data.Dataset.from_generator(lambda: generate(ready), output_signature=signature)
-    return made.prefetch(prefetch) if prefetch else made
+    made = tf.data.Dataset.from_generator(lambda: itertools.repeat(ready), output_signature=signature)
+    half = Window(window.seconds / 2, window.warm_s / 2)
+    found = [_measure_ready(dataset, work, half) for dataset in (made, made.prefetch(2))]
+    return max(found, key=lambda delivery: delivery.rate)
 
 
-def _from_tensors(work: Work, view: str, window: Window) -> Delivery:
+def _from_tensors(work: Work, window: Window) -> Delivery:
     import tensorflow as tf
 
-    return _measure_ready(tf.data.Dataset.from_tensors(ready_batch(work)).repeat(), work, view, window)
+    return _measure_ready(tf.data.Dataset.from_tensors(ready_batch(work)).repeat(), work, window)
 
 
-def _measure_ready(dataset: Any, work: Work, view: str, window: Window) -> Delivery:
+def _measure_ready(dataset: Any, work: Work, window: Window) -> Delivery:
     """As any peer is measured, except that all batches are the same one."""
     first = READY_POSITION * work.batch_size
 
@@ -176,12 +155,10 @@ def _measure_ready(dataset: Any, work: Work, view: str, window: Window) -> Deliv
         return work.fn(first + item % work.batch_size)
 
     same = dataclasses.replace(work, fn=fn, write=None, token=lambda item: work.token(first + item % work.batch_size))
-    if view == "function":
-        return taken_by_function(dataset, same, window)
     return verified(dataset, same, window, tensor_as_array, 256 if work.is_tiny else 1)
 
 
-LIMITS: dict[str, Callable[[Work, str, Window], Delivery]] = {
-    "bare": _bare, "rows": _rows, "ideal": _ideal, "from_generator": _from_generator, "waiting": _waiting,
+LIMITS: dict[str, Callable[[Work, Window], Delivery]] = {
+    "bare": _bare, "rows": _rows, "ideal": _ideal, "from_generator": _from_generator,
     "from_tensors": _from_tensors,
 }  # fmt: skip

@@ -10,8 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,7 @@ from bench.windows import (
     LOOK_EVERY,
     Delivery,
     Window,
-    delivered,
     only_tensor,
-    taken_by_function,
     tensor_as_array,
     verified,
 )
@@ -35,8 +32,6 @@ from bench.works import WORKS, Work, check_batch, check_ends
 
 Figures = dict[str, float]
 
-TURNS = 5
-MORE_US, MOST_US = 3.0, 5.0  # that an eager tensor of a tiny batch may cost beside an array, and in all
 LOCAL_ITEMS = 2**21  # more than a window needs; each index is exact in float32, each sum in float64
 LOCAL_TURN_S = 0.0005  # shorter than the slices in which other processes get the CPU: few turns meet one
 WORK = WORKS["tiny32"]
@@ -51,7 +46,7 @@ KILLED_BATCH, KILLS = 8, 30
 BATCHES_BETWEEN = 30  # kills: ten times what a recovery may take, at the two workers' pace
 
 
-# ---- rates, and the trainer's CPU time for a batch
+# ---- rates
 
 
 def rate(row: Row, contestant: str, window: Window) -> Figures:
@@ -60,94 +55,20 @@ def rate(row: Row, contestant: str, window: Window) -> Figures:
     return {contestant: delivery.rate, **facts}
 
 
-def trainer_cpu(row: Row, contestant: str, window: Window) -> Figures:
-    """Microseconds of CPU time of the trainer for a batch, all its threads together."""
-    view, name = ("own", contestant) if contestant == "loaderpool" else ("tf", contestant)
-    delivery, facts = _delivery("loaderpool" if name == "tf.data" else name, WORKS[row.work], view, window)
-    return {contestant: delivery.cpu_us, f"{contestant} rate": delivery.rate, **facts}
-
-
 def _delivery(contestant: str, work: Work, view: str, window: Window) -> tuple[Delivery, Figures]:
     if contestant in LIMITS:
-        return LIMITS[contestant](work, view, window), {}
-    every = LOOK_EVERY if work.is_tiny else 1
-    if view in ("own", "tensors"):
-        with own(contestant, work) as batches:
-            if view == "tensors":
-                delivery = verified(batches.tensors(), work, window, tensor_as_array, every)
-            else:
-                delivery = verified(batches, work, window, as_array)
-            return delivery, {"slots": batches.statistics().memory.buffers} if contestant == "loaderpool" else {}
-    with as_dataset(contestant, work) as dataset:
-        if view == "function":
-            return taken_by_function(dataset, work, window), {}
-        return verified(dataset, work, window, tensor_as_array, every), {}
-
-
-# ---- eager tensors beside the loader's own arrays, by turns in one process
-
-
-def eager(row: Row, contestant: str, window: Window) -> Figures:
-    """Microseconds of CPU time of the thread that reads, for a batch."""
-    work = WORKS[row.work]
-    found: dict[str, list[float]] = {"arrays": [], "loaderpool": []}
-    with make_loader(work) as loader:
-        views = {"arrays": loader, "loaderpool": loader.tensors()}
-        for _ in range(TURNS):
-            for view, batches in views.items():
-                loader.epoch = 0
-                found[view].append(_thread_us(batches, work, window.seconds / TURNS))
-    figures = {view: statistics.median(times) for view, times in found.items()}
-    return {**figures, "allowed": min(figures["arrays"] + MORE_US, MOST_US)}
-
-
-def _thread_us(batches: Any, work: Work, seconds: float) -> float:
-    iterator = iter(batches)
-    for _ in range(8):
-        batch = next(iterator)
-    count, until, kept = 0, time.perf_counter() + seconds, []
-    started = time.thread_time()
-    while count % 8 or time.perf_counter() < until:
-        batch = next(iterator)
-        if not count % 64:
-            kept.append((count + 8, float(np.asarray(batch).item(0))))
-        count += 1
-    spent = time.thread_time() - started
-    del batch
-    if any(first != work.token(number * work.batch_size) for number, first in kept):
-        raise ValueError("batches are wrong")
-    return 1e6 * spent / count
-
-
-def cpu_ms(pids: list[int]) -> float:
-    """CPU time of all their threads by the scheduler's clock; what psutil tells is in ticks of 10 ms."""
-    total = 0.0
-    for pid in pids:
-        for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            total += int(thread.read_text().split()[0]) / 1e6
-    return total
+        return LIMITS[contestant](work, window), {}
+    if view == "tf":
+        with as_dataset(contestant, work) as dataset:
+            return verified(dataset, work, window, tensor_as_array, LOOK_EVERY if work.is_tiny else 1), {}
+    with own(contestant, work) as batches:
+        delivery = verified(batches, work, window, as_array)
+        return delivery, {"slots": batches.statistics().memory.buffers} if contestant == "loaderpool" else {}
 
 
 def tree(pid: int) -> list[int]:
     """A process and its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-
-
-def warm_and_measured(
-    loader: Any, work: Work, window: Window, cpu: Callable[[], list[float]], turn: int = 1
-) -> tuple[Delivery, list[float]]:
-    """A loader's verified batches after the warm-up, and by how much what `cpu` tells grows meanwhile."""
-    batches, ends = iter(loader), []
-
-    def look(batch: Any) -> None:
-        ends.append((len(ends), batch[0].item(0), batch[-1].item(0)))
-
-    delivered(batches, Window(0.1, window.warm_s), look)
-    before = cpu()
-    delivery = delivered(batches, Window(window.seconds, 0.0), look, turn=turn)
-    spent = [now - then for now, then in zip(cpu(), before, strict=True)]
-    check_ends(work, ends)
-    return delivery, spent
 
 
 # ---- `workers=0` beside a plain loop, by turns in one process
@@ -319,20 +240,7 @@ def _walk(batches: Any, step: Any, work: Work | None, window: Window) -> float:
     return statistics.median(between_ms)
 
 
-# ---- what it costs to be ready for deaths, and how long a dead worker's work is at rest
-
-
-def engine(row: Row, contestant: str, window: Window) -> Figures:
-    """Milliseconds of CPU time, of trainer and supervisor and of the workers, while nothing goes wrong."""
-    work = WORKS[row.work]
-    with make_loader(work) as loader:
-
-        def cpu() -> list[float]:
-            workers = [worker.pid for worker in loader.statistics().workers]
-            return [cpu_ms([os.getpid(), psutil.Process(workers[0]).ppid()]), cpu_ms(workers)]
-
-        _, (others, workers) = warm_and_measured(loader, work, window, cpu, turn=work.workers)
-    return {"loaderpool": others, "workers": workers}
+# ---- how long a dead worker's work is at rest
 
 
 def who_and_when(item: int) -> Array:

@@ -54,7 +54,6 @@ class Row:
     warm_s: float = 0.5
     rounds: int = 3
     timeout_s: float = 100.0  # importing TensorFlow and torch on a busy machine takes some ten seconds
-    is_quick: bool = False  # part of the quick form
     is_checked: bool = False  # part of the look for gross regressions
     is_compared: bool = False  # stands in the table beside other loaders
     is_shown_whole: bool = False  # all of its peers are run in each round, not only the best one
@@ -65,21 +64,10 @@ class Row:
 
 
 def _rate(work: str, view: str, limits: tuple[str, ...], *goals: Goal, **settings: Any) -> Row:
-    view_name = {"tf": " through tf.data", "function": " in a tf.function", "tensors": " as eager tensors"}.get(
-        view, ""
-    )
     return Row(
-        f"{work}/{view}", WORKS[work].what + view_name, "measures:rate", "batches/s", ("loaderpool", *limits),
-        goals=goals, work=work, view=view, is_compared=view != "tensors", **settings,
+        f"{work}/{view}", WORKS[work].what + (" through tf.data" if view == "tf" else ""), "measures:rate", "batches/s",
+        ("loaderpool", *limits), goals=goals, work=work, view=view, is_compared=True, **settings,
     )  # fmt: skip
-
-
-def _cpu(work: str, limit: str, own: float, dataset: float) -> Row:
-    what = f"{WORKS[work].what}: the trainer's CPU time for a batch"
-    goals = (_at_most(own, limit), _at_most(dataset, limit, "tf.data"))
-    return Row(
-        f"{work}/cpu", what, "measures:trainer_cpu", "us", ("loaderpool", "tf.data", limit), goals=goals, work=work
-    )
 
 
 def _fit(work: str, backend: str, limits: tuple[str, ...], peers: tuple[str, ...], *goals: Goal, **more: Any) -> Row:
@@ -104,60 +92,43 @@ _WAITING = ("torch", "keras", "spdl", "joblib")
 _LOCAL = {32: 2.5, 128: 2.5, 8: 2.5, 1: 5.0}  # of the loop's time, by batch size
 
 ROWS = (
-    _rate("cpu", "own", ("bare",), _at_least(0.99, "bare"), peers=PEERS, seconds=2.5, is_quick=True, is_checked=True),
+    _rate("cpu", "own", ("bare",), _at_least(0.99, "bare"), peers=PEERS, seconds=2.5, is_checked=True),
     _rate("cpu", "tf", ("bare",), _at_least(0.99, "bare"), peers=PEERS, seconds=2.5),
-    _rate("jpeg", "own", ("bare",), _at_least(1.0, "bare"), peers=PEERS, is_quick=True),
+    _rate("jpeg", "own", ("bare",), _at_least(1.0, "bare"), peers=PEERS),
     _rate("jpeg", "tf", ("bare",), _at_least(0.98, "bare"), peers=ALL_PEERS, rounds=5, is_shown_whole=True),
     _rate(
         "tiny32", "own", ("bare", "rows", "serial"), _at_least(0.8, "rows"), _at_least(3.5, BEST_PEER), peers=PEERS,
-        is_quick=True, is_checked=True,
+        is_checked=True,
     ),
     _rate("tiny1", "own", ("bare", "rows", "serial"), _at_least(10.0, BEST_PEER), peers=PEERS),
     _rate(
         "tiny32", "tf", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors"),
-        _at_least(3.0, "from_generator"), _at_least(4.0, BEST_PEER), peers=PEERS, is_quick=True, is_checked=True,
+        _at_least(3.0, "from_generator"), _at_least(4.0, BEST_PEER), peers=PEERS, is_checked=True,
     ),
-    _rate("tiny32", "function", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors")),
     _rate(
         "tiny1", "tf", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors"),
         _at_least(3.0, BEST_PEER), peers=ALL_PEERS,
     ),
-    _rate("tiny1", "function", ("from_tensors", "from_generator"), _at_least(0.85, "from_tensors")),
     # Eight times the best of those who send batches from process to process; threads, which send nothing, as the one
     # call of this function lets the GIL go, are to be led.
     _rate(
         "wide", "own", ("rows", "serial"), _at_least(0.85, "rows"), _at_least(1.0, BEST_PEER), _at_least(8.0, "torch"),
-        peers=PEERS, rounds=4, is_quick=True, is_checked=True,
+        peers=PEERS, rounds=4, is_checked=True,
     ),
     _rate(
         "wide", "tf", ("rows", "from_generator"), _at_least(0.85, "rows"), _at_least(1.0, BEST_PEER),
         _at_least(8.0, "torch"), peers=PEERS,
     ),
-    _rate("wide", "tensors", ("rows",), _at_least(0.85, "rows")),
     # A worker makes a batch in 0.3 s, and 256 of them take seconds to start.
-    _rate("io16", "own", ("ideal",), _at_least(0.99, "ideal"), peers=_WAITING, warm_s=1.0),
     _rate("io32", "own", ("ideal",), _at_least(0.99, "ideal"), peers=_WAITING, warm_s=1.0, is_checked=True),
     _rate(
         "io256", "own", ("ideal",), _at_least(0.9, "ideal"), peers=("torch", "spdl"), seconds=3.0, warm_s=4.0, rounds=1
     ),
-    _rate("threads8", "own", ("ideal",), _at_least(0.9, "ideal"), seconds=3.0, warm_s=2.0),
     _rate(
         "threads16", "own", ("ideal",), _at_least(0.95, "ideal"), peers=("grain", "spdl"), seconds=3.0, warm_s=2.0
     ),
-    _rate("threads32", "own", ("ideal",), _at_least(0.95, "ideal"), seconds=3.0, warm_s=2.0),
-    _rate("straggler", "own", ("bare",), _at_least(0.97, "bare"), peers=PEERS, seconds=2.5, is_quick=True),
+    _rate("straggler", "own", ("bare",), _at_least(0.97, "bare"), peers=PEERS, seconds=2.5),
     _rate("straggler", "tf", ("bare",), _at_least(0.95, "bare"), peers=PEERS, seconds=2.5),
-    _cpu("tiny32", "from_generator", 0.1, 1.1),
-    _cpu("wide", "waiting", 0.1, 1.1),  # batches must be waited for, which costs from_generator as well
-    *(
-        Row(
-            f"{work}/eager", f"{WORKS[work].what}: the reading thread's CPU time for a batch as an eager tensor",
-            "measures:eager", "us", ("loaderpool",), goals=(goal,), work=work,
-        )
-        for work, goal in (
-            ("tiny32", _at_most(1.0, "allowed")), ("tiny1", _at_most(1.0, "allowed")), ("wide", _at_most(100.0))
-        )
-    ),
     *(
         Row(
             f"local/{size}", f"16 floats a sample, batch {size}, `workers=0`", "measures:local", "us", ("loaderpool",),
@@ -167,11 +138,11 @@ ROWS = (
     ),
     Row(
         "first/own", _FIRST, "measures:first", contestants=("loaderpool", "interpreter"), peers=PEERS,
-        goals=(_at_most(2.0, "interpreter"),), rounds=5, is_quick=True, is_checked=True, **_TIME,
+        goals=(_at_most(2.0, "interpreter"),), rounds=5, is_checked=True, **_TIME,
     ),
     Row(
         "first/pool", f"{_FIRST}, on a running pool", "measures:first", contestants=("loaderpool", "interpreter"),
-        goals=(_at_most(0.5, "interpreter"),), view="pool", is_quick=True, **_TIME,
+        goals=(_at_most(0.5, "interpreter"),), view="pool", **_TIME,
     ),
     Row(
         "first/tf", f"{_FIRST}, through tf.data", "measures:first", contestants=("loaderpool", "interpreter"),
@@ -179,7 +150,7 @@ ROWS = (
     ),
     Row(
         "gap/own", _GAP, "measures:gap", contestants=("loaderpool",), peers=PEERS,
-        goals=(_at_most(1.0, "three batches"), _at_most(0.1, "torch")), is_quick=True, **_TIME,
+        goals=(_at_most(1.0, "three batches"), _at_most(0.1, "torch")), **_TIME,
     ),
     Row(
         "gap/tf", f"{_GAP}, through tf.data", "measures:gap", contestants=("loaderpool",), peers=PEERS,
@@ -187,11 +158,10 @@ ROWS = (
     ),
     *(
         Row(
-            f"{work}/{view}", WORKS[work].what + (" through tf.data" if view == "tf" else ""), "measures:between_steps",
-            contestants=("loaderpool", "ready"), peers=peers, goals=(_at_most(1.03, "ready"),), work=work, view=view,
-            **_TIME,
+            f"step/{view}", WORKS["step"].what + (" through tf.data" if view == "tf" else ""), "measures:between_steps",
+            contestants=("loaderpool", "ready"), peers=("torch", "joblib"), goals=(_at_most(1.03, "ready"),),
+            work="step", view=view, **_TIME,
         )
-        for work, peers in (("step", ("torch", "joblib")), ("shortstep", ("torch",)))
         for view in ("own", "tf")
     ),
     *(
@@ -213,18 +183,10 @@ ROWS = (
         for work, what, most in (("array", "a 2 GB array", 60.0), ("dicts", "2 million small dicts", 300.0))
     ),
     Row(
-        "faults/engine", "CPU time of trainer and supervisor while nothing goes wrong", "measures:engine", "ms",
-        ("loaderpool",), goals=(_at_most(0.01, "workers"),), work="cpu", seconds=4.0, warm_s=0.8,
-    ),
-    Row(
         "faults/recovery", "from a worker's SIGKILL to its replacement's first row", "measures:recovery",
         contestants=("loaderpool",), goals=(_at_most(50.0),), **_TIME,
     ),
     _hosts("burn", "ms", _at_most(1.06, "local")),
     _hosts("jpeg", "ms", _at_most(1.2, "local")),
     _hosts("tiny32", "batches/s", _at_least(0.5, "local")),
-    Row(
-        "hosts/killed", "longest wait around a host's SIGKILL", "hosts:after_a_kill", "s", ("loaderpool",),
-        goals=(_at_most(1.0), _at_most(2.5, of="first")), work="burn",
-    ),
 )  # fmt: skip

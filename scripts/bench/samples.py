@@ -16,7 +16,6 @@ STEPS, FACTOR, ADDEND, MODULUS = 40_000, 1_103_515_245, 12_345, 2**31
 SLEEP_S = 0.02
 STRAGGLER_EVERY, STRAGGLER_COST = 64, 50
 STEP_WIDTH = 1024  # of a sample that a training step takes
-NAP_S = 0.002
 
 
 def tiny(item: int) -> Array:
@@ -53,12 +52,6 @@ def wait_for_it(item: int) -> Array:
     """int64[1]: the item, after what a read from afar is to the CPU: nothing, for 20 ms."""
     time.sleep(SLEEP_S)
     return np.array([item])
-
-
-def nap(item: int) -> Array:
-    """float32[1024], after 2 ms of waiting: 16 workers make 250 batches of 32 a second, and use hardly any CPU."""
-    time.sleep(NAP_S)
-    return np.full(STEP_WIDTH, item, np.float32)
 
 
 def ponder(item: int) -> Array:

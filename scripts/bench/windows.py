@@ -14,7 +14,6 @@ from bench.samples import Array
 from bench.works import Work, check_batch, check_ends
 
 LOOK_EVERY = 256  # batches of tiny work in tf.data: reading a tensor costs more than making it
-CALL_STEPS = 256  # that a tf.function takes at a time, as fit(steps_per_execution=256) would
 KEPT = 3  # first batches that are held until they are verified number by number
 
 
@@ -32,7 +31,6 @@ class Delivery:
     """What a consumer saw of the batches that it took."""
 
     rate: float  # batches per second after the warm-up
-    cpu_us: float  # CPU time of this process for each counted batch, all its threads together
     count: int
 
 
@@ -51,14 +49,12 @@ def delivered(batches: Iterable[Any], window: Window, look: Callable[[Any], obje
         look(batch)
         if clock() >= warm_until:
             break
-    cpu_s = time.process_time()
     started = clock()
     deadline = started + window.seconds
     for count, batch in enumerate(iterator, start=1):
         look(batch)
         if clock() >= deadline and count % turn == 0:
-            elapsed_s, cpu_s = clock() - started, time.process_time() - cpu_s
-            return Delivery(count / elapsed_s, 1e6 * cpu_s / count, count)
+            return Delivery(count / (clock() - started), count)
     raise ValueError("the pass ended before the window did: give the loader more items")
 
 
@@ -83,26 +79,6 @@ def verified(batches: Any, work: Work, window: Window, as_array: Callable[[Any],
         check_batch(work, position, batch)
     check_ends(work, ends)
     return delivery
-
-
-def taken_by_function(dataset: Any, work: Work, window: Window) -> Delivery:
-    """By a tf.function that takes many batches at a call and adds up their first numbers."""
-    import tensorflow as tf
-
-    @tf.function
-    def take(iterator: Any) -> Any:
-        total = tf.constant(0, tf.int64)
-        for _ in tf.range(CALL_STEPS):
-            total += tf.cast(tf.reshape(only_tensor(next(iterator)), [-1])[0], tf.int64)
-        return total
-
-    iterator = iter(dataset)
-    totals: list[int] = []
-    delivery = delivered(iter(lambda: int(take(iterator)), None), window, totals.append)
-    expected = sum(work.token(position * work.batch_size) for position in range(len(totals) * CALL_STEPS))
-    if sum(totals) != expected:
-        raise ValueError(f"the first numbers of {len(totals)} calls add up to {sum(totals)}, not {expected}")
-    return Delivery(delivery.rate * CALL_STEPS, delivery.cpu_us / CALL_STEPS, delivery.count * CALL_STEPS)
 
 
 def tensor_as_array(element: Any) -> Array:

@@ -152,10 +152,6 @@ def _tiny(batch_size: int) -> Work:
     )  # fmt: skip
 
 
-_WIDE = Work(
-    "wide", "38.5 MB batches of float32", _scale, IMAGE_SHAPE, np.float32, 64, 10**4, write=_write_scaled,
-    suits_threads=True,
-)  # fmt: skip
 _STEP = (samples.STEP_WIDTH,)
 WORKS = {
     work.name: work
@@ -168,22 +164,17 @@ WORKS = {
         ),
         _tiny(32),
         _tiny(1),
-        _WIDE,
-        dataclasses.replace(_WIDE, name="wide_return", what="the same, returned and not written into out", write=None),
-        _waiting("io16", 16, 16),
+        Work(
+            "wide", "38.5 MB batches of float32", _scale, IMAGE_SHAPE, np.float32, 64, 10**4, write=_write_scaled,
+            suits_threads=True,
+        ),
         _waiting("io32", 32, 16),
         _waiting("io256", 256, 16),
-        _waiting("threads8", 2, 8, 16),
         _waiting("threads16", 2, 16, 16),
-        _waiting("threads32", 2, 32, 16),
         Work(
             "straggler", "1 sample in 64 costs 50 times more, batch 8", samples.straggle, (2,), np.int64, 8, 10**5,
             period=samples.STRAGGLER_EVERY // 8,
         ),
         Work("step", "a training step, cores suffice", samples.ponder, _STEP, np.float32, 32, 2**12, workers=1),
-        Work(
-            "shortstep", "a short step, 16 workers that wait", samples.nap, _STEP, np.float32, 32, 2**15, workers=16,
-            ideal=16 / samples.NAP_S, suits_threads=True,
-        ),
     )
 }  # fmt: skip

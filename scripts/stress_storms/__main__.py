@@ -32,7 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = _parse(given)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # it has a word to say for each batch in a checkpoint
     os.environ["PYTHONFAULTHANDLER"] = "1"  # so that a supervisor that hangs can be made to show its stack
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     warnings.simplefilter("error", lp.LoaderpoolWarning)  # a damaged entry is made anew, so nothing else would show it
@@ -42,13 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = _storm(options)
     mismatches = [f"round {each.round.number}: {line}" for each in results for line in each.mismatches]
     if results:
-        _print_results(results)
+        counts = _sum(results)
+        told = ", ".join(f"{counts[key]:,} {text}" for key, text in _TOLD.items())
+        print(f"{counts['passes']:,} passes, {told}, {len(mismatches):,} mismatches.\n")
     leaks = []
     if options.passes and options.only is None:
         found = run_abandoned(options.passes, options.shape, options.seed, options.deadline, _say)
         leaks = [each for each in found if each.is_leak]
-        rows = [[each.what, f"{each.before:,}", f"{each.after:,}", f"{each.at_most:,}"] for each in found]
-        _print_table(("held by all processes", "before", "after", "may be"), rows)
+        for each in found:
+            print(f"held by all processes: {each.what} {each.before:,} before, {each.after:,} after ({each.at_most:,})")
         print(f"{options.passes:,} passes abandoned; {len(leaks)} kinds of leak.\n")
     deaths: list[Death] = []
     if options.trainers and options.only is None:
@@ -99,41 +100,12 @@ def _sum(results: Iterable[Result]) -> collections.Counter[str]:
     return sum((each.counts for each in results), collections.Counter())
 
 
-_COLUMNS = ("passes", "saves", "batches", "kills", "faults", "restarts", "supervisor_restarts", "reader_kills")
 _TOLD = {
     "kills": "workers killed", "faults": "segmentation faults of functions", "supervisor_kills": "supervisors killed",
     "reader_kills": "readers killed", "losses": "passes that were told of it", "stops": "workers stopped for good",
     "brief_stops": "processes stopped for a moment", "resizes": "times another number of workers",
     "saves": "times another loader at a saved place", "batches": "batches compared",
-    "companion_batches": "of a loader on the same pool",
 }  # fmt: skip
-
-
-def _print_results(results: list[Result]) -> None:
-    """One row for each shape, ordered and not; all of it in a sentence."""
-    by_kind: dict[tuple[str, str], list[Result]] = collections.defaultdict(list)
-    for result in results:
-        by_kind[result.round.shape.name, "yes" if result.round.is_ordered else "no"].append(result)
-    rows = []
-    for (name, ordered), found in [*sorted(by_kind.items()), (("all", ""), results)]:
-        workers = ", ".join(map(str, sorted({each.round.workers for each in found}))) if ordered else ""
-        numbers = [*map(_sum(found).__getitem__, _COLUMNS), sum(len(each.mismatches) for each in found)]
-        seconds = sum(each.seconds for each in found)
-        rows.append([name, ordered, workers, *map("{:,}".format, numbers), f"{seconds:.1f}"])
-    _print_table(("shape", "ordered", "workers", *_COLUMNS, "mismatches", "seconds"), rows)
-    counts = _sum(results)
-    told = ", ".join(f"{counts[key]:,} {text}" for key, text in _TOLD.items())
-    print(f"{told}, {sum(len(each.mismatches) for each in results):,} mismatches.\n")
-
-
-def _print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """In Markdown, in columns."""
-    table = [list(headings), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    table.insert(1, ["-" * width for width in widths])
-    for row in table:
-        print(f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |")
-    print()
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -151,12 +123,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--stops-every", type=int, default=4, metavar="N", help="rounds, one has a SIGSTOP (4); 0: none")
     add("--kills-a-round", type=int, default=30, metavar="N", help="with --seconds (30)")
     add("--deadline", type=float, default=120.0, metavar="S", help="seconds of a pass (120)")
-    add("--tensorflow", action="store_true", help="passes of as_dataset(), saved by LoaderState, where they can be")
     options = parser.parse_args(arguments)
-    shapes = [SHAPES[name] for name in options.shape or SHAPES]
-    if options.tensorflow:  # those of which a dataset, saved by TensorFlow, gives the very arrays of the loader
-        shapes = [each for each in shapes if not (each.is_one_shot or each.is_sequence or each.settings.get("ragged"))]
-    options.shape = tuple(each.name for each in shapes)
+    options.shape = options.shape or list(SHAPES)
     return options
 
 

@@ -36,7 +36,6 @@ class Budget:
     supervisor_kills: int
     stops: int  # of workers, for good; each costs the stream some seconds
     every_s: float  # on average
-    waits_for_first: bool = False  # batch; no process dies before it
     reader_kills: int = 0
 
 
@@ -72,8 +71,7 @@ class Killer(threading.Thread):
             if self._stop_now.wait(min(self._draw.expovariate(1 / self._budget.every_s), 10 * self._budget.every_s)):
                 break
             self._go_on_with_stopped()
-            if self.has_first_batch or not self._budget.waits_for_first:
-                self._strike()
+            self._strike()
         while self._stopped:
             self._go_on_with_stopped()
             time.sleep(0.01)

@@ -27,7 +27,7 @@ import loaderpool as lp
 from loaderpool.element.spec import RaggedArray
 from tests.support.processes import descendants, describe, wait_gone
 
-from .killer import Budget, Killer, children, watched
+from .killer import Budget, Killer, watched
 from .shapes import SHAPES, Faults, Shape, make
 
 WORKERS = (1, 2, 3, 4)
@@ -37,8 +37,6 @@ _GONE_S = 10.0  # after close
 _HELD_BATCHES = 8  # that are kept, some of them over passes
 _LEFT, _SAVED, _TWO_AT_ONCE = 0.2, 0.4, 0.3  # of the passes
 _SHOWN = 5  # differences of one pass
-# What shares a pool: work by index, a stream, generators, a cache. Not one with a reader, which the killer would meet.
-_COMPANIONS = ("single batches", "tiny items, read on a thread", "generators of shards", "cached in memory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +50,6 @@ class Round:
     budget: Budget
     draws: str  # the seed of all that is drawn in it
     is_resized: bool  # in mid-pass, time and again
-    has_companion: bool  # another loader on the same pool, read by turns
-    is_dataset: bool  # passes are taken through tf.data, and saved by TensorFlow; no reader is killed then
 
     def __str__(self) -> str:
         order = "ordered" if self.is_ordered else "unordered"
@@ -82,13 +78,11 @@ def plan_rounds(options: argparse.Namespace) -> Iterator[Round]:
             supervisor_kills=max(1, -(-options.supervisor_kills // len(kinds))),
             stops=int(bool(options.stops_every) and number % options.stops_every == 0),
             every_s=shape.kill_every_s,
-            waits_for_first=shape.spares_first,
-            reader_kills=options.reader_kills if shape.has_reader and not options.tensorflow else 0,
+            reader_kills=options.reader_kills if shape.has_reader else 0,
         )
         yield Round(
             number, shape, is_ordered, WORKERS[(number + number // len(kinds)) % len(WORKERS)], budget,
-            draws=f"{options.seed}/{number}", is_resized=number % 3 == 1, has_companion=number % 5 == 2,
-            is_dataset=options.tensorflow,
+            draws=f"{options.seed}/{number}", is_resized=number % 3 == 1,
         )  # fmt: skip
 
 
@@ -100,8 +94,7 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
     killer = Killer(this.budget, random.Random(draw.random()), result.counts)
     with tempfile.TemporaryDirectory(prefix="loaderpool-stress-") as folder:
         faults = Faults(folder, os.getpid(), this.shape.faults_one_in)
-        pool = lp.Pool(this.workers, restarts=None) if this.has_companion else None
-        consumer = _Consumer(result, faults, draw, pool, killer)
+        consumer = _Consumer(result, faults, draw, killer)
         killer.start()
         try:
             while True:
@@ -117,12 +110,10 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
         with watched(deadline_s, f"{this}, its end"):
             before_close = descendants(os.getpid())
             consumer.close()
-            if pool is not None:
-                pool.close()
             consumer.check_held("after close()")
             result.mismatches += [f"left behind: {describe(pid)}" for pid in wait_gone(before_close, _GONE_S)]
         result.counts["faults"] = faults.met
-    del consumer, pool
+    del consumer
     gc.collect()
     result.seconds = time.monotonic() - started
     return result
@@ -131,14 +122,11 @@ def run_round(this: Round, deadline_s: float, stop_at_s: float = float("inf")) -
 class _Consumer:
     """Takes passes, now fast, now slow, keeps some batches, leaves some passes, and goes on in another loader."""
 
-    def __init__(
-        self, result: Result, faults: Faults, draw: random.Random, pool: lp.Pool | None, killer: Killer
-    ) -> None:
-        self._result, self._round, self._faults, self._pool, self._killer = result, result.round, faults, pool, killer
+    def __init__(self, result: Result, faults: Faults, draw: random.Random, killer: Killer) -> None:
+        self._result, self._round, self._faults, self._killer = result, result.round, faults, killer
         self._seed, self._draw = draw.randrange(2**31), random.Random(draw.random())
         self._twin = Twin(self._round.shape, faults, self._seed)
         self._loader = self._make(self._round.workers)
-        self._companion = None if pool is None else _Companion(pool, faults, self._seed, result)
         self._epoch = 0
         self._is_read = False  # a pass over the loader has begun
         self._is_one_loaders = True  # the present pass
@@ -154,7 +142,7 @@ class _Consumer:
         is_free = not (shape.is_sequence or shape.is_one_shot)
         is_saved = is_free and draw.random() < _SAVED
         stops = sorted(draw.sample(range(1, end), min(draw.randrange(1, 4), end - 1))) if is_saved else []
-        has_beside = is_free and not is_saved and not self._round.is_dataset and draw.random() < _TWO_AT_ONCE
+        has_beside = is_free and not is_saved and draw.random() < _TWO_AT_ONCE
         if shape.is_one_shot and self._is_read:
             self._succeed()
             self._loader.epoch = epoch
@@ -184,8 +172,6 @@ class _Consumer:
     def close(self) -> None:
         """Nothing is needed any more."""
         self._twin.close()
-        if self._companion is not None:
-            self._companion.close()
         self._close_loader()
 
     # ---- the parts of a pass
@@ -238,8 +224,6 @@ class _Consumer:
         if self._round.is_resized and draw.random() < 0.01:
             self._loader.resize(draw.randrange(1, WORKERS[-1] + 1))
             self._result.counts["resizes"] += 1
-        if self._companion is not None and draw.random() < 0.3:
-            self._companion.take()
         if self._beside is not None and draw.random() < 0.5:
             self._beside.take()
         if draw.random() < 0.02:
@@ -268,8 +252,6 @@ class _Consumer:
     def _read(self, place: Any) -> tuple[Iterator[Any], Callable[[int], Any]]:
         """A pass, from a saved place on if there is one; and what saves its place after so many of its batches."""
         loader, draw = self._loader, self._draw
-        if self._round.is_dataset:
-            return _read_dataset(loader, place, f"{self._faults.folder}/checkpoint")
         if place is not None:
             loader.load_state_dict(json.loads(place))
         batches = iter(loader)
@@ -290,39 +272,18 @@ class _Consumer:
 
     def _close_loader(self) -> None:
         """Close it, and look for what it leaves behind."""
-        statistics, result = self._loader.statistics(), self._result
-        result.counts["restarts"] += statistics.restarts - self._restarts_before[0]
-        result.counts["supervisor_restarts"] += statistics.supervisor_restarts - self._restarts_before[1]
-        mine = descendants(os.getpid()) if self._pool is None else [reader.pid for reader in children("reader")]
+        result = self._result
+        mine = descendants(os.getpid())
         self._loader.close()
         result.mismatches += [f"left behind by close(): {describe(pid)}" for pid in wait_gone(mine, _GONE_S)]
 
     def _make(self, workers: int, **settings: Any) -> lp.Loader:
-        where = workers if self._pool is None else self._pool
-        shape, is_ordered = self._round.shape, self._round.is_ordered
-        loader = make(shape, self._faults, self._seed, deterministic=is_ordered, workers=where, **settings)
-        statistics = loader.statistics()  # a pool's are those of all its loaders
-        self._restarts_before = statistics.restarts, statistics.supervisor_restarts
-        return loader
-
-
-def _read_dataset(loader: lp.Loader, place: Any, prefix: str) -> tuple[Iterator[Any], Callable[[int], Any]]:
-    """A loop over `as_dataset()`, saved and restored by `tf.train.Checkpoint` as a `LoaderState`."""
-    import tensorflow as tf
-
-    from loaderpool.adapters.tensorflow import LoaderState
-
-    state = LoaderState(loader)
-    checkpoint = tf.train.Checkpoint(loader=state)
-    if place is not None:
-        checkpoint.read(place).assert_consumed()
-    elements = state.iterate(loader.as_dataset())
-    batches = (tf.nest.map_structure(lambda tensor: tensor.numpy(), element) for element in elements)
-    return batches, lambda taken: checkpoint.write(prefix)
+        ordered = self._round.is_ordered
+        return make(self._round.shape, self._faults, self._seed, deterministic=ordered, workers=workers, **settings)
 
 
 class _Beside:
-    """A second pass over the stormed loader, of the next epoch, from which batches are taken until it is left."""
+    """A second pass over the stormed loader, of the next epoch, from which a batch is taken now and then."""
 
     def __init__(self, loader: lp.Loader, expected: list[bytes], is_ordered: bool) -> None:
         self._loader, self._expected, self._is_ordered = loader, expected, is_ordered
@@ -352,37 +313,6 @@ class _Beside:
         is_whole = self._is_over and not self.losses
         found = compare(self.got, self._expected, is_ordered=self._is_ordered, is_whole=is_whole)
         return [f"the pass beside it: {each}" for each in found]
-
-
-class _Companion:
-    """Another loader on the stormed one's pool, from which a batch is taken now and then, compared as it comes."""
-
-    def __init__(self, pool: lp.Pool, faults: Faults, seed: int, result: Result) -> None:
-        shape = SHAPES[_COMPANIONS[seed % len(_COMPANIONS)]]
-        self._loader = make(shape, faults, seed + 1, workers=pool)
-        self._twin = Twin(shape, faults, seed + 1)
-        self._result = result
-        self._batches = iter(self._loader)
-        self._expected: list[bytes] = []
-        self._epoch = -1
-
-    def take(self) -> None:
-        """The next batch, of this epoch or the next."""
-        if not self._expected:
-            self._epoch += 1
-            self._batches = iter(self._loader)
-            self._expected = list(reversed(self._twin.epoch(self._epoch)[0]))
-        batch = next(self._batches, None)
-        self._result.counts["companion_batches"] += 1
-        if batch is None or digest(batch) != self._expected.pop():
-            number = self._result.counts["companion_batches"]
-            self._result.mismatches.append(f"the companion's batch {number} (epoch {self._epoch}) is not its twin's")
-            self._expected.clear()
-
-    def close(self) -> None:
-        del self._batches
-        self._twin.close()
-        self._loader.close()
 
 
 class Twin:

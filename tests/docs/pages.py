@@ -4,7 +4,6 @@
     <!-- no-run: why -->          above a block: it is shown and not run
     <!-- file: train.py -->       above a block: it is written to that file instead
     <!-- run -->                  above a ```bash block: its commands are run, too (other shell blocks are not)
-    <!-- setup ... -->            Python that is run and not shown
     ```text                       right below a block that was run: what it prints, or the error it raises
 
 In the expected text `...` stands for anything.
@@ -13,15 +12,20 @@ In the expected text `...` stands for anything.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["ROOT", "Block", "all_pages", "matches", "name_of", "needs_tensorflow", "read_blocks"]
+__all__ = ["ROOT", "Block", "all_pages", "matches", "name_of", "needs_tensorflow", "program", "read_blocks"]
 
 ROOT = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"^```(\w*|\{[\w-]+\}.*)\s*$")  # in braces: a directive of Sphinx, which is not run
-_MARK = re.compile(r"^<!-- (no-run|file|run)(?:: (.+?))? -->$")
+_MARK = r"^<!-- (?P<mark>no-run|file|run)(?:: (?P<argument>.+?))? -->\n+"
+_BLOCK = re.compile(
+    rf"(?:{_MARK})?^```(?P<language>\w*|\{{[\w-]+\}}[^\n]*) *\n(?P<code>.*?)^``` *$"
+    r"(?:\n+```text\n(?P<expected>.*?)^``` *$)?",
+    re.MULTILINE | re.DOTALL,
+)
 _TENSORFLOW = re.compile(r"\b(tensorflow|keras|as_dataset)\b")
 
 
@@ -43,6 +47,15 @@ def all_pages() -> list[Path]:
     return [*sorted(ROOT.glob("*.md")), *pages]
 
 
+def program(name: str) -> Any:
+    """A module of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def name_of(page: Path) -> str:
     """The page's path in the repository."""
     return page.relative_to(ROOT).as_posix()
@@ -57,62 +70,28 @@ def read_blocks(page: Path) -> list[Block]:
     """The blocks of a page in their order.
 
     Raises:
-        ValueError: a fence or a setup comment that is not closed, a mark above nothing, a `no-run` without a reason.
+        ValueError: a mark above nothing, one that says not why or which file, a shell block that is no bash.
     """
-    lines = page.read_text(encoding="utf-8").split("\n")
-    blocks: list[Block] = []
-    mark: tuple[str, str] | None = None
-    at = 0
-    text_belongs_to_last = False
-    while at < len(lines):
-        line = lines[at]
-        fence, marked = _FENCE.match(line), _MARK.match(line)
-        if line == "<!-- setup":
-            end = _find(lines, "-->", at, page)
-            blocks.append(Block("python", at + 2, "\n".join(lines[at + 1 : end])))
-            at, text_belongs_to_last = end, False
-        elif fence:
-            end = _find(lines, "```", at + 1, page)
-            code = "\n".join(lines[at + 1 : end])
-            if fence[1] == "text" and text_belongs_to_last:
-                blocks[-1] = dataclasses.replace(blocks[-1], expected=code)
-                text_belongs_to_last = False
-            else:
-                block = _block(fence[1], at + 2, code, mark, page)
-                text_belongs_to_last = block is not None
-                if block is not None:
-                    blocks.append(block)
-            at, mark = end, None
-        elif marked:
-            mark = (marked[1], marked[2] or "")
-            if mark[0] in ("no-run", "file") and not mark[1]:
-                raise ValueError(f"{page}:{at + 1}: {mark[0]} needs a reason or a name")
-        elif line.strip():
-            text_belongs_to_last = False
-            if mark is not None:
-                raise ValueError(f"{page}:{at + 1}: a mark must stand right above a block")
-        at += 1
-    return blocks
+    text = page.read_text(encoding="utf-8")
+    found = list(_BLOCK.finditer(text))
+    if len(re.findall(_MARK, text, re.MULTILINE)) != sum(each["mark"] is not None for each in found):
+        raise ValueError(f"{page}: a mark must stand right above a block")
+    return [block for each in found if (block := _block(each, page)) is not None]
 
 
-def _find(lines: list[str], end: str, start: int, page: Path) -> int:
-    for at in range(start, len(lines)):
-        if lines[at].rstrip() == end:
-            return at
-    raise ValueError(f"{page}:{start}: no closing {end}")
-
-
-def _block(language: str, line: int, code: str, mark: tuple[str, str] | None, page: Path) -> Block | None:
-    what, argument = mark or ("", "")
-    if what == "no-run":
+def _block(found: re.Match[str], page: Path) -> Block | None:
+    line = found.string.count("\n", 0, found.start("code")) + 1
+    code, mark, argument = found["code"].removesuffix("\n"), found["mark"], found["argument"]
+    if mark in ("no-run", "file") and not argument:
+        raise ValueError(f"{page}:{line}: {mark} needs a reason or a name")
+    if mark == "run" and found["language"] != "bash":
+        raise ValueError(f"{page}:{line}: only bash blocks are marked `run`")
+    if mark == "no-run" or (mark is None and found["language"] != "python"):
         return None
-    if what == "file":
-        return Block("file", line, code, name=argument)
-    if what == "run":
-        if language != "bash":
-            raise ValueError(f"{page}:{line}: only bash blocks are marked `run`")
-        return Block("shell", line, code)
-    return Block("python", line, code) if language == "python" else None
+    if mark == "file":
+        return Block("file", line, code, argument)
+    expected = found["expected"]
+    return Block("shell" if mark else "python", line, code, expected=expected and expected.removesuffix("\n"))
 
 
 def matches(expected: str, actual: str) -> bool:

@@ -21,39 +21,48 @@ _TIMEOUT_S = 100.0
 _OPTIONAL = re.compile(r"^(?:import|from) (accelerate|lightning|orbax)\b", re.MULTILINE)
 
 
-_CHILDREN = 3  # for the pages of a kind
+def _is_quick(page: Path) -> bool:
+    """What a reader begins with; the others take minutes together."""
+    return page.name == "README.md" or "tutorial" in page.parts
+
+
+def _together(page: Path) -> tuple[Path, ...]:
+    """The pages with which it shares a child, for imports cost seconds."""
+    kind = needs_tensorflow(_BLOCKS[page]), _is_quick(page)
+    alike = [each for each in _RUNNABLE if (needs_tensorflow(_BLOCKS[each]), _is_quick(each)) == kind]
+    children = 1 if _is_quick(page) else 5
+    return tuple(alike[alike.index(page) % children :: children])
 
 
 @functools.cache
-def _outcomes(with_tensorflow: bool, number: int) -> tuple[dict[str, list[str]], str]:
-    """What went wrong on each page, and all output; many pages share one child, for imports cost seconds."""
-    of_a_kind = [str(page) for page in _RUNNABLE if needs_tensorflow(_BLOCKS[page]) == with_tensorflow]
-    pages = of_a_kind[number::_CHILDREN]
+def _outcomes(pages: tuple[Path, ...]) -> tuple[dict[str, list[str]], str]:
+    """What went wrong on each page, and all output."""
     # The module is run under its own name: `__main__` is what each page gets.
     code = textwrap.dedent(
         f"""
         import sys, tempfile
-        sys.argv[1:] = ["results", *{pages!r}]
+        sys.argv[1:] = ["results", *{list(map(str, pages))!r}]
         from tests.docs.run_pages import main
         main()
         print(open("results").read(), file=sys.stderr)
         """
     )
-    done = run_child(code, timeout_s=_TIMEOUT_S, imported="tensorflow" if with_tensorflow else None)
+    imported = "tensorflow" if needs_tensorflow(_BLOCKS[pages[0]]) else None
+    done = run_child(code, timeout_s=_TIMEOUT_S, imported=imported)
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"page"')]
     return {line["page"]: line["problems"] for line in lines}, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", _RUNNABLE, ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page if _is_quick(page) else pytest.param(page, marks=pytest.mark.slow) for page in _RUNNABLE], ids=name_of
+)
 def test_every_block_of_the_page_runs(page: Path) -> None:
-    with_tensorflow = needs_tensorflow(_BLOCKS[page])
-    if with_tensorflow and importlib.util.find_spec("tensorflow") is None:
+    if needs_tensorflow(_BLOCKS[page]) and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'")
     modules = {name for block in _BLOCKS[page] for name in _OPTIONAL.findall(block.code)}
     if missing := sorted(name for name in modules if importlib.util.find_spec(name) is None):
         pytest.skip(f"not installed: {', '.join(missing)}: pip install -r docs/examples/requirements.txt")
-    of_a_kind = [each for each in _RUNNABLE if needs_tensorflow(_BLOCKS[each]) == with_tensorflow]
-    problems, output = _outcomes(with_tensorflow, of_a_kind.index(page) % _CHILDREN)
+    problems, output = _outcomes(_together(page))
     assert str(page) in problems, f"the page was not reached:\n{output}"
     assert not problems[str(page)], "\n".join(problems[str(page)])
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from typing import Any
 
 import pytest
 from PIL import Image
 
 import loaderpool
-from tests.docs.pages import ROOT, read_blocks
+from tests.docs.pages import ROOT, program, read_blocks
 from tests.docs.prose import findings
 from tests.support.child import run_child
 
@@ -68,25 +66,17 @@ def test_what_is_cited_is_this_version() -> None:
 
 
 def test_commands_that_install_are_those_that_work_now() -> None:
-    release = _of_docs("release")
+    release = program("release")
     assert len([*release.files()]) > 40
     assert [path.name for path in release.files() if path.read_text() != release.current(path)] == []
 
 
 def test_a_release_of_another_version_is_refused() -> None:
-    assert any("delete the tag v0.0.1" in problem for problem in _of_docs("release").problems("v0.0.1"))
+    assert any("delete the tag v0.0.1" in problem for problem in program("release").problems("v0.0.1"))
 
 
 def test_each_chart_shows_the_numbers_of_its_table() -> None:
-    shown = {chart.file: chart.data for chart in _of_docs("pictures").charts()}
+    shown = {chart.file: chart.data for chart in program("pictures").charts()}
     for name, data in shown.items():
         with Image.open(ROOT / "docs" / "images" / f"{name}.png") as picture:
             assert picture.info["Description"] == data, "docs/pictures.py draws it"
-
-
-def _of_docs(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

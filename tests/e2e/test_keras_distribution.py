@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 from tests.support.child import ChildResult, run_child
 from tests.support.side_by_side import run_side_by_side
 
-pytest.importorskip("jax")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed"),
+]
 
 # Read, not imported: this process has another backend.
 CASES = [

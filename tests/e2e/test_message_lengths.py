@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import pkgutil
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,8 +17,6 @@ import pandas as pd
 import pytest
 
 import loaderpool as lp
-from loaderpool.adapters.keras import BackupCallback, ReportCallback
-from loaderpool.adapters.tensorflow import LoaderState
 
 pytestmark = pytest.mark.usefixtures("tf")  # whose devices are set before anything here asks TensorFlow for one
 
@@ -72,8 +71,11 @@ VALUES: dict[str, Any] = {
 }
 
 
-def made_of(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """What is public and takes arguments: how it is called, and with what where a value need not be wrong."""
+def made_of(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """What is public and takes arguments: how it is called, and with what where a value need not be wrong.
+
+    What needs TensorFlow is named, so that it is imported with the fixture `tf` alone.
+    """
     data = folder / "data.txt"
     data.write_text("a line\n")
     loader = lp.Loader(range(3), workers=0)
@@ -118,9 +120,9 @@ def made_of(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]
         "replay": (lp.replay, {"loader": loader, "index": 0}),
         "share": (lp.share, {"array": np.arange(3)}),
         "zip_sources": (lp.zip_sources, {"sources": range(3)}),
-        "BackupCallback": (BackupCallback, {"loader": loader, "path": folder / "backup"}),
-        "LoaderState": (LoaderState, {"loader": loader}),
-        "ReportCallback": (ReportCallback, {"loader": loader}),
+        "BackupCallback": ("loaderpool.adapters.keras:BackupCallback", {"loader": loader, "path": folder / "backup"}),
+        "LoaderState": ("loaderpool.adapters.tensorflow:LoaderState", {"loader": loader}),
+        "ReportCallback": ("loaderpool.adapters.keras:ReportCallback", {"loader": loader}),
     }
 
 
@@ -167,6 +169,8 @@ def too_long(message: str) -> bool:
 @pytest.mark.parametrize("name", made_of(Path("/tmp")))
 def test_a_message_about_a_huge_value_is_short(name: str, tmp_path: Path) -> None:
     call, needed = made_of(tmp_path)[name]
+    if isinstance(call, str):
+        call = pkgutil.resolve_name(call)
     parameters = inspect.signature(call).parameters.values()
     long = []
     for parameter in parameters:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,33 +13,28 @@ import pytest
 
 import loaderpool as lp
 
-# How a child ends that does not end itself by `os._exit`, and the status that its parent should see.
 Ending = Callable[[], Any]
 
 
-def exits() -> Any:
-    sys.exit()
+def ends_by(what: BaseException | None) -> Ending:
+    """How a child ends that does not end itself by `os._exit`: it raises this, or returns."""
+
+    def end() -> Any:
+        if what is not None:
+            raise what
+        return -1
+
+    return end
 
 
-def exits_with_a_status() -> Any:
-    sys.exit(3)
-
-
-def exits_with_words() -> Any:
-    sys.exit("no more")
-
-
-def raises() -> Any:
-    raise LookupError("the child's own")
-
-
-def returns() -> Any:
-    return -1
-
-
-ENDINGS = pytest.mark.parametrize(
-    ("end", "status"), [(exits, 0), (exits_with_a_status, 3), (exits_with_words, 1), (raises, 1), (returns, 0)]
-)
+# And the status that its parent should see.
+ENDINGS: dict[str, tuple[Ending, int]] = {
+    "exits": (ends_by(SystemExit()), 0),
+    "exits with a status": (ends_by(SystemExit(3)), 3),
+    "exits with words": (ends_by(SystemExit("no more")), 1),
+    "raises": (ends_by(LookupError("the child's own")), 1),
+    "returns": (ends_by(None), 0),
+}
 
 
 def forking(end: Ending, log: Path, bad: int) -> Callable[..., Any]:
@@ -79,6 +73,7 @@ def as_text(fn: Callable[..., Any]) -> Callable[..., Any]:
 KINDS: dict[str, Callable[[Callable[..., Any]], dict[str, Any]]] = {
     "rows": lambda fn: {"fn": lambda item: fn(item)},
     "rows one by one": lambda fn: {"fn": lambda item: fn(item), "limits": lp.Limits(timeout_s=60)},
+    "rows on threads": lambda fn: {"fn": lambda item: fn(item), "threads": 4},
     "out": lambda fn: {"fn": with_out(fn)},
     "replace": lambda fn: {"fn": lambda item: fn(item), "on_error": "replace"},
     "skip": lambda fn: {"fn": lambda item: fn(item), "on_error": "skip"},
@@ -88,9 +83,12 @@ KINDS: dict[str, Callable[[Callable[..., Any]], dict[str, Any]]] = {
 }
 
 
-@ENDINGS
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_child_of_the_function_ends_alone(kind: str, end: Ending, status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [*(("rows", ending) for ending in ENDINGS), *((kind, "returns") for kind in KINDS if kind != "rows")],
+)
+def test_a_child_of_the_function_ends_alone(kind: str, ending: str, tmp_path: Path) -> None:
+    end, status = ENDINGS[ending]
     bad = 0 if kind in ("batch_fn", "elements") else 6  # 0: the probe forks
     settings = KINDS[kind](forking(end, tmp_path / "log", bad))
     with lp.Loader(range(16), workers=1, **{"batch_size": 4, **settings}) as loader:
@@ -102,8 +100,9 @@ def test_a_child_of_the_function_ends_alone(kind: str, end: Ending, status: int,
     assert set((tmp_path / "log").read_text().split()) == {str(status)}
 
 
-@ENDINGS
-def test_a_child_of_setup_ends_alone(end: Ending, status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_child_of_setup_ends_alone(ending: str, tmp_path: Path) -> None:
+    end, status = ENDINGS[ending]
     child = forking(end, tmp_path / "log", 0)
     with lp.Loader(range(16), batch_size=4, workers=1, setup=lambda: child(0)) as loader:
         assert np.concatenate(list(loader)).tolist() == list(range(16))
@@ -112,8 +111,9 @@ def test_a_child_of_setup_ends_alone(end: Ending, status: int, tmp_path: Path) -
 
 
 def test_what_a_child_says_as_it_ends_is_heard(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for end in (raises, exits_with_words):
-        with lp.Loader(range(8), forking(end, tmp_path / "log", 2), batch_size=4, workers=1) as loader:
+    for ending in ("raises", "exits with words"):
+        fn = forking(ENDINGS[ending][0], tmp_path / "log", 2)
+        with lp.Loader(range(8), fn, batch_size=4, workers=1) as loader:
             assert np.concatenate(list(loader)).tolist() == list(range(8))
     said = capfd.readouterr().err
     assert "LookupError: the child's own" in said and "no more" in said

@@ -30,10 +30,7 @@ def test_raises_with_index_epoch_and_stack_of_the_users_frames() -> None:
     assert "_fill_rows" not in caught.value.remote_traceback
 
 
-@pytest.mark.parametrize(
-    ("action", "fourth"),
-    [("skip", [12, 14, 15]), ("replace", [12, 14, 14, 15])],
-)
+@pytest.mark.parametrize(("action", "fourth"), [("skip", [12, 14, 15]), ("replace", [12, 14, 14, 15])])
 def test_is_left_out_or_replaced_and_counted(action: str, fourth: list[int]) -> None:
     settings = {"batch_size": 4, "workers": 2, "limits": lp.Limits(timeout_s=0.3), "on_error": action}
     with lp.Loader(range(20), hangs_once, **settings) as loader:
@@ -43,15 +40,6 @@ def test_is_left_out_or_replaced_and_counted(action: str, fourth: list[int]) -> 
     assert [len(batch) for batch in batches] == [4, 4, 4, len(fourth), 4]
     assert HANGS_AT in (counts.skipped_indices if action == "skip" else counts.replaced_indices)
     assert counts.restarts >= 1
-
-
-def test_the_first_sample_of_all() -> None:
-    with (
-        lp.Loader(range(3), lambda index: time.sleep(60), workers=1, limits=lp.Limits(timeout_s=0.2)) as loader,
-        pytest.raises(lp.SampleTimeoutError) as caught,
-    ):
-        next(iter(loader))
-    assert caught.value.index == 0
 
 
 def test_a_sample_that_is_merely_slow_is_left_alone() -> None:
@@ -77,14 +65,3 @@ def test_stuck_in_c_code_that_holds_the_gil() -> None:
         list(loader)
     assert caught.value.index == 2
     assert "in spins" in caught.value.remote_traceback
-
-
-def test_a_batch_with_no_row_to_stand_in_raises_the_timeout() -> None:
-    def fn(item: int) -> int:
-        if item == 2:
-            time.sleep(600)
-        return item
-
-    loader = lp.Loader(range(4), fn, batch_size=1, workers=1, on_error="replace", limits=lp.Limits(timeout_s=0.3))
-    with loader, pytest.raises(lp.SampleError, match=r"longer than Limits\(timeout_s=0\.3\)"):
-        list(loader)

@@ -70,12 +70,11 @@ with lp.Loader(range(4000), fn, batch_size=8, workers=2, pad={pad}, limits=lp.Li
 @pytest.mark.parametrize(
     ("kind", "pad"),
     [
-        ("np.full((30, 40), item)", False),
         ("item", False),  # many tiny batches lie in one slot
         ('{"image": np.full((64, 64, 3), item % 256, np.uint8), "label": item}', False),
         ("np.full(1 + item % 7, item)", True),
     ],
-    ids=["fixed", "tiny", "dict", "padded"],
+    ids=["tiny", "dict", "padded"],
 )
 def test_a_batch_in_a_child_stays_as_it_was_at_the_fork(kind: str, pad: bool) -> None:
     run_child(LOOK + OVERWRITTEN.replace("{kind}", kind).replace("{pad}", str(pad))).check()
@@ -184,7 +183,7 @@ def test_forks_on_several_threads_and_slots_that_return_meanwhile() -> None:
                 if os.waitpid(pid, 0)[1]:
                     failed.append(first)
 
-        with lp.Loader(range(24000), lambda item: np.full(500, item), batch_size=8, workers=2) as loader:
+        with lp.Loader(range(16000), lambda item: np.full(500, item), batch_size=8, workers=2) as loader:
             held, over = [], threading.Event()
             threads = [threading.Thread(target=fork_often, args=(held, over)) for _ in range(2)]
             for number, batch in enumerate(loader):
@@ -196,7 +195,7 @@ def test_forks_on_several_threads_and_slots_that_return_meanwhile() -> None:
             over.set()
             for thread in threads:
                 thread.join()
-            assert number == 2999
+            assert number == 1999
             del held, batch
         assert not failed
         """

@@ -1,7 +1,8 @@
-"""The fault matrix: where x how -> what the user gets. Every cell is run, at the named places of `fault_points`.
+"""The fault matrix: where x how -> what the user gets. Each cell is run, at a place of `fault_points`, or says why not.
 
 Rows are places (in the user's code, in a worker, in the supervisor, in the trainer), columns are what happens there, at
-that place's next passing. The workers and the supervisor of one pool serve all cells that do not end it.
+that place's next passing. (How else a process may die: test_deaths.py.) The workers and the supervisor of one pool
+serve all cells that do not end it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from loaderpool.system import fault_points
 from tests.support import leaks
 from tests.support.child import run_child
 from tests.support.faulty import AT, Faults, expected_of, make_loader, read
-from tests.support.processes import cpu_ns, descendants, is_alive
+from tests.support.processes import cpu_ns, descendants, is_alive, wait_until
 
 pytestmark = pytest.mark.may_leak("one pool serves all cells; it is looked at after each, and for all in the end")
 
@@ -43,44 +44,44 @@ pytestmark = pytest.mark.may_leak("one pool serves all cells; it is looked at af
 #   gone      the trainer ended in that way, and within seconds supervisor, workers and memory were gone
 #   waits     while the trainer is stopped all wait; after SIGCONT the same bits
 TABLE = """
-where                      raise    sys.exit  os._exit  SIGKILL  SIGSEGV  SIGSTOP  unpicklable  oversize  no_memory
-user.import                setup    setup     import    import   import   import   setup        -b        setup
-user.pickling              ship     raises    -t        -t       -t       -t       ship         -b        raises
-user.unpickling            setup    setup     import    import   import   import   setup        -b        setup
-user.setup                 setup    setup     same      same     same     same     setup        -b        setup
-user.first_sample          sample   sample    same      same     same     same     sample       -f        sample
-user.source                sample   sample    same      same     same     same     sample       bits      sample
-user.function              sample   sample    same      same     same     same     sample       bits      sample
-user.half_written          sample   sample    same      same     same     same     sample       -o        sample
-worker.idle                same     same      same      same     same     same     -e           same      same
-worker.ticket_taken        same     same      same      same     same     same     -e           same      same
-worker.before_note         same     same      same      same     same     same     -e           same      same
-worker.before_report       same     same      same      same     same     same     -e           same      same
-worker.after_report        same     same      same      same     same     same     -e           same      same
-worker.memory_file         -w       -w        -w        -w       -w       -w       -w           -w        sample
-supervisor.loading         setup    setup     import    import   import   import   -e           -b        setup
-supervisor.loading_again   setup    setup     again     again    again    again    -e           again     setup
-supervisor.first_fork      again    again     again     again    again    again    -e           -b        setup
-supervisor.forking         again    again     again     again    again    again    -e           again     bits
-supervisor.forked          again    again     again     again    again    again    -e           again     again
-supervisor.dealing         again    again     again     again    again    again    -e           again     again
-supervisor.burying         again    again     again     again    again    again    -e           again     again
-trainer.launched           raises   raises    gone      gone     gone     waits    -e           -b        raises
-trainer.slots              -m       -m        -m        -m       -m       -m       -m           -m        memory
-trainer.waiting            raises   raises    gone      gone     gone     waits    -e           gone      raises
-trainer.delivering         raises   raises    gone      gone     gone     waits    -e           gone      raises
-trainer.reader_launched    read     read      gone      gone     gone     waits    -e           -b        read
-feed.before_entry          read     read      gone      gone     gone     waits    -e           -i        read
-feed.entered               read     read      gone      gone     gone     waits    -e           -i        read
-feed.at_end                read     read      gone      gone     gone     waits    -e           -i        read
-reader.loading             setup    setup     lost      lost     lost     lost     setup        -b        setup
-reader.first_pass          lost     lost      lost      lost     lost     lost     lost         -b        lost
-reader.before_sending      read     read      lost      lost     lost     lost     read         -i        read
-reader.after_sending       read     read      lost      lost     lost     lost     read         -i        read
-reader.before_end          lost     lost      lost      lost     lost     lost     lost         -i        lost
-reader.after_end           bits     bits      bits      bits     bits     bits     bits         -i        bits
+where                     raise    sys.exit SIGKILL  SIGSTOP  unpicklable oversize no_memory
+user.import               setup    setup    import   import   setup       -b       setup
+user.pickling             ship     raises   -t       -t       ship        -b       raises
+user.unpickling           setup    setup    import   import   setup       -b       setup
+user.setup                setup    setup    same     same     setup       -b       setup
+user.first_sample         sample   sample   same     same     sample      -f       sample
+user.source               sample   sample   same     same     sample      bits     sample
+user.function             sample   sample   same     same     sample      bits     sample
+user.half_written         sample   sample   same     same     sample      -o       sample
+worker.idle               same     -s       same     same     -e          same     -s
+worker.ticket_taken       same     -s       same     same     -e          same     -s
+worker.before_note        same     -s       same     same     -e          same     -s
+worker.before_report      same     -s       same     same     -e          same     -s
+worker.after_report       same     -s       same     same     -e          same     -s
+worker.memory_file        -w       -w       -w       -w       -w          -w       sample
+supervisor.loading        setup    -s       import   import   -e          -b       setup
+supervisor.loading_again  setup    -s       again    again    -e          -v       setup
+supervisor.first_fork     again    -s       again    again    -e          -b       setup
+supervisor.forking        again    -s       again    again    -e          -v       bits
+supervisor.forked         again    -s       again    again    -e          -v       again
+supervisor.dealing        again    -s       again    again    -e          -v       again
+supervisor.burying        again    -s       again    again    -e          -v       again
+trainer.launched          raises   raises   gone     waits    -e          -b       raises
+trainer.slots             -m       -m       -m       -m       -m          -m       memory
+trainer.waiting           raises   raises   gone     waits    -e          gone     raises
+trainer.delivering        raises   raises   gone     waits    -e          gone     raises
+trainer.reader_launched   read     read     gone     -p       -e          -b       read
+feed.before_entry         read     read     gone     -p       -e          -i       read
+feed.entered              read     read     gone     waits    -e          -i       read
+feed.at_end               read     read     gone     -p       -e          -i       read
+reader.loading            setup    setup    lost     lost     setup       -b       setup
+reader.first_pass         lost     lost     lost     lost     lost        -b       lost
+reader.before_sending     read     read     lost     lost     read        -i       read
+reader.after_sending      read     read     lost     lost     read        -i       read
+reader.before_end         lost     lost     lost     lost     lost        -i       lost
+reader.after_end          bits     bits     bits     bits     bits        -i       bits
 """
-IMPOSSIBLE = {
+LEFT_OUT = {
     "-b": "there is no batch yet, nor a slot for one",
     "-e": "no error is pickled there: what is raised there is ours",
     "-i": "items of a stream have no slots, whose size they could outgrow",
@@ -88,13 +89,16 @@ IMPOSSIBLE = {
     "-m": "the row is about memory; the other columns are trainer.delivering's",
     "-o": "the function writes into `out`, which is of the batch's own size",
     "-w": "the row is about memory for an oversize batch; the other columns are worker.before_note's",
+    "-s": "as with `raise`: the code there is ours, which tells no exception from another",
+    "-p": "as at the other places of the trainer and its feed",
+    "-v": "a supervisor's death is the same whatever the size of batches; its other column is SIGKILL",
     "-t": "it is pickled in the trainer, so this is the trainer's end: trainer.launched",
 }
 COLUMNS, *ROWS = [line.split() for line in TABLE.strip().splitlines()]
 CELLS = {
     (row[0], how): outcome for row in ROWS for how, outcome in zip(COLUMNS[1:], row[1:], strict=True)
 }  # fmt: skip
-POSSIBLE = {cell: outcome for cell, outcome in CELLS.items() if outcome not in IMPOSSIBLE}
+SHOWN = {cell: outcome for cell, outcome in CELLS.items() if outcome not in LEFT_OUT}
 IN_CHILD = {"gone", "waits"}
 # A stopped process is replaced after so long (5 s elsewhere).
 STOPPED_S = 0.3
@@ -154,8 +158,8 @@ def way(where: str, how: str) -> str:
 def test_every_cell_is_an_outcome_or_says_why_there_is_none() -> None:
     known = {"same", "bits", "again", "sample", "setup", "import", "ship", "raises", "memory", "read", "lost"}
     known |= IN_CHILD
-    assert set(POSSIBLE.values()) == known
-    assert set(IMPOSSIBLE) == set(CELLS.values()) - known
+    assert set(SHOWN.values()) == known
+    assert set(LEFT_OUT) == set(CELLS.values()) - known
     assert {where.split(".")[0] for where, _ in CELLS} == {
         "user", "worker", "supervisor", "trainer", "feed", "reader",
     }  # fmt: skip
@@ -215,13 +219,6 @@ def is_no_more_than(before: tuple[int, int, int]) -> bool:
     return all(now <= then for now, then in zip(props(), before, strict=True))
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline, "not within ten seconds"
-        time.sleep(0.002)
-
-
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     faults = Faults(tmp_path_factory.mktemp("faults"))
@@ -260,8 +257,8 @@ def bitten_module() -> str:
 
 # ---- the cells ----
 
-CELLS_HERE = [(*cell, outcome) for cell, outcome in POSSIBLE.items() if outcome not in IN_CHILD]
-CELLS_IN_CHILD = [(*cell, outcome) for cell, outcome in POSSIBLE.items() if outcome in IN_CHILD]
+CELLS_HERE = [(*cell, outcome) for cell, outcome in SHOWN.items() if outcome not in IN_CHILD]
+CELLS_IN_CHILD = [(*cell, outcome) for cell, outcome in SHOWN.items() if outcome in IN_CHILD]
 
 
 class Cell:
@@ -421,7 +418,7 @@ def test_cell_of_a_trainer_that_ends(where: str, how: str, outcome: str, tmp_pat
     if outcome == "waits":
         assert result.check().stdout == "whole\n"
     else:
-        assert result.returncode == {"os._exit": 23}.get(laid) or result.returncode == -signal.Signals[laid]
+        assert result.returncode == -signal.Signals[laid]
         assert result.stdout == ""
     assert Faults(tmp_path).met(place)
 

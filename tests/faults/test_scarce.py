@@ -50,36 +50,6 @@ try:
 except ValueError:
     print("then the error itself")
 """,
-    "what the payload's unpickling raised is large": """
-def meet():
-    raise ValueError("y" * 3_000_000)
-
-
-class Bad:
-    def __reduce__(self):
-        return meet, ()
-
-
-pool = lp.Pool(1)
-list(lp.Loader(range(8), batch_size=4, workers=pool))
-loader = lp.Loader(range(8), lambda item, bad=Bad(): item, batch_size=4, workers=pool)
-taken = use_up()
-print(meets(lp.PoolBrokenError, lambda: list(loader)))
-for each in taken: os.close(each)
-try:
-    list(loader)
-except lp.PoolBrokenError as error:
-    assert "Create a new loader" in str(error), error
-else:
-    raise AssertionError("the error was forgotten")
-pool.close()
-pool = lp.Pool(1)
-try:
-    list(loader.replace(workers=pool))
-except lp.SetupError:
-    print("then the error itself")
-loader = pool
-""",
     "a batch is oversize": """
 def fn(item):
     return "x" * (1 if item < 4 else 1_000_000)
@@ -111,36 +81,42 @@ def test_a_consumer_that_hoards_thousands_of_batches_needs_no_descriptors() -> N
     assert run_child(USE_UP + textwrap.dedent(code), timeout_s=60).check().stdout == "True\n"
 
 
-USES = {
-    "closed at once": "loader.close()",
-    "an iterator that never began": "iter(loader); loader.close()",
-    "closed within a pass": "next(iter(loader)); loader.close()",
-    "closed after a pass": "list(loader); loader.close()",
-    "dropped": "",
-    "dropped after a pass": "list(loader)",
-    "dropped with batches kept": "kept.append(list(loader)[-1]); del loader; kept.clear()",
-}
-
-
-@pytest.mark.parametrize("use", USES)
-def test_what_is_closed_or_dropped_goes_without_the_collector_of_garbage(use: str) -> None:
-    code = f"""
+def test_what_is_closed_or_dropped_goes_without_the_collector_of_garbage() -> None:
+    run_child(
+        """
         import gc, os
         import loaderpool as lp
 
+        def nothing(loader):
+            pass
+
+        def an_iterator_that_never_began(loader):
+            iter(loader)
+
+        def within_a_pass(loader):
+            next(iter(loader))
+
+        def a_pass(loader):
+            kept.append(list(loader)[-1])
+
+        def use(done, closes):
+            loader = lp.Loader(range(20), lambda item: item, batch_size=8, workers=1)
+            done(loader)
+            if closes:
+                loader.close()
+            del loader
+            kept.clear()
+
         gc.disable()
         kept = []
-
-        def use():
-            loader = lp.Loader(range(20), lambda item: item, batch_size=8, workers=1)
-            {USES[use]}
-
-        use()  # imports what it needs
+        use(a_pass, True)  # imports what it needs
         before = os.listdir("/proc/self/fd")
-        use()
-        assert os.listdir("/proc/self/fd") == before
-    """
-    run_child(code, timeout_s=60).check()
+        for done in (nothing, an_iterator_that_never_began, within_a_pass, a_pass):
+            for closes in (True, False):
+                use(done, closes)
+                assert os.listdir("/proc/self/fd") == before, (done, closes)
+        """
+    ).check()
 
 
 def test_a_read_only_working_directory_and_no_home(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def streams(storm_module: Callable[[str], ModuleType]) -> ModuleType:
     return storm_module("storm")
 
 
+@pytest.mark.slow
 def test_a_short_storm_loses_nothing() -> None:
     result = storm(
         "--seconds 6 --kills-a-round 12 --stops-every 0 --passes 30 --trainers 3 --deadline 40 --seed 67", shapes=MIXED
@@ -67,6 +68,7 @@ def test_a_short_storm_loses_nothing() -> None:
     assert "seed 67" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_stream_is_told() -> None:
     bent = """
 def bent(faults, item, rng):  # one batch hangs on who made it
@@ -84,6 +86,7 @@ def bent(faults, item, rng):  # one batch hangs on who made it
     assert "Again: scripts/stress --seed 2 --only 0" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_hang_shows_the_stacks_of_all_processes() -> None:
     bent = """
 def bent(faults, item, rng):
@@ -113,6 +116,7 @@ def only_single(bent: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_what_grows_is_a_leak() -> None:
     bent = """
 import os

@@ -15,7 +15,7 @@ import loaderpool as lp
 from loaderpool.element.spec import RaggedArray
 from tests.support import leaks
 from tests.support.processes import found as found_process
-from tests.support.processes import is_alive, parents, status_of_fork, strike, supervisors
+from tests.support.processes import is_alive, parents, status_of_fork, strike, supervisors, wait_gone
 
 __all__ = [
     "Place", "assert_same", "copied", "indices_in", "kill_supervisor", "kill_worker", "let_go_in_a_fork", "read",
@@ -125,7 +125,9 @@ def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.S
 
 def kill_worker(loader: lp.Loader) -> int:
     """End a worker, and return its pid; where all have just ended, another one is waited for."""
-    return strike(lambda: [worker.pid for worker in loader.statistics().workers if worker.pid and is_alive(worker.pid)])
+    pid = strike(lambda: [worker.pid for worker in loader.statistics().workers if worker.pid and is_alive(worker.pid)])
+    wait_gone([pid], 20.0)  # on a busy machine it could be met once more
+    return pid
 
 
 def supervisor_of(loader: lp.Loader) -> int:

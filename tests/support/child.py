@@ -77,7 +77,6 @@ def run_child(
     stdin_code: bool = False,
     env: Mapping[str, str | None] | None = None,
     cwd: str | os.PathLike[str] | None = None,
-    python: str = sys.executable,
     imported: str | None = None,
 ) -> ChildResult:
     """The code has run to its end in an interpreter of its own, and every process that it started is gone.
@@ -91,7 +90,6 @@ def run_child(
         stdin_code: read the script from standard input, so that no file has the source of `__main__`, as in a notebook.
         env: changes to this process's environment; None takes a variable away.
         cwd: working directory; an empty one of its own by default.
-        python: the interpreter.
         imported: a module that is slow to import; the script runs in a fork of a process that has imported it.
 
     Raises:
@@ -114,11 +112,11 @@ def run_child(
             folder = scratch / "empty" if cwd is None else Path(cwd)
             process: Any
             if imported is not None:
-                assert not stdin_code and python == sys.executable, "such a script needs an interpreter of its own"
+                assert not stdin_code, "such a script needs an interpreter of its own"
                 process = forks.start(imported, path, [stdin, stdout, stderr], environment, folder, mark)
             else:
                 process = subprocess.Popen(
-                    [python, "-"] if stdin_code else [python, str(path)],
+                    [sys.executable, "-" if stdin_code else str(path)],
                     stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
@@ -127,32 +125,26 @@ def run_child(
                     start_new_session=True,  # so that no signal meant for it reaches the tests
                 )
         started_s = time.monotonic()
+        trouble: AssertionError | None = None
         try:
             _forbid_core_files(process.pid)
-            hung = _wait(process, timeout_s)
+            process.wait(timeout_s)
             elapsed_s = time.monotonic() - started_s
-            if hung:
-                running = [describe(pid) for pid in _tree(process.pid, mark)]
-                _dump_stacks(process.pid, mark)
-            left = [] if hung else _wait_tree_gone(mark)
-            left_behind = [describe(pid) for pid in left]
+            if left := [describe(pid) for pid in _wait_tree_gone(mark)]:
+                status = process.returncode
+                told = f"{GRACE_S:g} s after the child's exit (status {status}) there still ran"
+                trouble = ChildLeftProcessesError("\n".join([told, *left]))
             tree_gone_s = time.monotonic() - started_s - elapsed_s
+        except subprocess.TimeoutExpired:
+            told = f"the child still ran after timeout_s={timeout_s:g}; its processes were"
+            trouble = ChildHungError("\n".join([told, *map(describe, _tree(process.pid, mark))]))
+            _dump_stacks(process.pid, mark)
         finally:
             _end_tree(process, mark)
         shown_out = (scratch / "stdout").read_text(errors="replace")
         shown_err = (scratch / "stderr").read_text(errors="replace")
-    if hung:
-        raise ChildHungError(
-            f"the child still ran after timeout_s={timeout_s:g}; its processes were\n"
-            + "\n".join(running)
-            + f"\n{_show(shown_out, shown_err)}"
-        )
-    if left_behind:
-        raise ChildLeftProcessesError(
-            f"{GRACE_S:g} s after the child's exit (status {process.returncode}) there still ran\n"
-            + "\n".join(left_behind)
-            + f"\n{_show(shown_out, shown_err)}"
-        )
+    if trouble is not None:
+        raise type(trouble)(f"{trouble}\n{_show(shown_out, shown_err)}")
     return ChildResult(process.returncode, shown_out, shown_err, elapsed_s, tree_gone_s)
 
 
@@ -203,15 +195,6 @@ def _forbid_core_files(pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
     except ProcessLookupError:
         pass
-
-
-def _wait(process: Any, timeout_s: float) -> bool:
-    """Whether it still runs after `timeout_s`."""
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
 
 
 def _tree(pid: int, mark: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -45,6 +46,7 @@ class Module:
         return cls(name, tree, tuple(_imports(tree, package, known)))
 
 
+@functools.cache
 def read_package(directory: Path) -> list[Module]:
     """Every module below a package's directory, sorted by name."""
     paths = {}

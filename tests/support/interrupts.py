@@ -37,20 +37,17 @@ class CountBytecodes:
     """Counts our bytecodes that the main thread runs, and sends SIGINT before one of them.
 
     Args:
-        at: which one; None: only count.
+        at: which one; 0: only count.
     """
 
-    def __init__(self, at: int | None = None) -> None:
+    def __init__(self, at: int = 0) -> None:
         self.at, self.count, self.where = at, 0, ""
 
-    def start(self) -> None:
-        """Count from here on."""
+    def __enter__(self) -> CountBytecodes:  # noqa: PYI034 - Self is in typing from 3.11 on
         sys.settrace(self._trace)
         return self
 
-    @staticmethod
-    def stop() -> None:
-        """Count no more."""
+    def __exit__(self, *_: object) -> None:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
@@ -70,10 +67,9 @@ class CountBytecodes:
         return self._step
 
 
-def interrupted_at(at: int, work: Callable[[], object]) -> tuple[bool, bool, str]:
-    """Run it with a Ctrl-C before our n-th bytecode: whether that was reached, whether it was raised, and where."""
+def interrupted_at(at: int, work: Callable[[], object]) -> tuple[bool, str]:
+    """Run it with a Ctrl-C before our n-th bytecode: whether that was raised, and where."""
     raised, again = False, 0
-    counter = CountBytecodes(at)
     start_thread = _thread.start_new_thread
 
     def counted(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
@@ -82,15 +78,14 @@ def interrupted_at(at: int, work: Callable[[], object]) -> tuple[bool, bool, str
         return start_thread(function, arguments)
 
     _thread.start_new_thread = counted
+    counter = CountBytecodes(at)
     try:
-        counter.start()
-        work()
-        counter.stop()
+        with counter:
+            work()
         if again:
             time.sleep(_SENT_AGAIN_S)
     except KeyboardInterrupt:
         raised = True
     finally:
-        counter.stop()
         _thread.start_new_thread = start_thread
-    return bool(counter.where), raised, counter.where
+    return raised, counter.where

@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = [
     "command_of", "count_fds", "cpu_ns", "descendants", "describe", "end_all", "found", "in_session", "is_alive",
     "lies_in_shared_memory", "marked", "parents", "read_pss", "shared_bytes", "status_of_fork", "strike", "supervisors",
-    "wait_gone",
+    "wait_gone", "wait_until",
 ]  # fmt: skip
 
 _PROC = Path("/proc")
@@ -95,6 +95,14 @@ def is_alive(pid: int) -> bool:
     """Whether the process exists and still runs; a zombie does not."""
     fields = _stat(pid)
     return bool(fields) and fields[0] not in "ZX"
+
+
+def wait_until(holds: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Blocks until it holds; an AssertionError where it does not within `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s"
+        time.sleep(0.005)
 
 
 def wait_gone(pids: Iterable[int], timeout_s: float) -> list[int]:

@@ -2,7 +2,7 @@
 
     with RayCluster(nodes=2) as cluster: cluster.address; cluster.remove(1); cluster.add()
 
-Node 0 is the head, where the user's dispatchers are; it offers no CPUs unless it is told to. What it knows (GCS) is
+Node 0 is the head, where the user's dispatchers are; it offers no CPUs. What it knows (GCS) is
 in its memory, and gone with it, or in a folder: then it can be ended and started again. Nothing is left of a cluster
 when it is closed, or when its user's process has ended: no process, and no file. What "auto" finds on this machine
 stays what it was.
@@ -40,7 +40,7 @@ def impatient_pool(address: str, node_timeout_s: float, **arguments: Any) -> lp.
 # Ray's agents outlive a raylet that is killed. Some of them write over their environment, so their session tells.
 _SERVE = """
 import json, os, shutil, sys, time
-folder, nodes, head_cpus, cpus, store, root = json.loads(sys.argv[1])
+folder, nodes, cpus, store, root = json.loads(sys.argv[1])
 sys.path.insert(0, root)
 os.environ |= {"RAY_DISABLE_IMPORT_WARNING": "1", "LOADERPOOL_CLUSTER": folder}
 out = os.fdopen(os.dup(1), "w"); os.dup2(2, 1)
@@ -49,7 +49,7 @@ from ray._private.internal_api import get_memory_info_reply
 from ray.cluster_utils import Cluster
 from tests.support.processes import end_all, in_session, marked
 ray._private.utils.write_ray_address = lambda *_: None
-head = {"num_cpus": head_cpus, "object_store_memory": store, "include_dashboard": False, "temp_dir": folder}
+head = {"num_cpus": 0, "object_store_memory": store, "include_dashboard": False, "temp_dir": folder}
 try:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     known = [cluster.head_node]
@@ -60,7 +60,7 @@ try:
         what, *rest = json.loads(line)
         answer = None
         if what == "remove":
-            cluster.remove_node(known[rest[0]], allow_graceful=rest[1])
+            cluster.remove_node(known[rest[0]], allow_graceful=False)
         elif what == "add":
             known.append(cluster.add_node(num_cpus=cpus, object_store_memory=store))
             answer = len(known) - 1
@@ -103,7 +103,6 @@ class RayCluster:
 
     Args:
         nodes: how many there are beside the head.
-        head_cpus: that the head offers.
         cpus: that each other node offers.
         can_lose_head: the head keeps what it knows in a folder.
         store_bytes: of each node's store.
@@ -112,14 +111,13 @@ class RayCluster:
     def __init__(
         self,
         nodes: int = 2,
-        head_cpus: int = 0,
         cpus: int = 1,
         can_lose_head: bool = False,
         store_bytes: int = STORE_BYTES,
     ) -> None:
         # Sockets lie there, whose paths have room for some 50 characters of it: so not where TMPDIR may say.
         self._folder = tempfile.mkdtemp(prefix="lp-ray-", dir="/tmp")
-        arguments = json.dumps([self._folder, nodes, head_cpus, cpus, store_bytes, str(_ROOT)])
+        arguments = json.dumps([self._folder, nodes, cpus, store_bytes, str(_ROOT)])
         keeping = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self._folder}/gcs"}
         self._turn = threading.Lock()
         self._process = subprocess.Popen(
@@ -134,9 +132,9 @@ class RayCluster:
         self.pid = self._process.pid
         self.address: str = self._read()
 
-    def remove(self, node: int, graceful: bool = False) -> None:
+    def remove(self, node: int) -> None:
         """End a node: its raylet, and with that all that runs there."""
-        self._ask("remove", node, graceful)
+        self._ask("remove", node)
 
     def cut_off(self, node: int) -> None:
         """End all processes of a node at once, as a power cut does: none of them says a word of it."""
