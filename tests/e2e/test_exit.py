@@ -37,27 +37,29 @@ def stuck_from_40_on(index):
     return quick(index)
 """
 
-# At once, for TensorFlow's import costs more than all of them.
-STATES = """
-    # Generators wait for a slow function, are idle, unread and at their end, and a batch is still held.
-    slow = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
-    iterator = iter(slow.as_dataset())
-    for _ in range(10):
-        next(iterator)
-    loader = lp.Loader(range(100), quick, batch_size=4, workers=2)
-    dataset = loader.as_dataset()
-    ended, idle, unread = iter(dataset), iter(dataset), iter(dataset)
-    assert sum(1 for _ in ended) == 25
-    held = next(idle)
-    # Prefetches never rest, of a pool's batches and of those made in this process.
-    tiny_ones = lp.Loader(range(100), tiny, batch_size=4, workers=2)
-    busy = tiny_ones.as_dataset(epochs=None).map(lambda x: x + 1, num_parallel_calls=2).prefetch(10_000)
-    here = lp.Loader(range(100), quick, batch_size=4, workers=0)
-    iterators = iter(busy), iter(here.as_dataset(epochs=None).map(lambda x, y: y).prefetch(10_000))
-    for iterator in iterators:
-        next(iterator)
-    threading.Event().wait(0.5)  # tf.data's prefetch asks for the eleventh
-"""
+# Of each kind of state one or two at once, for TensorFlow's import costs more than all of them.
+STATES = {
+    "generators wait for a slow function, are idle, unread and at their end, and a batch is still held": """
+        slow = lp.Loader(range(100), stuck_from_40_on, batch_size=4, workers=2)
+        iterator = iter(slow.as_dataset())
+        for _ in range(10):
+            next(iterator)
+        loader = lp.Loader(range(100), quick, batch_size=4, workers=2)
+        dataset = loader.as_dataset()
+        ended, idle, unread = iter(dataset), iter(dataset), iter(dataset)
+        assert sum(1 for _ in ended) == 25
+        held = next(idle)
+        threading.Event().wait(0.5)  # tf.data's prefetch asks for the eleventh
+        """,
+    "prefetches never rest, of a pool's batches and of those made in this process": """
+        loader = lp.Loader(range(100), tiny, batch_size=4, workers=2)
+        busy = loader.as_dataset(epochs=None).map(lambda x: x + 1, num_parallel_calls=2).prefetch(10_000)
+        here = lp.Loader(range(100), quick, batch_size=4, workers=0)
+        iterators = iter(busy), iter(here.as_dataset(epochs=None).map(lambda x, y: y).prefetch(10_000))
+        for iterator in iterators:
+            next(iterator)
+        """,
+}
 
 
 # On some processors and in some builds TensorFlow's import announces oneDNN or a missing CUDA, whatever the log level.
@@ -71,8 +73,9 @@ def run(code: str, timeout_s: float = 60.0, imported: str | None = None) -> Any:
     return dataclasses.replace(result, stderr=_ANNOUNCEMENTS.sub("", result.stderr))
 
 
-def test_the_interpreter_ends_in_silence_in_the_middle_of_many_iterations(tf: Any) -> None:
-    result = run(textwrap.dedent(STATES) + "\nprint('the end')")
+@pytest.mark.parametrize("state", STATES)
+def test_the_interpreter_ends_in_silence_when(tf: Any, state: str) -> None:
+    result = run(textwrap.dedent(STATES[state]) + "\nprint('the end')")
     assert (result.returncode, result.stdout, result.stderr) == (0, "the end\n", "")
 
 
