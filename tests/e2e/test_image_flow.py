@@ -12,7 +12,6 @@ from PIL import Image
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, read
 
-# Keras is imported where a flow is unpickled: once by the supervisor of each pool that they share.
 pytestmark = pytest.mark.corner
 
 IMAGES, BATCH = 22, 4
