@@ -17,12 +17,12 @@ import numpy as np
 import loaderpool as lp
 from loaderpool.system import long_work
 
-long_work._FIRST_NS = 100_000_000
-long_work._LINE_NS = 100_000_000
+long_work._FIRST_NS = 200_000_000
+long_work._LINE_NS = 200_000_000
 
 
 def length(item):
-    time.sleep(0.002)
+    time.sleep(0.005)
     return item % 50 + 1
 
 
@@ -48,13 +48,13 @@ def zeros(item):
 
 
 def make_buckets(workers):
-    return lp.Loader(range(800), zeros, batch_size=8, workers=workers, buckets=lp.Buckets(length, [20, 40]))
+    return lp.Loader(range(2000), zeros, batch_size=8, workers=workers, buckets=lp.Buckets(length, [20, 40]))
 
 
 def resume(make):
     first = make()
     batches = iter(first)
-    for _ in range(80):
+    for _ in range(200):
         next(batches)
     state = batches.state_dict()
     first.close()
@@ -67,7 +67,7 @@ def resume(make):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_lengths_are_counted_as_they_are_found(workers: int) -> None:
     result = run_child(f"{SOON}\nmake_buckets({workers}).close()\n", env=ON).check()
-    shares = [int(share) for share in re.findall(r"calling Buckets.by: (\d+)% of 800 items, ", result.stderr)]
+    shares = [int(share) for share in re.findall(r"calling Buckets.by: (\d+)% of 2,000 items, ", result.stderr)]
     assert shares and shares == sorted(shares)
     if workers:
         assert len(shares) > 3
@@ -85,11 +85,11 @@ def test_lengths_are_counted_as_they_are_found(workers: int) -> None:
             "lp.Loader.from_generator(generate, batch_size=8, workers=0)",
             r"running generators up to their saved position: item [\d,]+ of generator 0, ",
         ),
-        ("lp.Loader(Stream(), batch_size=8, workers=2)", "reading the stream up to item 640[^:]*: "),
-        ("lp.Loader(Stream(), batch_size=8, workers=0)", r"up to item 640 to resume there: \d+% of 640 items, "),
+        ("lp.Loader(Stream(), batch_size=8, workers=2)", "reading the stream up to item 1,600[^:]*: "),
+        ("lp.Loader(Stream(), batch_size=8, workers=0)", r"up to item 1,600 to resume there: \d+% of 1,600 items, "),
         (
             "lp.Loader(Unsendable(), batch_size=8, workers=2)",  # read by a thread of the trainer
-            r"up to item 640 to resume there: \d+% of 640 items, ",
+            r"up to item 1,600 to resume there: \d+% of 1,600 items, ",
         ),
     ],
 )
