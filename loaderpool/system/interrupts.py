@@ -17,6 +17,7 @@ import _signal  # type: ignore[import-not-found]  # CPython's own, without stubs
 import _thread
 import collections
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -112,15 +113,20 @@ class _Gate:
                 _due.append(number)
         elif is_dropped(frame):
             send_again(number)
+        elif (caller := _caller_of_a_constructor(frame)) is not frame and sys.gettrace() is None:
+            _run_in(caller, functools.partial(self._run, number))
         else:
-            if number in _due:
-                _due.remove(number)
-            try:
-                self.__wrapped__(number, frame)
-            except Exception as error:
-                with contextlib.suppress(Exception):
-                    BaseException.__setattr__(error, _MARK, True)
-                raise
+            self._run(number, frame)
+
+    def _run(self, number: int, frame: FrameType | None) -> None:
+        if number in _due:
+            _due.remove(number)
+        try:
+            self.__wrapped__(number, frame)
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                BaseException.__setattr__(error, _MARK, True)
+            raise
 
 
 _MARK = "__loaderpool_signal__"
@@ -210,20 +216,38 @@ DROPPED_IN = {
 
 
 def is_dropped(frame: FrameType | None) -> bool:
-    """Whether an exception that is raised in this frame comes to one that drops it, or makes another one of it."""
+    """Whether an exception that is raised in this frame comes to one that drops it."""
     while frame is not None:
-        name = frame.f_code.co_name
-        if (frame.f_globals.get("__name__"), name) in DROPPED_IN:
-            return True
-        # Before Python 3.12 pybind11 makes a RuntimeError of what is raised as an error of TensorFlow's is constructed.
-        if name == "__init__" and _is_tensorflows_error(frame.f_locals.get("self")):
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) in DROPPED_IN:
             return True
         frame = frame.f_back
     return False
 
 
-def _is_tensorflows_error(value: Any) -> bool:
-    return isinstance(value, BaseException) and type(value).__module__.startswith("tensorflow")
+def _caller_of_a_constructor(frame: FrameType | None) -> FrameType | None:
+    """Return the frame, or the one that has an error of TensorFlow's constructed in it.
+
+    Before Python 3.12 pybind11 makes a RuntimeError of what is raised there.
+    """
+    while frame is not None and frame.f_code.co_name == "__init__":
+        made = frame.f_locals.get("self")
+        if not (isinstance(made, BaseException) and type(made).__module__.startswith("tensorflow")):
+            break
+        frame = frame.f_back
+    return frame
+
+
+def _run_in(caller: FrameType | None, handler: Callable[[FrameType], None]) -> None:
+    """Run a handler in a frame below: where an error arrives in it, or at its next line."""
+
+    def trace(traced: FrameType, event: str, _: Any) -> Any:
+        sys.settrace(None)
+        traced.f_trace = None
+        handler(traced)
+
+    if caller is not None:
+        caller.f_trace = trace
+        sys.settrace(lambda *_: None)
 
 
 def send_again(number: int = signal.SIGINT) -> None:

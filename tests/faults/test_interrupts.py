@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -318,9 +319,19 @@ class StatusError(Exception):
 StatusError.__module__ = "tensorflow.python.framework.errors_impl"
 
 
-def test_a_ctrl_c_while_an_error_of_tensorflows_is_made_comes_after_that() -> None:
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_ctrl_c_while_an_error_of_tensorflows_is_made_comes_where_that_arrives(is_raised: bool) -> None:
     interrupts.gate_handlers()
-    with pytest.raises(StatusError):
-        raise StatusError
+    reached = []
+
+    def make() -> StatusError:
+        made = StatusError()
+        reached.append("kept")
+        return made
+
     with pytest.raises(KeyboardInterrupt):
-        time.sleep(10)
+        if is_raised:
+            raise StatusError
+        make()
+    assert not reached
+    assert sys.gettrace() is None
