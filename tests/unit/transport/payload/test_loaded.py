@@ -103,7 +103,6 @@ def test_no_change_travels_in_a_longer_piece_than_marshal_takes(monkeypatch: pyt
 @pytest.mark.parametrize("nth", [0, 1, 2])
 def test_a_shipment_that_does_not_fit_leaves_nothing(arena: Arena, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     room = [1 << 40] * nth + [0]
-    arena._free_until_s = 0.0
     monkeypatch.setattr(capacity, "available_memory_bytes", lambda: room.pop(0))
     with pytest.raises(MemoryLimitError):
         put_shipment(arena, ship({"source": many_arrays()}))
