@@ -47,3 +47,10 @@ def test_every_public_class_and_function_says_what_may_be_relied_on() -> None:
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         loaderpool.no_such_name  # noqa: B018
+
+
+def test_every_public_error_can_be_caught_as_ours() -> None:
+    public = [getattr(loaderpool, name) for name in loaderpool.__all__]
+    errors = [thing for thing in public if inspect.isclass(thing) and issubclass(thing, BaseException)]
+    assert errors
+    assert [error for error in errors if not issubclass(error, (loaderpool.LoaderpoolError, Warning))] == []

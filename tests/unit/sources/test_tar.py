@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import os
 import subprocess
@@ -184,3 +186,11 @@ def test_files_put_together_by_cat_are_refused(tmp_path: Path) -> None:
 def test_a_file_without_samples_is_named(tmp_path: Path) -> None:
     with pytest.raises(lp.ArgumentError, match=r"found no samples in .*x\.tar: no member has a dot"):
         lp.TarSamples(write(tmp_path / "x.tar", [("README", b"")]))
+
+
+@pytest.mark.parametrize(("pack", "kind"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2")])
+def test_compressed_files_are_refused_with_what_to_do(tmp_path: Path, small: Path, pack: Any, kind: str) -> None:
+    path = tmp_path / "x.tar.packed"
+    path.write_bytes(pack(small.read_bytes()))
+    with pytest.raises(lp.ArgumentError, match=rf"is compressed \({kind}\), so a sample cannot .* pass the result"):
+        lp.TarSamples(path)

@@ -15,6 +15,7 @@ from loaderpool.transport.payload.loaded import describe_load_error
 from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.pickling import receive
+from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
 pytestmark = pytest.mark.corner
@@ -170,6 +171,56 @@ def test_functions_of_one_payload_share_their_globals() -> None:
     assert found == 2
 
 
+def test_a_payload_of_a_notebook_arrives_and_its_classes_are_the_same_when_they_come_back() -> None:
+    run_child(
+        """
+        import collections, dataclasses, enum, functools, typing
+        import numpy as np
+        from loaderpool.transport.payload.ship import ship
+        from tests.support.shipping_child import in_child
+
+        assert __name__ == "__main__"
+
+        class Kind(enum.Enum):
+            CAT = 1
+
+        @dataclasses.dataclass(frozen=True)
+        class Item:
+            name: str
+            kind: Kind = Kind.CAT
+
+        Pair = collections.namedtuple("Pair", "left right")
+
+        class Triple(typing.NamedTuple):
+            a: int
+            b: int = 2
+
+        class Oops(ValueError):
+            def __init__(self, code):
+                super().__init__(code)
+                self.code = code
+
+        @functools.lru_cache(maxsize=None)
+        def slow(n):
+            return n if n < 2 else slow(n - 1) + slow(n - 2)
+
+        OFFSET = 10
+
+        def fn(item):
+            return Pair(item, Triple(slow(30), OFFSET)), Oops(item.kind), item.kind
+
+        items = [Item("a"), Item("b")]
+        shipment = ship({"fn": fn, "source": items})
+        (pair, error, kind), loaded = in_child(shipment, "fn(source[1])")
+        assert type(pair) is Pair and type(pair.left) is Item and pair.left == items[1]
+        assert type(pair.right) is Triple and pair.right == (832040, 10)
+        assert type(error) is Oops and error.code is Kind.CAT and kind is Kind.CAT
+        assert loaded == []
+        """,
+        stdin_code=True,
+    ).check()
+
+
 # -- loading errors
 
 
@@ -187,6 +238,13 @@ def test_advice_where_a_module_is_missing_names_it_the_path_and_the_directory(
     assert isinstance(error, ModuleNotFoundError)
     text = describe_load_error(error)
     assert "'module_that_is_nowhere'" in text and "sys.path" in text and repr(str(tmp_path)) in text
+
+
+def test_advice_where_a_name_is_missing_names_it() -> None:
+    error = load_error(Shipment(b"cmath\nno_such_function\n.", ()))
+    assert isinstance(error, AttributeError)
+    text = describe_load_error(error)
+    assert "no_such_function" in text and "by value" in text and "math" in text
 
 
 def test_advice_exists_for_any_error() -> None:
