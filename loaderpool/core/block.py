@@ -41,7 +41,8 @@ class Block:
 
     def unlink(self) -> None:
         """Give up the name: what maps the block keeps it, and nothing else can."""
-        self._made.unlink()
+        with contextlib.suppress(FileNotFoundError):  # it was before
+            self._made.unlink()
 
 
 def attach(name: str, nbytes: int) -> Arena:

@@ -28,11 +28,20 @@ _LOOK_S = 0.5  # a third process may have the other end, too: then the other pro
 _JOIN_S = 1.0
 
 
-class Bell:
-    """Wakes a thread. Any thread may ring, also inside a garbage collection."""
+class Queued:
+    """One end of a channel between two threads. Any thread may send, also inside a garbage collection."""
+
+    other: Queued
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._arrived, self._rings = collections.deque[Received | None](), queue.SimpleQueue[None]()
+
+    @staticmethod
+    def pair() -> tuple[Queued, Queued]:
+        """Return both ends."""
+        one, two = Queued(), Queued()
+        one.other, two.other = two, one
+        return one, two
 
     def ring(self) -> None:
         """End a wait, or the next one."""
@@ -40,30 +49,14 @@ class Bell:
             self._rings.put(None)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it is rung, or for so long."""
+        """Wait until it rings, or for so long."""
         with contextlib.suppress(queue.Empty):
             self._rings.get(timeout=timeout_s)
-
-
-class Queued:
-    """One end of a channel between two threads, each of which has a queue of what it was sent."""
-
-    other: Queued
-
-    def __init__(self, bell: Bell) -> None:
-        self.bell, self._arrived = bell, collections.deque[Received | None]()
-
-    @staticmethod
-    def pair() -> tuple[Queued, Queued]:
-        """Return both ends."""
-        one, two = Queued(Bell()), Queued(Bell())
-        one.other, two.other = two, one
-        return one, two
 
     def put(self, received: Received | None) -> None:
         """Have a message arrive; None: the end."""
         self._arrived.append(received)
-        self.bell.ring()
+        self.ring()
 
     def receive(self) -> Received | None:
         """As `Channel.receive`."""
@@ -73,9 +66,9 @@ class Queued:
             raise ChannelClosed
         return self._arrived.popleft()
 
-    def send(self, message: Message, descriptors: Sequence[int] = (), content: Any = None) -> None:
-        """As `Channel.send`, but never waits, and with an object in place of descriptors."""
-        self.other.put(Received(message, descriptors, content))
+    def send(self, message: Message, content: Sequence[Any] = ()) -> None:
+        """As `Channel.send`, but never waits, and with an object in place of a file."""
+        self.other.put(Received(message, (), *content))
 
     def close(self) -> None:
         """Let the other end find the end of the messages."""
@@ -83,26 +76,28 @@ class Queued:
 
 
 class Connected(Queued):
-    """One end of a connection.
+    """One end of a connection; the supervisor's end tells, too, what the other process' threads are at.
 
     Args:
         connection: this end.
-        bell: rung when something has come.
         look: raises EOFError if the other process is gone.
         on_end: called when nothing will come any more.
+        ring: called when something has come; None: who waits for this end is woken.
     """
 
-    def __init__(self, connection: Any, bell: Bell, look: Callable[[], object], on_end: Callable[[], object]) -> None:
-        super().__init__(bell)
-        self._connection, self._look, self._on_end = connection, look, on_end
-        self.wait, self.fileno = bell.wait, connection.fileno
+    def __init__(
+        self, connection: Any, look: Callable[[], object], on_end: Callable[[], object], ring: Any = None
+    ) -> None:
+        super().__init__()
+        self.ring = ring or self.ring  # type: ignore[method-assign]
+        self._connection, self._look, self._on_end, self.fileno = connection, look, on_end, connection.fileno
         self._turn, self._stacks, self.has_ended = threading.Lock(), "", False
         self._thread = threading.Thread(target=self._hear, name="loaderpool-connection", daemon=True)
         self._thread.start()
 
-    def send(self, message: Message, descriptors: Sequence[int] = (), content: Any = b"") -> None:
+    def send(self, message: Message, content: Sequence[Any] = ()) -> None:
         """As `Channel.send`, with a batch in place of its file."""
-        self._write(b"".join((encode(message), content)))
+        self._write(b"".join((encode(message), *content)))
 
     def end_sending(self) -> None:
         """As `Channel.end_sending`."""
@@ -113,13 +108,13 @@ class Connected(Queued):
         self._thread.join(_JOIN_S)  # or its descriptor could be another's while the thread uses it
         self._connection.close()
 
-    def ask(self) -> None:
-        """Have the other process tell what its threads are at."""
+    def ask(self, _: int) -> None:
+        """As `StackFile.ask`."""
         self._stacks = ""
         self._write(_ASK_FOR_STACKS)
 
     def read(self) -> str:
-        """Return what it has told since."""
+        """As `StackFile.read`."""
         return self._stacks
 
     def _write(self, frame: bytes) -> None:
@@ -146,15 +141,16 @@ class Connected(Queued):
 
 
 def _unpacked(frame: bytes) -> Received:
-    message, content = decode(frame), None
-    if isinstance(message, Done) and message.oversize:
-        try:
-            room = np.empty(message.oversize + _ALIGNED, np.uint8)
-        except MemoryError as error:
-            return Received(Done(message.ticket, error=of_sample(describe_failure(error, epoch=0, worker=None))))
-        content = room[-room.ctypes.data % _ALIGNED :][: message.oversize]
-        content[:] = np.frombuffer(frame, np.uint8)[-message.oversize :]
-    return Received(message, (), content)
+    message = decode(frame)
+    if not isinstance(message, Done) or not message.oversize:
+        return Received(message)
+    try:
+        room = np.empty(message.oversize + _ALIGNED, np.uint8)
+    except MemoryError as error:
+        return Received(Done(message.ticket, error=of_sample(describe_failure(error, epoch=0, worker=None))))
+    content = room[-room.ctypes.data % _ALIGNED :][: message.oversize]
+    content[:] = np.frombuffer(frame, np.uint8)[-message.oversize :]
+    return Received(message, [content])  # type: ignore[list-item]  # in place of a file
 
 
 def _stacks() -> bytes:

@@ -6,8 +6,7 @@ By the time that rows have taken; of the supervisor's state.
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from loaderpool.core.messages import Ticket
 from loaderpool.core.records import Filling, Job, RunRecord
@@ -40,12 +39,13 @@ class Cutter:
             batch: the first of them.
             workers: that make batches.
         """
-        loader, plan, layout, offset = run.loader, run.plan, run.loader.layout, run.free.pop()
+        loader, plan, layout, offset, lane = run.loader, run.plan, run.loader.layout, run.free.pop(), None
         assert layout is not None
-        batch_s, may_lend, count = loader.row_s * plan.batch_size, lendable(run.slots, workers), 1
+        batch_s, may_lend, count, parts = loader.row_s * plan.batch_size, lendable(len(run.sizes), workers), 1, 1
         run.window = None
         if run.lanes:
-            run.lanes[batch % len(run.lanes)].turn += 1
+            lane = run.lanes[batch % len(run.lanes)]
+            lane.turn += 1
         elif batch == run.next:
             count = self._batches_in_ticket(run, batch_s, workers)
             run.next += count
@@ -53,17 +53,18 @@ class Cutter:
             may_lend = 0
         run.may_lend = max(run.may_lend, may_lend)
         rows = run.total_rows(batch, count)
-        splits = count == 1 and layout.splits and not run.lanes and not self._of_nodes
-        parts = min(rows, max(1, round(batch_s / _RANGE_S))) if splits else 1
-        slot = Filling(run, offset, batch, count, parts, may_lend, rows)
+        if batch_s > _RANGE_S and count == 1 and layout.splits and lane is None and not self._of_nodes:
+            parts = min(rows, round(batch_s / _RANGE_S))
+        slot = Filling(run, offset, batch, count, parts, may_lend, rows, lane)
         epoch, of_epoch, rest = plan.locate(batch)
-        jobs = []
-        for start, stop in itertools.pairwise(rows * part // parts for part in range(parts + 1)):
-            number = run.last_ticket = next(self._tickets)
-            place = epoch, of_epoch, rest, count, start, stop, offset, run.sizes[offset], offset in run.fresh
-            ticket = Ticket(number, loader.number, run.number, *place, run.feed, 0, ())
-            jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
+        place = offset, run.sizes[offset], offset in run.fresh, run.feed, 0, ()
         run.fresh.discard(offset)
+        jobs = []
+        for part in range(parts):
+            start, stop = rows * part // parts, rows * (part + 1) // parts
+            number = run.last_ticket = next(self._tickets)
+            ticket = Ticket(number, loader.number, run.number, epoch, of_epoch, rest, count, start, stop, *place)
+            jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
         return jobs
 
     def _batches_in_ticket(self, run: RunRecord, batch_s: float, workers: int) -> int:
@@ -82,13 +83,13 @@ class Cutter:
         return next((count for count in range(1, most) if run.next + count in run.had), most)
 
 
-def next_batch(run: RunRecord, worker: int, making: Iterator[int]) -> int | None:
+def next_batch(run: RunRecord, worker: int, slots_of: Callable[[RunRecord], Iterator[Filling]]) -> int | None:
     """Return the batch of a run that a worker may make next; None: there is none.
 
     Args:
         run: which.
         worker: its number.
-        making: the batches of that run for which workers have tickets.
+        slots_of: returns those of a run for which workers have tickets.
     """
     if run.again:
         return heapq.heappop(run.again)
@@ -97,13 +98,13 @@ def next_batch(run: RunRecord, worker: int, making: Iterator[int]) -> int | None
             run.had.remove(run.next)
             run.next += 1
         return run.next if run.next < run.stop else None
-    run.window = run.window or _window(run, making)
+    run.window = run.window or _window(run, slots_of(run))
     before, by_home = run.window
     batch = min((by_home[home] for home in (None, worker) if home in by_home), default=None)
     return batch if batch is not None and batch < before else None
 
 
-def _window(run: RunRecord, making: Iterator[int]) -> tuple[float, dict[int | None, int]]:
+def _window(run: RunRecord, making: Iterator[Filling]) -> tuple[float, dict[int | None, int]]:
     """Return the batch before which lanes' batches may be made, and the first one of the lanes at home with a worker.
 
     Those at home with none are under None.
@@ -114,10 +115,10 @@ def _window(run: RunRecord, making: Iterator[int]) -> tuple[float, dict[int | No
             run.had.remove(lane.turn * lanes + number)
             lane.turn += 1
         batch = lane.turn * lanes + number
-        if not lane.is_over:
+        if lane.batches is None:
             by_home[lane.home] = min(batch, by_home.get(lane.home, batch))
             lowest = min(batch, lowest)
     if not run.is_in_order:  # what has a slot is taken: nothing waits for a lane
         return float("inf"), by_home
-    lowest = min(lowest, min(making, default=lowest))  # of those that are not full
-    return lowest + max(run.slots - run.may_lend, 1), by_home
+    lowest = min([lowest, *(slot.batch for slot in making)])  # of those that are not full
+    return lowest + max(len(run.sizes) - run.may_lend, 1), by_home

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import functools
 import linecache
 import os
 import pickle
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from loaderpool import errors
@@ -35,29 +37,20 @@ from loaderpool.transport.reports import (
 )
 
 
-def of_sample(failure: Failure) -> bytes:
-    """Return what is sent where the user's code raised, or took too long."""
-    return pickle.dumps(("sample", failure), 5)
+def _packed(kind: str, *parts: Any) -> bytes:
+    return pickle.dumps((kind, *parts), 5)
 
 
-def of_deaths(report: LostReport) -> bytes:
-    """Return what is sent where workers died."""
-    return pickle.dumps(("lost", report), 5)
-
-
-def of_load(failure: Failure, advice: str) -> bytes:
-    """Return what is sent where function and source could not be loaded."""
-    return pickle.dumps(("load", failure, advice), 5)
-
-
-def of_start(failure: Failure, advice: str) -> bytes:
-    """Return what is sent where no worker could be started."""
-    return pickle.dumps(("start", failure, advice), 5)
+# What is sent where the user's code raised or took too long; where workers died; where something failed before that,
+# with what, advice and place as `setup_error` has them; and of an error of ours.
+of_sample: Callable[[Failure], bytes] = functools.partial(_packed, "sample")
+of_deaths: Callable[[LostReport], bytes] = functools.partial(_packed, "lost")
+of_setup: Callable[[Failure, str, str, str | None], bytes] = functools.partial(_packed, "setup")
 
 
 def of_error(error: LoaderpoolError) -> bytes:
     """Return what is sent of an error of ours."""
-    return pickle.dumps(("error", type(error).__name__, str(error)), 5)
+    return _packed("error", type(error).__name__, str(error))
 
 
 def may_pass(packed: bytes) -> bool:
@@ -67,62 +60,47 @@ def may_pass(packed: bytes) -> bool:
 
 def unpack(packed: bytes) -> LoaderpoolError:
     """Return the exception to be raised in the main process, a new one each time."""
-    from loaderpool.core.failures import lost_error, sample_error, setup_error
-
     kind, *parts = pickle.loads(packed)
-    found: Any
-    if kind == "sample":
-        return sample_error(parts[0])
-    if kind == "lost":
-        return lost_error(parts[0])
     if kind == "error":
-        found = getattr(errors, parts[0])(parts[1])
-        return found  # type: ignore[no-any-return]
-    failure, advice = parts
-    if kind == "load":
-        where = f" on node {failure.node}" if failure.node else ""
-        place = f"the supervisor{where}"
-        return setup_error(failure, f"{place} could not load the function and the source", advice, place)
-    return setup_error(failure, "no worker could be started", advice, has_traceback=False)
+        ours: LoaderpoolError = getattr(errors, parts[0])(parts[1])
+        return ours
+    make: Any = {"sample": sample_error, "lost": lost_error, "setup": setup_error}[kind]
+    made: LoaderpoolError = make(*parts)
+    return made
 
 
-def node_lost_error(report: LostReport, preface: str, how_to_replay: str) -> WorkerLostError:
-    """Return the exception for work given up because nodes died.
-
-    Args:
-        report: with the nodes that did.
-        preface: begins the message.
-        how_to_replay: a line with a line end before it.
-    """
+def _node_lost_error(report: LostReport, preface: str) -> WorkerLostError:
+    """Return the exception for work given up because nodes died: the report has them."""
     address, why = report.nodes[-1]
-    last = f"node {address}: {why.rstrip('.')}"
+    last, times = f"node {address}: {why.rstrip('.')}", counted(report.deaths, "time")
     if report.verdict is Verdict.NODE:
         text = (
-            f"Nodes were lost {counted(report.deaths, 'time')} over {_work(report)}. The last one, with no other task, "
-            f"was {last}. A crash or hang in a sample ends only a worker, not a node. Likely causes: the node runs out "
-            "of memory, or your code ends other processes, also when it is imported. Choose one:\n    batch_size=, "
-            "workers_per_node=: set smaller values\n    actor_options=: reserve more memory on each node"
-            f"{how_to_replay}"
+            f"Nodes were lost {times} over {_work(report)}. The last one, with no other task, was {last}. A crash or "
+            "hang in a sample ends only a worker, not a node. Likely causes: the node runs out of memory, or your code "
+            "ends other processes, also when it is imported. Choose one:\n    batch_size=, workers_per_node=: set "
+            "smaller values\n    actor_options=: reserve more memory on each node"
+            f"{_how_to_replay(None, report.epoch)}"
         )
     elif report.verdict is Verdict.STORM:
-        assert report.max_restarts is not None
-        most, seconds = report.max_restarts
         text = (
-            f"Nodes were lost {counted(report.deaths, 'time')} within {seconds:g} s, more than restarts=({most}, "
-            f"{seconds:g}) allows. The last was {last}. {_nodes(report)}A single batch is probably not the cause. "
-            "Check the memory of the nodes, the network, and what else ends processes there."
+            f"Nodes were lost {times} within {_more_than_allowed(report)}. The last was {last}. {_nodes(report)}A "
+            "single batch is probably not the cause. Check the memory of the nodes, the network, and what else ends "
+            "processes there."
         )
     else:
         text = (
-            f"Nodes were lost {counted(report.deaths, 'time')} in a row before they started any batch. The last was "
-            f"{last}. {_nodes(report)}Check the environment (actor_options=), the versions of Python and Ray, and the "
-            "memory of the nodes."
+            f"Nodes were lost {times} in a row before they started any batch. The last was {last}. {_nodes(report)}"
+            "Check the environment (actor_options=), the versions of Python and Ray, and the memory of the nodes."
         )
     error = WorkerLostError(preface + text)
     error.epoch, error.indices, error.nodes, error.node = report.epoch, report.indices, report.nodes, address
     error.batch = report.batches.start if report.batches else None
-    error.__dict__["report"] = report
     return error
+
+
+def _more_than_allowed(report: LostReport) -> str:
+    most, seconds = report.max_restarts or (0, 0.0)
+    return f"{seconds:g} s, more than restarts=({most}, {seconds:g}) allows"
 
 
 def how_to_see(path: str, directory: str) -> str:
@@ -152,12 +130,16 @@ def unseen_advice(failure: Failure) -> str:
     return f"{seen} {how_to_see(path, directory)}"
 
 
+def _shown(indices: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, indices[:8]))}{', ...' if len(indices) > 8 else ''}]"
+
+
 def _work(report: LostReport) -> str:
-    batches, shown = report.batches, ", ".join(map(str, report.indices[:8]))
+    batches = report.batches
     what = f"batch {batches.start}" if len(batches) == 1 else f"batches {batches.start} to {batches.stop - 1}"
     work = f"{what} of epoch {report.epoch}" if batches else f"the same task in epoch {report.epoch}"
     if report.indices:
-        work += f" (source indices [{shown}{', ...' if len(report.indices) > 8 else ''}])"
+        work += f" (source indices {_shown(report.indices)})"
     return work
 
 
@@ -214,52 +196,58 @@ def sample_error(
         can_replay: `replay` can run it.
     """
     failure = _with_source_lines(failure)
-    original = original_of(cause) if cause is not None else unpickled(failure)
     if failure.is_setup:
         return setup_error(failure, "the setup hook raised")
     if failure.load_advice:
         return setup_error(failure, "a worker could not load the function and the source", failure.load_advice)
+    original = original_of(cause) if cause is not None else unpickled(failure)
     is_of_call = failure.worker is not None or failure.index is not None or bool(failure.indices)
-    if original is not None and issubclass(original.cls, SpecMismatchError):
-        return _with_context(SpecMismatchError(preface + failure.text), failure, cause)
-    if original is not None and issubclass(original.cls, SourceError) and not is_of_call:  # what a dispatcher found
-        return _with_context(SourceError(preface + failure.text), failure, cause)
+    # A SourceError that is of no call a dispatcher has found.
+    for ours in (SpecMismatchError, SourceError)[: 1 if is_of_call else 2]:
+        if original is not None and issubclass(original.cls, ours):
+            return _with_context(ours(preface + failure.text), failure, cause)
+    told = {"index": _index_told(failure.index), "worker": failure.worker, "node": failure.node}
     message = _message(failure, can_replay)
-    named = f"{preface}{failure.type_name}: {message}"
-    told = {
-        "index": _index_told(failure.index),
-        "epoch": failure.epoch,
-        "worker": failure.worker,
-        "node": failure.node,
-        "remote_traceback": failure.traceback_text,
-        "original_type": failure.type_name,
-    }
-    # Its class has the name of the user's, which tracebacks show: the message need not have it.
-    error = _dual(SampleError, original, preface + message, told) if original is not None else None
-    if error is None:
-        error = SampleTimeoutError(preface + message) if failure.is_timeout else SampleError(named)
-        vars(error).update(told)
-    return _with_context(error, failure, cause)
+    error: LoaderpoolError = SampleError(f"{preface}{failure.type_name}: {message}")
+    if failure.is_timeout:
+        error = SampleTimeoutError(preface + message)
+    return _with_context(_of_both(error, original, failure, preface + message, told), failure, cause)
+
+
+def _of_both(error: _Error, original: Original | None, failure: Failure, message: str, told: dict[str, Any]) -> _Error:
+    """Return an error of our type and the user's, made without calling the user's class; ours where that fails."""
+    told |= {"epoch": failure.epoch, "remote_traceback": failure.traceback_text, "original_type": failure.type_name}
+    vars(error).update(told)
+    cls = original.cls if original is not None else BaseException
+    ours: type[LoaderpoolError] = SourceError if isinstance(error, SourceError) else SampleError
+    # An exception that ends loops or programs must not do so here: only its name travels.
+    if original is None or not issubclass(cls, Exception) or cls in (Exception, ours):
+        return error
+    if issubclass(cls, (StopIteration, StopAsyncIteration)):
+        return error
+    # In the class, where they hide whatever the user's class has under these names, properties too. The message need
+    # not have the name of the user's class: the class has it.
+    members = {**told, "__str__": lambda self: message, "__module__": cls.__module__}
+    kept = {name: value for name, value in original.attributes.items() if name not in told}
+    try:
+        both: Any = type(cls.__name__, (cls,) if issubclass(cls, ours) else (ours, cls), members)
+        found: _Error = rebuild(both, original._replace(attributes=kept))
+        str(found)
+    except Exception:
+        return error
+    return found
 
 
 def reading_error(ended: Failure | LoaderpoolError, position: int) -> LoaderpoolError:
-    """Return the exception for what ended a stream, a new one for each that meets it.
+    """Return the exception for what `reports.what_ended` told, a new one for each that meets it.
 
-    Args:
-        ended: as `reports.what_ended` told it.
-        position: of the first item that no batch has.
+    `position` is of the first item that no batch has.
     """
     return source_error(ended, position) if isinstance(ended, Failure) else type(ended)(str(ended))
 
 
 def source_error(failure: Failure, position: int, cause: BaseException | None = None) -> SourceError:
-    """Return the exception for what reading a stream raised: also of that type where such a class can be made.
-
-    Args:
-        failure: what it was.
-        position: of the first item that no batch has.
-        cause: the exception object itself, where it is at hand.
-    """
+    """Return the exception for what reading a stream raised; `cause` is the exception itself, where it is at hand."""
     failure = _with_source_lines(failure)
     original = original_of(cause) if cause is not None else unpickled(failure)
     message = (
@@ -267,41 +255,30 @@ def source_error(failure: Failure, position: int, cause: BaseException | None = 
         f"in epoch {failure.epoch}. All batches before it were delivered.\n\n"
         f"Traceback of the source:\n{failure.traceback_text}"
     )
-    told = {
-        "position": position,
-        "epoch": failure.epoch,
-        "remote_traceback": failure.traceback_text,
-        "original_type": failure.type_name,
-    }
-    error = _dual(SourceError, original, message, told) if original is not None else None
-    if error is None:
-        error = SourceError(f"{failure.type_name}: {message}")
-        vars(error).update(told)
-    return _with_context(error, failure, cause)
+    error = SourceError(f"{failure.type_name}: {message}")
+    return _with_context(_of_both(error, original, failure, message, {"position": position}), failure, cause)
 
 
-def setup_error(
-    failure: Failure, what: str, advice: str = "", place: str = "", has_traceback: bool = True
-) -> SetupError:
+def setup_error(failure: Failure, what: str, advice: str = "", place: str | None = "") -> SetupError:
     """Return the exception for what failed before any sample, in the named place or else a worker's.
 
-    Where it was no code of the user's, a traceback would only hide the advice.
+    Of no place, where it was no code of the user's: a traceback would only hide the advice.
     """
-    failure = _with_source_lines(failure)
     text = f"{what}: {failure.type_name}: {failure.text}"
     if advice:
         text += f"\n{advice}"
-    if has_traceback:
-        text += f"\n\nTraceback in {place or _place(failure)}:\n{failure.traceback_text}"
+    if place is not None:
+        text += f"\n\nTraceback in {place or _place(failure)}:\n{with_source_lines(failure.traceback_text)}"
     return SetupError(text)
 
 
 def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -> WorkerLostError:
     """The exception for work given up because workers died over it; `preface` and `can_replay` as in `sample_error`."""
     if report.nodes:
-        return node_lost_error(report, preface, _how_to_replay(None, report.epoch))
-    ended = how_it_ended(report.exit_code or 0)
-    name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
+        error = _node_lost_error(report, preface)
+        error.__dict__["report"] = report
+        return error
+    ended, name = _ending(report)
     worker = f"A worker (pid {report.pid}{f', node {report.node}' if report.node else ''}){' was' * bool(name)} {ended}"
     if report.in_setup and report.verdict is not Verdict.STORM:
         text = f"{worker} in the setup hook. {report.deaths} workers in a row crashed before their first sample."
@@ -318,12 +295,9 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
             "another sample: together the samples may need too much memory."
         )
     elif report.verdict is Verdict.STORM:
-        assert report.max_restarts is not None
-        most, seconds = report.max_restarts
         text = (
-            f"{counted(report.deaths, 'worker')} crashed within {seconds:g} s, more than restarts=({most}, "
-            f"{seconds:g}) allows. The last one {worker.removeprefix('A worker ')}. A single sample is probably not "
-            "the cause."
+            f"{counted(report.deaths, 'worker')} crashed within {_more_than_allowed(report)}. The last one "
+            f"{worker.removeprefix('A worker ')}. A single sample is probably not the cause."
         )
     else:
         text = f"{worker} before it started any sample, like {counted(report.deaths - 1, 'worker')} before it."
@@ -340,14 +314,8 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
 
 
 def reader_lost_error(report: LostReport, position: int) -> SourceError:
-    """Return the exception for the death of the process that reads a stream.
-
-    Args:
-        report: how it died, and in which epoch.
-        position: of the first item that no batch has.
-    """
-    ended = how_it_ended(report.exit_code or 0)
-    name = ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
+    """Return the exception for the death of the process that reads a stream."""
+    ended, name = _ending(report)
     text = (
         f"The stream process (pid {report.pid}) {'was ' if name else ''}{ended} while reading the batch from position "
         f"{position} in epoch {report.epoch}. All batches before it were delivered.\n"
@@ -357,6 +325,12 @@ def reader_lost_error(report: LostReport, position: int) -> SourceError:
     error = SourceError(text)
     error.position, error.epoch, error.signal_name = position, report.epoch, name
     return error
+
+
+def _ending(report: LostReport) -> tuple[str, str]:
+    """Return how a process has ended, and the signal's name; "" if there was none."""
+    ended = how_it_ended(report.exit_code or 0)
+    return ended, ended.removeprefix("killed by ") if (report.exit_code or 0) < 0 else ""
 
 
 def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
@@ -374,16 +348,15 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
         "SIGABRT": f"SIGABRT is an abort inside a C extension that the {culprit} uses.",
         "SIGBUS": "SIGBUS usually means that a memory-mapped file became shorter, or that memory ran out.",
     }
-    by_status = {
-        LOST_PIPES_STATUS: "The function (or setup) closed file descriptors that loaderpool uses, for example with "
-        "os.closerange. Close only the descriptors that you opened.",
-    }
+    if signal_name in by_signal:
+        return by_signal[signal_name]
+    if report.exit_code == LOST_PIPES_STATUS:
+        return (
+            "The function (or setup) closed file descriptors that loaderpool uses, for example with os.closerange. "
+            "Close only the descriptors that you opened."
+        )
     how = "" if signal_name else " with os._exit or from C code (sys.exit would be reported as an exception)"
-    return (
-        by_signal.get(signal_name)
-        or by_status.get(report.exit_code or 0)
-        or f"The {culprit} (or a library that it uses) ended the process{how}."
-    )
+    return f"The {culprit} (or a library that it uses) ended the process{how}."
 
 
 def _message(failure: Failure, can_replay: bool) -> str:
@@ -392,8 +365,7 @@ def _message(failure: Failure, can_replay: bool) -> str:
     elif failure.indices and (generated := generated_item(failure.indices[0])) is not None:
         where = f"a batch of generator {generated[0]} that starts at item {generated[1]}"
     elif failure.indices:
-        shown = ", ".join(map(str, failure.indices[:8])) + (", ..." if len(failure.indices) > 8 else "")
-        where = f"the batch of source indices [{shown}]"
+        where = f"the batch of source indices {_shown(failure.indices)}"
     else:
         where = "a batch"
     first = failure.index if failure.index is not None else failure.indices[0] if failure.indices else None
@@ -471,29 +443,6 @@ def _place(failure: Failure) -> str:
     if failure.worker is None:
         return "this process"
     return f"worker {failure.worker}" + (f" on node {failure.node}" if failure.node else "")
-
-
-def _dual(ours: type[_Error], original: Original, message: str, told: dict[str, Any]) -> _Error | None:
-    """Return an error of our type and the user's, made without calling the user's class; None where that fails."""
-    user_type = original.cls
-    # An exception that ends loops or programs must not do so here: only its name travels.
-    if (
-        not issubclass(user_type, Exception)
-        or issubclass(user_type, (StopIteration, StopAsyncIteration))
-        or user_type in (Exception, ours)
-    ):
-        return None
-    try:
-        # In the class, where they hide whatever the user's class has under these names, properties too.
-        members = {**told, "__str__": lambda self: message, "__module__": user_type.__module__}
-        bases = (user_type,) if issubclass(user_type, ours) else (ours, user_type)
-        both: Any = type(user_type.__name__, bases, members)
-        kept = {name: value for name, value in original.attributes.items() if name not in told}
-        error: _Error = rebuild(both, original._replace(attributes=kept))
-        str(error)
-    except Exception:
-        return None
-    return error
 
 
 def _with_context(error: _Error, failure: Failure, cause: BaseException | None = None) -> _Error:

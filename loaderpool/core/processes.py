@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loaderpool.core.channel import Channel
 from loaderpool.core.memory import SlotFile
-from loaderpool.core.watch import HungSample, StackFile
+from loaderpool.core.watch import Sample, StackFile
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
@@ -124,7 +124,7 @@ class WorkerProcess:
     def __init__(self, number: int, started: _Process, cell: int, channel: Channel, stacks: StackFile) -> None:
         self.number, self.process, self.pid, self.cell = number, started, started.pid, cell
         self.channel, self.stacks = channel, stacks
-        self.sample = HungSample(self.pid, cell, stacks)
+        self.sample = Sample()
         self.stop: StopWatch | None = None  # while it is stopped (SIGSTOP)
         self.was_stopped = False  # it was ended for it
         self.pidfd: int | None = None
@@ -161,8 +161,10 @@ class Processes:
         private: Callable[[], list[int]],
     ) -> None:
         self._arena, self._slots, self._payloads, self._forms, self._private = arena, slots, payloads, forms, private
-        self._clean_start = CleanStart(start)
+        self._settings, self._clean_start = start, CleanStart(start)
         self.by_number: dict[int, WorkerProcess] = {}
+        self.without_pidfd: list[WorkerProcess] = []  # their end is found only by a look
+        self.stopped: list[WorkerProcess] = []  # by a signal; they may go on
         self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # that are free
         self._pid = os.getpid()
 
@@ -206,11 +208,16 @@ class Processes:
             worker.pidfd = machine.open_pidfd(worker.pid)
         except OSError:  # none left: its end is found by a look, as on machines that have no such thing
             worker.pidfd = None
+        if worker.pidfd is None:
+            self.without_pidfd.append(worker)
         return worker
 
     def bury(self, worker: WorkerProcess) -> int:
         """Reap a worker that has ended, and return its exit code; its cell is the caller's until `free`."""
         del self.by_number[worker.number]
+        for some in (self.without_pidfd, self.stopped):
+            if worker in some:
+                some.remove(worker)
         code = worker.wait()
         if worker.pidfd is not None:
             os.close(worker.pidfd)
@@ -235,23 +242,14 @@ class Processes:
                 if found is None:
                     break
                 worker.stop = StopWatch() if found.si_code == os.CLD_STOPPED else None
+        self.stopped = [worker for worker in self.by_number.values() if worker.stop is not None]
 
     def end_stopped(self) -> None:
         """End those that were stopped for too long; their death is told as any other."""
-        for worker in self.by_number.values():
+        for worker in self.stopped:
             if worker.stop is not None and worker.stop.is_too_long():
                 worker.stop, worker.was_stopped = None, True
                 worker.kill()
-
-    @property
-    def stop_look_ms(self) -> int | None:
-        """How soon stopped workers are to be looked at again; None: there are none."""
-        return next((worker.stop.look_ms for worker in self.by_number.values() if worker.stop is not None), None)
-
-    @property
-    def without_pidfd(self) -> list[WorkerProcess]:
-        """Those whose end is found only by a look."""
-        return [worker for worker in self.by_number.values() if worker.pidfd is None]
 
     def end_all(self) -> None:
         """Kill and reap them."""
@@ -259,6 +257,7 @@ class Processes:
             worker.kill()
         for worker in self.by_number.values():
             worker.wait()
+            worker.channel.close()
 
     def _start(
         self, number: int, cell: int, ours: int, theirs: socket.socket, stacks: StackFile, is_forked: bool

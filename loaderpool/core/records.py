@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from loaderpool.core.messages import Message, Ticket
+from loaderpool.core.messages import Done, Message, Ticket
 from loaderpool.transport.reports import Verdict
 
 MOST_TICKETS = 2  # of a worker: one that it makes, one that waits in its channel
@@ -43,7 +43,7 @@ class ToMain(NamedTuple):
     """Send a message to the main process."""
 
     message: Message
-    descriptor: int = -1  # of a file that goes with it; -1: none
+    file: Any = None  # that goes with it
 
 
 class ToWorker(NamedTuple):
@@ -81,7 +81,7 @@ class ReturnPages(NamedTuple):
 class DropFile(NamedTuple):
     """Close a file that came with an answer: the batch in it is not wanted."""
 
-    descriptor: int
+    file: Any
 
 
 Instruction = ToMain | ToWorker | Start | Stop | MarkEnded | ReturnPages | DropFile
@@ -136,6 +136,11 @@ class RunRecord:
         """How many it has."""
         return len(self.sizes)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all its slots."""
+        return sum(self.sizes.values())
+
     def total_rows(self, batch: int, count: int) -> int:
         """Return the rows of `count` batches from this one on."""
         rows = self.plan.total_rows(batch, count)
@@ -146,21 +151,6 @@ class RunRecord:
         is_shorter = 0 < self.last_rows < self.plan.batch_size
         return max(1, min(self.plan.alike(batch), self.stop - is_shorter - batch))
 
-    def ends_lane(self, slot: Filling, is_short: bool) -> bool:
-        """Note where a lane ends: with a batch that is short, failed or empty. Return whether it is this one."""
-        turn, number = divmod(slot.batch, len(self.lanes))
-        lane = self.lanes[number]
-        batches = turn + (slot.rows > 0 or slot.failure is not None)
-        if (is_short or slot.failure is not None) and (lane.batches is None or batches < lane.batches):
-            lane.batches = batches  # an earlier batch may be answered later, by another worker
-            return True
-        return False
-
-    @property
-    def nbytes(self) -> int:
-        """Of all its slots."""
-        return sum(self.sizes.values())
-
 
 @dataclasses.dataclass
 class Lane:
@@ -169,11 +159,6 @@ class Lane:
     turn: int  # batches that were cut
     home: int | None = None  # the worker that was given a ticket of it last
     batches: int | None = None  # that it has; None: not known yet
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is cut of it."""
-        return self.batches is not None
 
 
 @dataclasses.dataclass
@@ -187,20 +172,11 @@ class Filling:
     unanswered: int  # jobs
     may_lend: int
     asked: int  # rows
+    lane: Lane | None  # that the rows come from
     rows: int = 0  # that were made
-    answer: Answer | None = None  # the last one
+    answer: Done | None = None  # the last one
+    file: Any = None  # that came with it
     failure: tuple[int, bytes] | None = None  # (row, error) of the first row that failed
-
-
-class Answer(NamedTuple):
-    """What a worker has made of a ticket."""
-
-    ticket: int
-    rows: int
-    seconds: float
-    oversize: int = 0  # bytes of the batch, which is in a file
-    failures: bytes = b""  # of samples that were left out or replaced
-    descriptor: int = -1  # of that file
 
 
 @dataclasses.dataclass
@@ -219,11 +195,9 @@ class Job:
         return self.slot is not None and self.slot.run.is_ended
 
     @property
-    def lane(self) -> Lane | None:
-        """The generator that its rows come from."""
-        lanes = self.slot.run.lanes if self.slot is not None else []
-        assert self.slot is not None or not lanes
-        return lanes[self.slot.batch % len(lanes)] if lanes and self.slot is not None else None
+    def is_alone(self) -> bool:
+        """Whether a node is to have nothing else, so that it is known what the node dies of."""
+        return len(self.deaths) >= self.loader.most_deaths - 1
 
 
 @dataclasses.dataclass
@@ -231,10 +205,14 @@ class WorkerRecord:
     """A worker that was started, and is not known to be gone."""
 
     number: int
-    jobs: dict[int, Job] = dataclasses.field(default_factory=dict)  # by ticket, in the order in which they were dealt
     workers: int = 1  # that it has: a node has several, and none while it starts
+    jobs: dict[int, Job] = dataclasses.field(default_factory=dict)  # by ticket, in the order in which they were dealt
     is_leaving: bool = False
-    has_answered: bool = False
+
+    @property
+    def level(self) -> int:
+        """How many tickets each of its workers has."""
+        return len(self.jobs) // (self.workers or 1)
 
 
 class Death(NamedTuple):

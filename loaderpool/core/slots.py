@@ -121,17 +121,24 @@ class Slots:
     def free(self, run: RunRecord, offset: int) -> None:
         """Have a slot that is free again; a larger one in its place, if batches have outgrown it."""
         layout, size = run.loader.layout, run.sizes[offset]
-        if layout is not None and size < layout.slot_bytes <= min(self._memory.largest, self.free_bytes):
-            is_allowed = run.nbytes + layout.slot_bytes - size <= layout.limit_bytes
-            if is_allowed:
-                self._memory.give_back(Extent(offset, size))
-                self._say(ReturnPages(offset, size))
-                del run.sizes[offset]
-                run.fresh.discard(offset)
-                offset = self._memory.take(layout.slot_bytes).offset
-                run.sizes[offset] = layout.slot_bytes
-                run.fresh.add(offset)
+        is_outgrown = layout is not None and size < layout.slot_bytes <= min(self._memory.largest, self.free_bytes)
+        if is_outgrown and layout and run.nbytes + layout.slot_bytes - size <= layout.limit_bytes:
+            self._memory.give_back(Extent(offset, size))
+            self._say(ReturnPages(offset, size))
+            del run.sizes[offset]
+            run.fresh.discard(offset)
+            offset = self._memory.take(layout.slot_bytes).offset
+            run.sizes[offset] = layout.slot_bytes
+            run.fresh.add(offset)
         run.free.append(offset)
+
+    @staticmethod
+    def grow(loader: LoaderRecord, batch_bytes: int) -> None:
+        """Note that slots shall be larger: a batch was."""
+        layout = loader.layout
+        if layout is not None:
+            grown = -(-(batch_bytes * layout.most * 5 // 4) // 4096) * 4096
+            loader.layout = layout._replace(slot_bytes=max(grown, layout.slot_bytes))
 
     def _ask(self, starved: RunRecord, others: list[RunRecord]) -> None:
         """Have the run with most bytes begin again, which then finds less room; an error if there is none."""

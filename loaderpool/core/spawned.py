@@ -23,17 +23,15 @@ from multiprocess import spawn
 
 from loaderpool.core.block import Block
 from loaderpool.core.channel import Received
-from loaderpool.core.connection import Bell, Connected, Queued
+from loaderpool.core.connection import Connected, Queued
 from loaderpool.core.launch import Program, Surroundings
 from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import Load, Loaded, Message, Update
 from loaderpool.core.pool import Pool
 from loaderpool.core.processes import Processes, WorkerProcess
-from loaderpool.core.records import DropFile, Instruction, ToMain
 from loaderpool.core.session import Session
 from loaderpool.core.spawned_worker import main
 from loaderpool.core.supervisor import Supervisor
-from loaderpool.core.watch import HungSample
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import ctrl_c
@@ -41,7 +39,6 @@ from loaderpool.transport.payload.loaded import plain
 
 _NAME = "loaderpool-worker-"
 _MOST_MESSAGES = 4096  # queues hold any number: it bounds the slots
-_LOOKS = 5  # at a process that has ended, one each 0.2 s: then what it said last has been read
 _LOOK_S = 0.2  # a wait ends so often, for a signal's handler to run: on Windows nothing else has it run
 # From the end of a worker's connection, and from a kill, to its own end. Longer only in an uninterruptible system call.
 _ENDS_S, _KILLED_S = 1.0, 5.0
@@ -65,18 +62,13 @@ class SpawnedPool(Pool):
         try:
             return SpawnedSession(self.arena, self.workers_wanted, self._restarts, self._around, self._news, program)
         except BaseException:
-            _unlink(self._block)
+            self._block.unlink()
             raise
 
     def close(self) -> None:
         if not (self.is_closed or self.is_foreign):
             super().close()
-            _unlink(self._block)
-
-
-def _unlink(block: Block) -> None:
-    with contextlib.suppress(FileNotFoundError):  # it was before
-        block.unlink()
+            self._block.unlink()
 
 
 class SpawnedSession(Session):
@@ -99,9 +91,8 @@ class SpawnedSession(Session):
             "workers": workers,
             "max_restarts": restarts,
         }
-        ours, theirs = Queued.pair()
-        self._channel: Any = ours
-        self._bell = ours.bell
+        channel, theirs = Queued.pair()
+        self._channel: Any = channel
         self._supervisor = SpawnedSupervisor(start, theirs, arena, slots)
         self._thread = threading.Thread(target=self._supervisor.serve, name="loaderpool-supervisor", daemon=True)
         self._thread.start()
@@ -113,17 +104,17 @@ class SpawnedSession(Session):
         return None
 
     def _wait_once(self, *_: Any) -> bool:
-        self._bell.wait(_LOOK_S)
+        self._channel.wait(_LOOK_S)
         ctrl_c.note_signals()
         return True
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._channel.ring()
         self.news.notify_all()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         listener: Any = self.loaders.get(message.loader) if isinstance(message, Load) else None
-        self._channel.send(message, content=listener and listener.settings)
+        self._channel.send(message, [listener.settings] if listener is not None else ())
 
     def kill(self) -> None:
         self._supervisor.end_workers()
@@ -135,7 +126,7 @@ class SpawnedSession(Session):
             if self._thread.is_alive():
                 self.kill()
         self.slots.close_descriptor()
-        _unlink(self._block)
+        self._block.unlink()
         return "see the error above"
 
 
@@ -149,12 +140,11 @@ class SpawnedSupervisor(Supervisor):
         slots: of the session.
     """
 
-    _main_pidfd = None
+    _main_pidfd = -1  # it is this process
+    _close_file: Any = staticmethod(lambda batch: None)  # no file
 
-    def __init__(self, start: Mapping[str, Any], channel: Queued, arena: Arena, slots: SlotFile) -> None:
-        given: Any = channel, arena, slots
-        self._given, self._bell = given, channel.bell
-        self._contents: dict[int, Any] = {}  # oversize batches, by what stands for the descriptor of a file
+    def __init__(self, start: Mapping[str, Any], channel: Any, arena: Arena, slots: SlotFile) -> None:
+        self._main, self._arena, self._slots = channel, arena, slots
         super().__init__(start)
 
     def serve(self) -> None:
@@ -174,21 +164,24 @@ class SpawnedSupervisor(Supervisor):
         self._workers.end_all()
 
     def _open(self, start: Mapping[str, Any]) -> int:
-        self._main, self._arena, self._slots = self._given
         return _MOST_MESSAGES
 
     def _prepare_to_wait(self) -> None:
         pass
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
-        return SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, self._bell)
+        workers, main = SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, list), self._main
+        workers.ring = main.ring  # type: ignore[attr-defined]
+        return workers
 
     def _wait(self) -> None:
-        self._bell.wait(self._pause_s())
+        pause_s, main = self._pause_s(), self._main
+        main.wait(pause_s if pause_s >= 0 else None)  # type: ignore[call-arg]
         self._hear_main()
         for worker in [*self._workers.by_number.values()]:
-            self._hear_worker(worker)
-            if worker.channel.has_ended or worker.has_ended_long_ago:
+            has_ended = worker.channel.has_ended  # before it is read: then all was
+            self._hear_worker(worker, is_all=True)
+            if has_ended:
                 self._dead.append(worker)
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
@@ -196,9 +189,6 @@ class SpawnedSupervisor(Supervisor):
 
     def _ignore(self, descriptor: int) -> None:
         pass
-
-    def _is_orphan(self) -> bool:
-        return False
 
     def _may_fork(self) -> bool:
         return False
@@ -214,106 +204,47 @@ class SpawnedSupervisor(Supervisor):
         self._main.send(Loaded(message.loader, 0.0))
         self._state.renew()
 
-    def _on_worker(self, number: int, received: Received) -> None:
-        if received.content is not None:
-            name = max(self._contents, default=0) + 1
-            self._contents[name] = received.content
-            received = received._replace(descriptors=[name])
-        super()._on_worker(number, received)
-
-    def _obey(self, instruction: Instruction) -> None:
-        if isinstance(instruction, ToMain) and instruction.descriptor >= 0:
-            content = self._contents.pop(instruction.descriptor)
-            self._main.send(instruction.message, content=content)  # type: ignore[call-arg]
-        elif isinstance(instruction, DropFile):
-            del self._contents[instruction.descriptor]
-        else:
-            super()._obey(instruction)
-
 
 class SpawnedWorkers(Processes):
     """The workers. Each is started with what loaders there are."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._told, self._bell = arguments[-2:]
+    ring: Callable[[], None]  # wakes the loop
 
     def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
         payloads = self._payloads
         own = {"number": number, "cell": cell, "files": {}, "places": dict(payloads.places), "forms": dict(self._forms)}
-        told = {**self._told, **own, "changes": plain(payloads.changes)}
+        told = {**self._settings, **own, "changes": plain(payloads.changes)}
         connection, theirs = _spawning.Pipe()
-        with contextlib.ExitStack() as undo:
-            undo.callback(connection.close)
-            with contextlib.closing(theirs), _starting, _clean_start(told["environment"]["PYTHONHASHSEED"]):
-                process = _spawning.Process(target=main, args=(told, theirs), name=f"{_NAME}{number}", daemon=False)
-                process.start()
-            undo.callback(process.kill)
-            # Its end is ours to see to: `multiprocess` would wait for it when the interpreter exits.
-            process_of_multiprocess._children.discard(process)
-            worker = SpawnedWorker(number, process, cell, connection, self._bell)
-            undo.pop_all()
-        return worker
+        with contextlib.closing(theirs), _starting, _clean_start(told["environment"]["PYTHONHASHSEED"]):
+            process = _spawning.Process(target=main, args=(told, theirs), name=f"{_NAME}{number}", daemon=False)
+            process.start()
+        # Its end is ours to see to: `multiprocess` would wait for it when the interpreter exits.
+        process_of_multiprocess._children.discard(process)
 
-    def bury(self, worker: WorkerProcess) -> int:
-        code = super().bury(worker)
-        _let_go(worker.process)
-        return code
-
-    def end_all(self) -> None:
-        super().end_all()
-        for worker in list(self.by_number.values()):
-            worker.channel.close()
-            _let_go(worker.process)
-
-    @property
-    def without_pidfd(self) -> list[WorkerProcess]:
-        return []  # a thread looks at each
-
-
-def _let_go(process: Any) -> None:
-    with contextlib.suppress(ValueError):  # it does not end, in an uninterruptible system call
-        process.close()
-
-
-class SpawnedWorker(WorkerProcess):
-    """A worker, which is asked and ended without signals."""
-
-    def __init__(self, number: int, process: Any, cell: int, connection: Any, bell: Bell) -> None:
         def look() -> None:
             if process.exitcode is not None:
                 raise EOFError
 
-        channel: Any = Connected(connection, bell, look, bell.ring)
-        super().__init__(number, process, cell, channel, channel)
-        self.sample = _Sample(self)
-        self._looks = 0  # at it since its end
+        channel: Any = Connected(connection, look, self.ring, self.ring)
+        return SpawnedWorker(number, process, cell, channel, channel)
 
-    @property
-    def has_ended_long_ago(self) -> bool:
-        """Whether it is gone, and its connection, which a fork of it may have, has not ended."""
-        self._looks += self.process.exitcode is not None  # type: ignore[union-attr]
-        return self._looks > _LOOKS
+
+class SpawnedWorker(WorkerProcess):
+    """A worker, which is ended without signals; its connection is its stacks', too."""
+
+    process: Any
 
     def kill(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self.process.kill()  # type: ignore[union-attr]
+        with contextlib.suppress(OSError):
+            self.process.kill()
 
     def wait(self) -> int | None:
-        process: Any = self.process
-        if process.exitcode is None:
-            process.join(_ENDS_S)
-        if process.exitcode is None:
+        self.process.join(_ENDS_S)
+        if self.process.exitcode is None:
             self.kill()
-            process.join(_KILLED_S)
-        code: int | None = process.exitcode
+            self.process.join(_KILLED_S)
+        code: int | None = self.process.exitcode
         return code
-
-
-class _Sample(HungSample):
-    def __init__(self, worker: SpawnedWorker) -> None:
-        super().__init__(worker.pid, worker.cell, worker.stacks)
-        self.ask, self.kill = worker.channel.ask, worker.kill  # type: ignore[attr-defined, method-assign]
 
 
 @contextlib.contextmanager

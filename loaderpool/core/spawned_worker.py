@@ -29,7 +29,7 @@ def _work(start: dict[str, Any], connection: Any) -> None:
     import faulthandler
 
     from loaderpool.core.block import attach
-    from loaderpool.core.connection import Bell, Connected
+    from loaderpool.core.connection import Connected
     from loaderpool.core.exec_worker import LatePayloads
     from loaderpool.core.memory import SlotFile
     from loaderpool.core.messages import Done
@@ -51,14 +51,14 @@ def _work(start: dict[str, Any], connection: Any) -> None:
             content = bytearray(batch.nbytes)
             with memoryview(content) as view:
                 batch.write(view, 0)
-            channel.send(answer, content=content)
+            channel.send(answer, [content])
 
     process.become("worker")
     settle_process()
     if sys.stderr is not None:
         faulthandler.enable(all_threads=False)
     identity = machine.file_identity(connection.fileno())
-    channel: Any = Connected(connection, Bell(), look, end)
+    channel: Any = Connected(connection, look, end)
     arena = attach(start["arena"], start["arena_bytes"])
     block = attach(start["slots"], start["slots_bytes"])
     slots = SlotFile(block.descriptor, block.map)

@@ -41,7 +41,6 @@ from loaderpool.core.messages import (
 )
 from loaderpool.core.processes import READABLE, Processes, Signals, WorkerProcess
 from loaderpool.core.records import (
-    Answer,
     Death,
     DropFile,
     Instruction,
@@ -161,40 +160,33 @@ class Supervisor:
         return mine + [file for files in self._payloads.files.values() for file in files]
 
     def _pause_s(self) -> float:
-        pauses = [self._workers.stop_look_ms, self._watch.pause_ms(self._timeouts_ns())]
-        if self._main_pidfd is None or self._workers.without_pidfd:
+        """Return how soon the clock is to be looked at; -1: when something has come."""
+        pauses = [worker.stop.look_ms for worker in self._workers.stopped if worker.stop is not None]
+        if self._main_pidfd is None or self._workers.without_pidfd or self._state.retry_at is not None:
             pauses.append(_LOOK_MS)
-        if self._state.retry_at is not None:
-            pauses.append(_LOOK_MS)
-        return min((pause / 1000 for pause in pauses if pause is not None), default=-1)
-
-    def _timeouts_ns(self) -> list[int]:
-        if not self._timeouts:
-            return []
-        return [timeout_ns for _, timeout_ns in self._watched()]
-
-    def _watched(self) -> list[tuple[WorkerProcess, int]]:
-        found = []
-        for number, worker in self._workers.by_number.items():
-            job = self._state.running(number) if number in self._state.workers else None
-            timeout_s = self._timeouts.get(job.loader.number) if job is not None else None
-            if timeout_s is not None and worker.stop is None:
-                found.append((worker, int(timeout_s * 1e9)))
-        return found
+        if self._timeouts and (pause_ms := self._watch.pause_ms()) is not None:
+            pauses.append(pause_ms)
+        return min(pauses) / 1000 if pauses else -1
 
     def _look_at_clock(self) -> None:
         """Do what is due by the clock, which no descriptor tells of."""
         if self._timeouts:
-            watched = self._watched()
-            if watched:
-                self._watch.look((worker.sample, timeout_ns) for worker, timeout_ns in watched)
+            self._watch.look(self._watched, min(self._timeouts.values()))
         self._workers.end_stopped()
-        for worker in self._workers.without_pidfd:
-            if worker.process.poll() is not None:
-                self._dead.append(worker)
+        self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
         self._is_over |= self._is_orphan()
         if self._state.retry_at is not None:
             self._state.tick(clock.monotonic_s())
+
+    def _watched(self) -> list[tuple[WorkerProcess, int]]:
+        """Return the workers whose ticket has a timeout, each with that in nanoseconds."""
+        found = []
+        for number, worker in self._workers.by_number.items():
+            job = self._state.running(number)
+            timeout_s = self._timeouts.get(job.loader.number) if job is not None else None
+            if timeout_s is not None and worker.stop is None:
+                found.append((worker, int(timeout_s * 1e9)))
+        return found
 
     def _is_orphan(self) -> bool:
         return self._main_pidfd is None and os.getppid() != self._main_pid
@@ -205,6 +197,7 @@ class Supervisor:
     def _on_signal(self) -> None:
         self._signals.take()
         self._workers.note_stops()
+        self._watch.resume()
 
     # ---- what the main process says
 
@@ -219,10 +212,10 @@ class Supervisor:
                 state.release(*message)
             case Begin():
                 self._begin(message)
-            case Extend(run, stop, last_rows):
-                state.extend(run, stop, last_rows)
-            case End(run, lent):
-                state.end(run, lent)
+            case Extend():
+                state.extend(*message)
+            case End():
+                state.end(*message)
             case Resize(workers):
                 self._workers_wanted = workers
                 self._note_free_memory()
@@ -247,10 +240,7 @@ class Supervisor:
         plan = None
         if payload is not None and message.rest:
             plan = Numbering(payload["plan"], message.first // payload["plan"].batches_per_epoch, message.rest)
-        place = message.first, message.had, message.lanes_over, message.stop
-        self._state.begin(
-            message.run, message.loader, *place, plan, message.feed, message.is_in_order, message.is_whole
-        )
+        self._state.begin(message, plan)
 
     def _load(self, message: Load, received: Received) -> None:
         self._before_long_work()
@@ -276,9 +266,8 @@ class Supervisor:
     def _on_loaded(self, number: int, seconds: float) -> None:
         payload = self._payloads.loaded[number]
         config: LoaderConfig = payload["config"]
-        leaves_out = config.on_error.action == "skip" or (
-            config.on_error.action == "replace" and self._by_sample(payload)
-        )
+        by_sample = payload["batch_fn"] is None and config.batch_size is not None
+        leaves_out = config.on_error.action == "skip" or (config.on_error.action == "replace" and by_sample)
         if config.limits.timeout_s is not None:
             self._timeouts[number] = config.limits.timeout_s
         self._main.send(Loaded(number, seconds))
@@ -287,13 +276,11 @@ class Supervisor:
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
         self._state.load(number, Numbering(payload["plan"]), leaves_out, most_deaths)
 
-    @staticmethod
-    def _by_sample(payload: Mapping[str, Any]) -> bool:
-        return payload["batch_fn"] is None and payload["config"].batch_size is not None
-
     def _refuse(self, number: int, error: BaseException) -> None:
         failure = describe_failure(error, epoch=0, worker=None)
-        self._main.send(LoaderFailed(number, failures.of_load(failure, describe_load_error(error))))
+        place = f"the supervisor{f' on node {failure.node}' if failure.node else ''}"
+        what = f"{place} could not load the function and the source"
+        self._main.send(LoaderFailed(number, failures.of_setup(failure, what, describe_load_error(error), place)))
 
     def _before_long_work(self) -> None:
         """Deal what can be dealt: nothing is while modules are imported."""
@@ -337,7 +324,7 @@ class Supervisor:
         if probe is not None:
             self._lay_out(message.loader, probe, None)
         else:
-            self._state.look(message.loader, message.epoch, message.batch, message.feed)
+            self._state.look(message)
 
     def _take_form(self, message: Found) -> None:
         """What batches look like was known to the supervisor before this one."""
@@ -374,11 +361,13 @@ class Supervisor:
 
     # ---- what workers say, and what becomes of them
 
-    def _hear_worker(self, worker: WorkerProcess) -> None:
-        """Read all that a worker has said. Also called after its death, before that is handled."""
+    def _hear_worker(self, worker: WorkerProcess, is_all: bool = False) -> None:
+        """Read what a worker has said: one message, for the next wait finds others, or all of them."""
         try:
             while (received := worker.channel.receive()) is not None:
                 self._on_worker(worker.number, received)
+                if not is_all:
+                    return
         except ChannelClosed:
             self._ignore(worker.channel.fileno())
         except LostPacket:  # its ticket is begun again by another worker
@@ -387,11 +376,8 @@ class Supervisor:
     def _on_worker(self, number: int, received: Received) -> None:
         message: Message = received.message
         match message:
-            case Done(ticket, error=error) if error:
-                self._state.failed(number, ticket, error)
-            case Done(ticket, rows, seconds, oversize, failed):
-                descriptor = received.descriptors[0] if received.descriptors else -1
-                self._state.done(number, Answer(ticket, rows, seconds, oversize, failed, descriptor))
+            case Done():
+                self._state.done(number, message, received.descriptors[0] if received.descriptors else None)
             case Found(_, loader, batch, content, _):
                 if loader not in self._payloads.loaded:
                     self._state.found(number, message, None)
@@ -407,7 +393,7 @@ class Supervisor:
         fault_points.reach("supervisor.burying")
         if worker.pidfd is not None:
             self._ignore(worker.pidfd)
-        self._hear_worker(worker)
+        self._hear_worker(worker, is_all=True)  # before its death is handled
         self._ignore(worker.channel.fileno())
         exit_code = self._workers.bury(worker)  # reaped: only now does its cell change no more
         read = self._arena.board.read
@@ -434,29 +420,14 @@ class Supervisor:
             epoch = ticket.epoch if ticket is not None else 0
             if hung_s and verdict is Verdict.ALONE and ticket is not None:
                 failure = describe_timeout(
-                    index=index,
-                    epoch=epoch,
-                    worker=worker.number,
-                    ran_s=hung_s,
-                    timeout_s=self._timeouts.get(ticket.loader, 0.0),
-                    stacks=sample.stacks_text,
-                    in_generator=in_generator,
-                )
+                    index=index, epoch=epoch, worker=worker.number, ran_s=hung_s, in_generator=in_generator,
+                    timeout_s=self._timeouts.get(ticket.loader, 0.0), stacks=sample.stacks_text,
+                )  # fmt: skip
                 return failures.of_sample(failure)
             report = LostReport(
-                verdict=verdict,
-                index=index if index >= 0 else None,
-                epoch=epoch,
-                exit_code=exit_code,
-                pid=worker.pid,
-                deaths=deaths,
-                stacks=stacks,
-                is_out_of_memory=is_out_of_memory,
-                was_stopped=worker.was_stopped,
-                in_setup=in_setup,
-                max_restarts=self._restarts,
-                node=process.node(),
-            )
+                verdict, index if index >= 0 else None, epoch, exit_code, worker.pid, deaths, stacks, is_out_of_memory,
+                was_stopped=worker.was_stopped, in_setup=in_setup, max_restarts=self._restarts, node=process.node(),
+            )  # fmt: skip
             return failures.of_deaths(report)
 
         has_begun = bool(read(worker.cell, Field.BEGUN))
@@ -465,8 +436,8 @@ class Supervisor:
     # ---- instructions
 
     def _carry_out(self) -> None:
-        while self._state.instructions:
-            instructions, self._state.instructions = self._state.instructions, []
+        while instructions := self._state.instructions[:]:
+            self._state.instructions.clear()
             for instruction in instructions:
                 self._obey(instruction)
 
@@ -477,12 +448,13 @@ class Supervisor:
                 if worker is not None:
                     fault_points.reach("supervisor.dealing")
                     self._send_to_worker(worker, message)
-            case ToMain(message, descriptor):
-                if descriptor >= 0:
-                    self._main.send(message, [descriptor])
-                    os.close(descriptor)
-                else:
-                    self._main.send(message)
+                    if self._timeouts:
+                        self._watch.resume()
+            case ToMain(message, None):
+                self._main.send(message)
+            case ToMain(message, file):
+                self._main.send(message, [file])
+                self._close_file(file)
             case Start(number):
                 self._start(number)
             case Stop(number):
@@ -493,8 +465,10 @@ class Supervisor:
                 self._arena.board.abandon(run)
             case ReturnPages(offset, nbytes):
                 self._slots.return_pages(offset, nbytes)
-            case DropFile(descriptor):
-                os.close(descriptor)
+            case DropFile(file):
+                self._close_file(file)
+
+    _close_file = staticmethod(os.close)
 
     def _send_to_worker(self, worker: WorkerProcess, message: Message) -> None:
         try:
@@ -515,7 +489,8 @@ class Supervisor:
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
             advice = machine_capacity.start_advice(error, "the supervisor has no file descriptors left")
-            self._state.not_started(number, clock.monotonic_s(), failures.of_start(failure, advice))
+            packed = failures.of_setup(failure, "no worker could be started", advice, None)
+            self._state.not_started(number, clock.monotonic_s(), packed)
             return
         fault_points.reach("supervisor.forked")
         self._recorder.mark(MarkKind.STARTED, worker.pid, number, worker.cell)

@@ -11,11 +11,12 @@ sample may have begun before the board names it: what it ran since then counts, 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from loaderpool.memory.board import Board, Field
 from loaderpool.system import clock, machine
@@ -25,20 +26,8 @@ _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
 # From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
 _STACKS_NS = 100_000_000
 _READ_BYTES = 1 << 16
+_FIELDS = Field.TICKET, Field.INDEX, Field.STARTED_NS
 FATAL = "Fatal Python error"  # what faulthandler begins with where C code ends a process
-
-
-class Stacks(Protocol):
-    """What a worker's threads were at."""
-
-    def forget(self) -> None:
-        """What was written so far is of no interest."""
-
-    def read(self) -> str:
-        """Return what was written of it since, as faulthandler does."""
-
-    def close(self) -> None:
-        """Drop it."""
 
 
 class StackFile:
@@ -57,9 +46,11 @@ class StackFile:
         faulthandler.enable(self.descriptor, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=self.descriptor, all_threads=True, chain=False)
 
-    def forget(self) -> None:
-        """What was written so far is of no interest."""
+    def ask(self, pid: int) -> None:
+        """Ask the worker for the stacks of its threads; what was written so far is of no interest."""
         self._begins = os.fstat(self.descriptor).st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
 
     def read(self) -> str:
         """Return what was written since, or the end of it."""
@@ -71,67 +62,53 @@ class StackFile:
         os.close(self.descriptor)
 
 
-class HungSample:
-    """A worker whose sample is watched."""
+class Sample:
+    """What a worker is at, as far as it was watched."""
 
-    __slots__ = (
-        "asked_ns",
-        "cell",
-        "index",
-        "is_asked_again",
-        "looked_ns",
-        "pid",
-        "ran_ns",
-        "seen_since_ns",
-        "stacks",
-        "stacks_text",
-        "started",
-        "ticket",
-    )
-
-    def __init__(self, pid: int, cell: int, stacks: Stacks) -> None:
-        self.pid, self.cell, self.stacks = pid, cell, stacks
+    def __init__(self) -> None:
         self.started = self.ran_ns = self.asked_ns = self.ticket = 0
         self.is_asked_again = False
         self.looked_ns = self.seen_since_ns = 0  # the last look, and the first of those that came without a gap
         self.index: int | None = None  # of the sample, once the worker is killed for it
         self.stacks_text = ""
 
-    def ask(self) -> None:
-        """Ask the worker for the stacks of its threads, which will be in `stacks`."""
-        self.stacks.forget()
-        _signal(self.pid, signal.SIGUSR1)
-
-    def kill(self) -> None:
-        """End the worker."""
-        _signal(self.pid, signal.SIGKILL)
-
 
 class SampleWatch:
-    """Looks at the board from time to time.
+    """Looks at the board from time to time, while there is something to watch.
 
     Runs in: the supervisor's loop, which calls `look` whenever it turns and sleeps at most `pause_ms`.
     """
 
     def __init__(self, board: Board) -> None:
-        self._board = board
-        self._looked_ns = clock.monotonic_ns()
+        self._board, self._looked_ns = board, clock.monotonic_ns()
+        self._due_ns: int | None = self._looked_ns  # the next look; None: there was nothing to watch
 
-    @staticmethod
-    def pause_ms(timeouts_ns: Iterable[int]) -> int | None:
+    def resume(self) -> None:
+        """There may be something to watch."""
+        if self._due_ns is None:
+            self._due_ns = clock.monotonic_ns()
+
+    def pause_ms(self) -> int | None:
         """Return how long the supervisor may sleep; None: as long as it likes."""
-        shortest = min(timeouts_ns, default=0)
-        return _look_ns(shortest) // 1_000_000 if shortest else None
+        return None if self._due_ns is None else max(0, -((clock.monotonic_ns() - self._due_ns) // 1_000_000))
 
-    def look(self, watched: Iterable[tuple[HungSample, int]]) -> None:
-        """One look at the workers whose current ticket has a timeout, each with that timeout in nanoseconds."""
+    def look(self, find: Callable[[], Sequence[tuple[Any, int]]], shortest_s: float) -> None:
+        """Look at the workers whose current ticket has a timeout, if that is due.
+
+        Args:
+            find: returns them, `WorkerProcess`es, each with that timeout in nanoseconds.
+            shortest_s: the shortest timeout of all.
+        """
         now = clock.monotonic_ns()
+        if self._due_ns is None or now < self._due_ns:
+            return
+        watched = find()
+        self._due_ns = now + _look_ns(int(shortest_s * 1e9)) if watched else None
         elapsed, self._looked_ns = now - self._looked_ns, now
-        for sample, timeout_ns in watched:
+        for worker, timeout_ns in watched:
             # The ticket first: where a new one begins meanwhile, the state sees that this one is over.
-            ticket = self._board.read(sample.cell, Field.TICKET)
-            index = self._board.read(sample.cell, Field.INDEX)
-            started = self._board.read(sample.cell, Field.STARTED_NS)
+            ticket, index, started = (self._board.read(worker.cell, field) for field in _FIELDS)
+            sample = worker.sample
             if sample.index is not None:  # killed, not reaped yet
                 continue
             if now - sample.looked_ns > 2 * _look_ns(timeout_ns):
@@ -142,20 +119,20 @@ class SampleWatch:
                 sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, ran_ns, 0, ticket
                 continue
             sample.ran_ns += min(elapsed, 2 * _look_ns(timeout_ns))
-            if sample.asked_ns:
-                if now - sample.asked_ns > _STACKS_NS:
-                    stacks = sample.stacks.read()
-                    # faulthandler leaves a request out while it answers another one, of `loaderpool top`.
-                    if not stacks and not sample.is_asked_again:
-                        sample.is_asked_again, sample.asked_ns = True, now
-                        sample.ask()
-                        continue
-                    thread = self._board.read(sample.cell, Field.THREAD)
-                    sample.index, sample.stacks_text = index - 1, _beginning_with(thread, stacks)
-                    sample.kill()
-            elif sample.ran_ns > timeout_ns:
-                sample.is_asked_again, sample.asked_ns = False, now
-                sample.ask()
+            if not sample.asked_ns:
+                if sample.ran_ns > timeout_ns:
+                    sample.is_asked_again, sample.asked_ns = False, now
+                    worker.stacks.ask(worker.pid)
+            elif now - sample.asked_ns > _STACKS_NS:
+                stacks = worker.stacks.read()
+                # faulthandler leaves a request out while it answers another one, of `loaderpool top`.
+                if not stacks and not sample.is_asked_again:
+                    sample.is_asked_again, sample.asked_ns = True, now
+                    worker.stacks.ask(worker.pid)
+                    continue
+                thread = self._board.read(worker.cell, Field.THREAD)
+                sample.index, sample.stacks_text = index - 1, _beginning_with(thread, stacks)
+                worker.kill()
 
 
 def fault_in(stacks: str) -> str:
@@ -172,10 +149,3 @@ def _beginning_with(thread: int, stacks: str) -> str:
 
 def _look_ns(timeout_ns: int) -> int:
     return max(_SHORTEST_LOOK_NS, min(_LONGEST_LOOK_NS, timeout_ns // _LOOKS_PER_TIMEOUT))
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from loaderpool.core.messages import BatchFailed, Filled, Found, GiveBack, LoaderFailed, Message, Ticket
-from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, ToWorker
+from loaderpool.core.messages import BatchFailed, Done, Filled, Found, GiveBack, LoaderFailed, Message, Ticket
+from loaderpool.core.records import Death, Layout, Start, Stop, ToMain, ToWorker
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
-from tests.support.state import check_state, release
+from tests.support.state import begin, look, release, turn
 
 
 @dataclasses.dataclass
@@ -142,14 +142,7 @@ class Walk:
     # ---- the supervisor's loop
 
     def turn(self) -> None:
-        self.state.deal()
-        check_state(self.state)
-        while self.state.instructions:
-            instructions, self.state.instructions = self.state.instructions, []
-            for instruction in instructions:
-                self.obey(instruction)
-            self.state.deal()
-            check_state(self.state)
+        turn(self.state, self.obey)
 
     def obey(self, instruction: Any) -> None:
         match instruction:
@@ -166,7 +159,7 @@ class Walk:
                     if consumer.loader == loader:
                         self.end_of(consumer)
                 if loader in self.plans:
-                    self.state.look(loader, 0, 0)
+                    look(self.state, loader)
             case ToMain(GiveBack(run)):
                 self.consumers[run].is_asked = True
             case Start(worker) if self.channels and self.random.random() < self.failing_starts:
@@ -205,7 +198,7 @@ class Walk:
         slot_bytes = -(-most * rows * row_bytes // 4096) * 4096
         self.loaded[number] = plan, Layout(slot_bytes, most, chance.random() < 0.7, room=chance.choice([2, 2, 5]))
         self.state.load(number, plan, leaves_out=not lanes and chance.random() < 0.2)
-        self.state.look(number, 0, 0)
+        look(self.state, number)
 
     def unload(self) -> None:
         if self.plans:
@@ -238,7 +231,7 @@ class Walk:
     def start(self, consumer: Consumer) -> None:
         self.consumers[consumer.number] = consumer
         had = tuple(sorted(consumer.had))
-        self.state.begin(consumer.number, consumer.loader, consumer.next, had, tuple(consumer.over))
+        begin(self.state, consumer.number, consumer.loader, consumer.next, had=had, lanes_over=tuple(consumer.over))
 
     def end(self) -> None:
         if living := self.living():
@@ -277,7 +270,7 @@ class Walk:
     def stray(self) -> None:
         """An answer to no ticket, and releases that crossed an end."""
         if self.channels:
-            self.state.done(self.random.choice([*self.channels]), Answer(10**9, 1, 0.1))
+            self.state.done(self.random.choice([*self.channels]), Done(10**9, 1, 0.1))
         for consumer in self.consumers.values():
             if consumer.is_ended and not consumer.lent:
                 release(self.state, consumer.number, 4096 * self.random.randint(1, 11))
@@ -300,15 +293,15 @@ class Walk:
             found = Found(message.number, message.loader, 0, b"", 0.0)
             self.state.found(worker, found, layout, self.random.choice([1e-6, 0.001, 0.3]))
         elif self.random.random() < self.failures:
-            self.state.failed(worker, message.number, b"error")
+            self.state.done(worker, Done(message.number, error=b"error"))
         else:
             rows = plan.made(message.batch) if plan.lanes else message.stop - message.start
             oversize = layout.slot_bytes * 2 if self.random.random() < self.grows else 0
             failures = b"left out" if message.left_out else b""
             took = rows * self.random.choice(self.times)
-            self.state.done(worker, Answer(message.number, rows, took, oversize, failures))
+            self.state.done(worker, Done(message.number, rows, took, oversize, failures))
         if self.random.random() < 0.02:
-            self.state.done(worker, Answer(message.number, 1, 0.1))  # said twice
+            self.state.done(worker, Done(message.number, 1, 0.1))  # said twice
 
     def kill(self) -> None:
         if self.channels:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,33 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.core.messages import BatchFailed, Filled, Found, LoaderFailed, Ticket
-from loaderpool.core.records import Answer, Death, Layout, MarkEnded, Start, Stop, ToMain, ToWorker
+from loaderpool.core.messages import BatchFailed, Done, Filled, Found, LoaderFailed, Ticket
+from loaderpool.core.records import Layout, MarkEnded, Start, Stop, ToMain, ToWorker
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
 from loaderpool.core.supervisor import Supervisor
-from tests.support.state import check_state, release
+from tests.support.state import Endless, begin, death, look, release, turn
 
 LAYOUT = Layout(4096, 1, False)  # one batch a slot, made by one worker
 LOADER, RUN = 1, 1001
-
-
-@dataclasses.dataclass
-class Endless:
-    """A plan of batches of four items by index."""
-
-    batch_size: int = 4
-    batches_per_epoch: int = 1 << 40
-    lanes: int = 0
-
-    def locate(self, number: int) -> tuple[int, int, int]:
-        return 0, number, 0
-
-    def alike(self, number: int) -> int:
-        return 1 << 30
-
-    def total_rows(self, number: int, count: int) -> int:
-        return 4 * count
 
 
 class Pool:
@@ -54,24 +35,17 @@ class Pool:
     def with_a_run(self) -> Pool:
         """A loader whose first sample was made, and a run of it."""
         self.state.load(LOADER, Endless())
-        self.state.look(LOADER, 0, 0)
+        look(self.state, LOADER)
         self.turn()
         (worker,) = [number for number, tickets in self.channels.items() if tickets]
         ticket = self.channels[worker].pop()
         self.state.found(worker, Found(ticket.number, LOADER, 0, b"", 0.0), LAYOUT, 0.001)
-        self.state.begin(RUN, LOADER, 0)
+        begin(self.state, RUN, LOADER, 0)
         self.turn()
         return self
 
     def turn(self) -> None:
-        self.state.deal()
-        check_state(self.state)
-        while self.state.instructions:
-            instructions, self.state.instructions = self.state.instructions, []
-            for instruction in instructions:
-                self.obey(instruction)
-            self.state.deal()
-            check_state(self.state)
+        turn(self.state, self.obey)
 
     def obey(self, instruction: Any) -> None:
         match instruction:
@@ -91,14 +65,13 @@ class Pool:
     def answer(self, worker: int, place: int = 0) -> Ticket:
         """A worker says `Done` to one of its tickets."""
         ticket = self.channels[worker].pop(place)
-        self.state.done(worker, Answer(ticket.number, ticket.stop - ticket.start, 0.001))
+        self.state.done(worker, Done(ticket.number, ticket.stop - ticket.start, 0.001))
         return ticket
 
     def die(self, worker: int, index: int = -1) -> None:
         """A worker dies over its first ticket, if it has one."""
         tickets = self.channels.pop(worker)
-        death = Death(lambda verdict, deaths, _: f"{verdict.name} {deaths}".encode(), index)
-        self.state.died(worker, self.now, tickets[0].number if tickets else 0, death)
+        self.state.died(worker, self.now, tickets[0].number if tickets else 0, death(index))
 
     def busy(self) -> list[int]:
         return [worker for worker, tickets in self.channels.items() if tickets]
@@ -127,14 +100,14 @@ def test_a_batch_is_full_only_when_its_own_ticket_was_answered(data: st.DataObje
             last = worker, pool.answer(worker, int(is_lost))
             answered.add(last[1].batch)
         elif what == "twice" and last is not None:
-            pool.state.done(last[0], Answer(last[1].number, 4, 0.001))
+            pool.state.done(last[0], Done(last[1].number, 4, 0.001))
         elif what == "failed twice" and last is not None:
-            pool.state.failed(last[0], last[1].number, b"error")
+            pool.state.done(last[0], Done(last[1].number, error=b"error"))
         elif what == "another's" and len(busy) > 1:
             other = next(each for each in busy if each != worker)
-            pool.state.done(worker, Answer(pool.channels[other][0].number, 4, 0.001))
+            pool.state.done(worker, Done(pool.channels[other][0].number, 4, 0.001))
         elif what == "never dealt" and pool.channels:
-            pool.state.done(next(iter(pool.channels)), Answer(10**9, 4, 0.001))
+            pool.state.done(next(iter(pool.channels)), Done(10**9, 4, 0.001))
         pool.turn()
         assert {message.batch for message in pool.of(Filled)} == answered
         assert not pool.of(BatchFailed)
@@ -240,7 +213,7 @@ def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(len
 def test_a_late_release_takes_no_slot_of_the_run_that_has_the_memory_now(lent: tuple[Pool, int]) -> None:
     pool, offset = lent
     pool.state.end(RUN, ())
-    pool.state.begin(RUN + 1, LOADER, 0)
+    begin(pool.state, RUN + 1, LOADER, 0)
     for _ in range(40):
         release(pool.state, RUN, offset)
         if pool.busy():
@@ -308,7 +281,7 @@ def test_where_none_can_be_started_each_loader_is_told_why() -> None:
     pool.can_start = 0
     for number in (1, 2):
         pool.state.load(number, Endless())
-        pool.state.look(number, 0, 0)
+        look(pool.state, number)
     pool.turn()
     assert {message.loader: message.error for message in pool.of(LoaderFailed)} == {1: b"EAGAIN", 2: b"EAGAIN"}
 
@@ -321,12 +294,12 @@ def test_a_ticket_that_kills_at_changing_samples_is_given_up(indices: list[int],
     """It was still due after 10,000 deaths: only the same sample twice running was blamed."""
     pool = Pool(1)
     pool.state.load(LOADER, Endless(), most_deaths=most_deaths)
-    pool.state.look(LOADER, 0, 0)
+    look(pool.state, LOADER)
     pool.turn()
     (ticket,) = pool.channels[pool.busy()[0]]
     pool.state.found(pool.busy()[0], Found(ticket.number, LOADER, 0, b"", 0.0), LAYOUT, 0.001)
     pool.channels[pool.busy()[0]].clear()
-    pool.state.begin(RUN, LOADER, 0)
+    begin(pool.state, RUN, LOADER, 0)
     pool.turn()
     deaths = 0
     while not pool.of(BatchFailed):
@@ -369,7 +342,7 @@ def broken(request: pytest.FixtureRequest) -> Pool:
 def test_a_loader_that_comes_into_a_broken_pool_is_told(broken: Pool) -> None:
     """Its first sample was due for ever, and `next` waited for it."""
     broken.state.load(2, Endless())
-    broken.state.look(2, 0, 0)
+    look(broken.state, 2)
     broken.turn()
     assert {message.loader for message in broken.of(LoaderFailed)} == {2}
     assert broken.of(LoaderFailed)[0].error
@@ -377,13 +350,13 @@ def test_a_loader_that_comes_into_a_broken_pool_is_told(broken: Pool) -> None:
 
 def test_a_loader_of_a_broken_pool_that_is_tried_again_is_told_again(broken: Pool) -> None:
     """The third `next` hung: a first sample may be tried again, and nobody said that it cannot be."""
-    broken.state.look(LOADER, 0, 0)
+    look(broken.state, LOADER)
     broken.turn()
     assert [message.loader for message in broken.of(LoaderFailed)] == [LOADER]
 
 
 def test_a_run_in_a_broken_pool_is_told(broken: Pool) -> None:
-    broken.state.begin(RUN + 1, LOADER, 7)
+    begin(broken.state, RUN + 1, LOADER, 7)
     broken.turn()
     assert [(message.run, message.batch, message.offset) for message in broken.of(BatchFailed)] == [(RUN + 1, 7, -1)]
 
@@ -398,6 +371,6 @@ def test_a_run_of_an_unknown_loader_is_told(was_there: bool) -> None:
     if was_there:
         pool.state.end(RUN, ())
         pool.state.unload(LOADER)
-    pool.state.begin(RUN + 1, LOADER if was_there else 99, 5)
+    begin(pool.state, RUN + 1, LOADER if was_there else 99, 5)
     pool.turn()
     assert [(message.run, message.batch, message.offset) for message in pool.of(BatchFailed)] == [(RUN + 1, 5, -1)]

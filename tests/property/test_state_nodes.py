@@ -7,12 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.core.messages import BatchFailed, Filled, Found, Ticket
-from loaderpool.core.records import Answer, Death, Layout, Start, Stop, ToMain, ToWorker
+from loaderpool.core.messages import BatchFailed, Done, Filled, Found, Ticket
+from loaderpool.core.records import Layout, Start, Stop, ToMain, ToWorker
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
-from tests.property.test_state_holes import Endless
-from tests.support.state import check_state, release
+from tests.support.state import Endless, begin, death, release, turn
 
 LOADER, RUN, DEATHS = 1, 1001, 3
 
@@ -28,18 +27,11 @@ class Cluster:
         self.state.resize(nodes)
         self.turn()
         self.state.lay_out(LOADER, Layout(4096, 64, True, limit_bytes), 0.001)
-        self.state.begin(RUN, LOADER, 0, stop=last)
+        begin(self.state, RUN, LOADER, 0, stop=last)
         self.turn()
 
     def turn(self) -> None:
-        self.state.deal()
-        check_state(self.state)
-        while self.state.instructions:
-            instructions, self.state.instructions = self.state.instructions, []
-            for instruction in instructions:
-                self.obey(instruction)
-            self.state.deal()
-            check_state(self.state)
+        turn(self.state, self.obey)
 
     def obey(self, instruction: Any) -> None:
         match instruction:
@@ -63,13 +55,13 @@ class Cluster:
     def answer(self, node: int, place: int = 0, row_s: float = 0.001) -> Ticket:
         ticket = self.tickets[node].pop(place)
         rows = ticket.stop - ticket.start
-        self.state.done(node, Answer(ticket.number, rows, rows * row_s))
+        self.state.done(node, Done(ticket.number, rows, rows * row_s))
         self.turn()
         return ticket
 
     def die(self, node: int) -> list[Ticket]:
         tickets = self.tickets.pop(node)
-        self.state.died(node, 0.0, 0, Death(lambda verdict, deaths, _: f"{verdict.name} {deaths}".encode()))
+        self.state.died(node, 0.0, 0, death())
         self.turn()
         return tickets
 
@@ -156,11 +148,11 @@ def test_a_run_that_is_whole_has_one_slot_and_one_ticket() -> None:
     state, told = State(1, Space(4096, 1 << 30), 160), []
     state.load(LOADER, Endless())
     state.lay_out(LOADER, Layout(4096, 64, True), 0.001)
-    state.begin(RUN, LOADER, 5, stop=45, is_whole=True)
+    begin(state, RUN, LOADER, 5, stop=45, is_whole=True)
     state.deal()
     (ticket,) = [each.message for each in state.instructions if isinstance(each, ToWorker)]
     assert isinstance(ticket, Ticket) and (ticket.batch, ticket.batches, ticket.stop) == (5, 40, 160)
-    state.failed(0, ticket.number, b"error")
+    state.done(0, Done(ticket.number, error=b"error"))
     state.deal()
     told = [each.message for each in state.instructions if isinstance(each, ToMain)]
     assert [type(message) for message in told] == [BatchFailed]  # and it is not made again in parts
