@@ -89,15 +89,31 @@ class Channel:
         """
         if os.getpid() != self._owner:
             return
-        data = encode(message)
+        data, file = encode(message), -1
         try:
             if len(data) > _PACKET_BYTES:
-                self._send_in_file(data, descriptors)
-            else:
-                self._send(data, descriptors)
+                file = _file_of(data)
+                data, descriptors = _IN_FILE, [file, *descriptors]
+            while True:
+                try:
+                    if descriptors:
+                        rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors)
+                        self._socket.sendmsg([data], [rights], _DONTWAIT)
+                    else:
+                        self._socket.send(data, _DONTWAIT)
+                    return
+                except BlockingIOError:
+                    if not self.waits:
+                        raise AssertionError("there are more messages on their way than there can be") from None
+                    room = select.poll()
+                    room.register(self._socket, select.POLLOUT)
+                    room.poll()
         except OSError as error:
             if error.errno not in _GONE:
                 raise
+        finally:
+            if file >= 0:
+                os.close(file)
 
     def receive(self) -> Received | None:
         """Return the next message, or None if there is none now.
@@ -142,31 +158,17 @@ class Channel:
                 self._socket.shutdown(socket.SHUT_RDWR)  # closing alone would not wake it
         self._socket.close()
 
-    def _send(self, data: bytes, descriptors: Sequence[int]) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        while True:
-            try:
-                if rights:
-                    self._socket.sendmsg([data], rights, _DONTWAIT)
-                else:
-                    self._socket.send(data, _DONTWAIT)
-                return
-            except BlockingIOError:
-                if not self.waits:
-                    raise AssertionError("there are more messages on their way than there can be") from None
-                room = select.poll()
-                room.register(self._socket, select.POLLOUT)
-                room.poll()
 
-    def _send_in_file(self, data: bytes, descriptors: Sequence[int]) -> None:
-        file = machine.create_memory_file("message")
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(file, rest) :]
-            self._send(_IN_FILE, [file, *descriptors])
-        finally:
-            os.close(file)
+def _file_of(data: bytes) -> int:
+    file = machine.create_memory_file("message")
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def _with_descriptors(data: bytes, control: list[tuple[int, int, bytes]], flags: int) -> Received:

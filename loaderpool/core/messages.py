@@ -29,7 +29,7 @@ numbers.
 from __future__ import annotations
 
 import marshal
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 
 class Load(NamedTuple):
@@ -238,11 +238,7 @@ Message = (
     Load | Unload | Update | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded
     | LoaderFailed | GiveBack | NodeIs | Warn | Found | Ticket | Done
 )  # fmt: skip
-
-KINDS: tuple[type, ...] = (
-    Load, Unload, Update, Look, Begin, Extend, End, Ended, Release, Resize, Filled, BatchFailed, Loaded, LoaderFailed,
-    GiveBack, NodeIs, Warn, Found, Ticket, Done,
-)  # fmt: skip
+KINDS: tuple[type, ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from loaderpool.core.channel import Channel
 from loaderpool.core.memory import SlotFile
@@ -96,15 +96,17 @@ class ForkedProcess:
         if not self.pid:
             serve(run)
 
+    def kill(self) -> None:
+        """End it: it is not reaped yet, so the number is still its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
     def poll(self) -> int | None:
         """Return its exit status, minus the signal's number where one ended it; None: it runs."""
-        return self._reap(os.WNOHANG)
+        return self.wait(os.WNOHANG)
 
-    def wait(self) -> int | None:
-        """Return its exit status once it has ended. Blocks until then."""
-        return self._reap(0)
-
-    def _reap(self, options: int) -> int | None:
+    def wait(self, options: int = 0) -> int | None:
+        """As `poll`, once it has ended. Blocks until then."""
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, options)
@@ -115,28 +117,17 @@ class ForkedProcess:
         return self._status
 
 
-_Process: TypeAlias = "ForkedProcess | subprocess.Popen[bytes]"
-
-
 class WorkerProcess:
     """A worker: its process, the supervisor's end of its channel, and what its threads were at."""
 
-    def __init__(self, number: int, started: _Process, cell: int, channel: Channel, stacks: StackFile) -> None:
-        self.number, self.process, self.pid, self.cell = number, started, started.pid, cell
+    def __init__(self, number: int, process: Any, cell: int, channel: Channel, stacks: StackFile) -> None:
+        self.number, self.process, self.pid, self.cell = number, process, process.pid, cell
+        self.kill: Callable[[], None] = process.kill
         self.channel, self.stacks = channel, stacks
         self.sample = Sample()
         self.stop: StopWatch | None = None  # while it is stopped (SIGSTOP)
         self.was_stopped = False  # it was ended for it
         self.pidfd: int | None = None
-
-    def kill(self) -> None:
-        """End it: it is not reaped yet, so the number is still its own."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> int | None:
-        """Return its exit status once it has ended. Blocks until then."""
-        return self.process.wait()
 
 
 class Processes:
@@ -191,18 +182,19 @@ class Processes:
         return worker
 
     def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
-        ours, theirs = Channel.pair()
-        with theirs:
-            try:
+        with contextlib.ExitStack() as undo:
+            ours, theirs = Channel.pair()
+            undo.callback(ours.close)
+            with theirs:
                 stacks = StackFile()
-                try:
-                    started = self._start(number, cell, ours.fileno(), theirs, stacks, is_forked)
-                except BaseException:
-                    stacks.close()
-                    raise
-            except BaseException:
-                ours.close()
-                raise
+                undo.callback(stacks.close)
+                started: Any
+                if is_forked:
+                    started = ForkedProcess(lambda: self._become(number, cell, ours.fileno(), theirs.detach(), stacks))
+                else:
+                    own = {"cell": cell, "channel": theirs.fileno(), "stacks": stacks.descriptor}
+                    started = self._clean_start.start(self._payloads, number, forms=dict(self._forms), **own)
+            undo.pop_all()
         worker = WorkerProcess(number, started, cell, Channel(ours), stacks)
         try:
             worker.pidfd = machine.open_pidfd(worker.pid)
@@ -218,7 +210,7 @@ class Processes:
         for some in (self.without_pidfd, self.stopped):
             if worker in some:
                 some.remove(worker)
-        code = worker.wait()
+        code = worker.process.wait()
         if worker.pidfd is not None:
             os.close(worker.pidfd)
         worker.channel.close()
@@ -256,16 +248,8 @@ class Processes:
         for worker in self.by_number.values():
             worker.kill()
         for worker in self.by_number.values():
-            worker.wait()
+            worker.process.wait()
             worker.channel.close()
-
-    def _start(
-        self, number: int, cell: int, ours: int, theirs: socket.socket, stacks: StackFile, is_forked: bool
-    ) -> _Process:
-        if is_forked:
-            return ForkedProcess(lambda: self._become(number, cell, ours, theirs.detach(), stacks))
-        own = {"cell": cell, "channel": theirs.fileno(), "stacks": stacks.descriptor, "forms": dict(self._forms)}
-        return self._clean_start.start(self._payloads, number, **own)
 
     def _become(self, number: int, cell: int, ours: int, theirs: int, stacks: StackFile) -> None:
         """Runs in: the new worker, a fork, which keeps nothing of the supervisor's."""
@@ -281,27 +265,14 @@ class Processes:
         Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()
 
 
-class Signals:
-    """Tells of SIGCHLD, by which alone a stopped child is told of, through a descriptor."""
-
-    def __init__(self) -> None:
-        self.descriptor, self._write = os.pipe()
-        for each in (self.descriptor, self._write):
-            os.set_blocking(each, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Both ends."""
-        return [self.descriptor, self._write]
-
-    def take(self) -> None:
-        """Take what was told."""
-        try:
-            os.read(self.descriptor, 4096)
-        except BlockingIOError:
-            pass
+def pipe_of_stops() -> tuple[int, int]:
+    """Return both ends of a pipe that tells of SIGCHLD, by which alone a stopped child is told of."""
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+    return ends
 
 
 READABLE = select.EPOLLIN if hasattr(select, "EPOLLIN") else 1

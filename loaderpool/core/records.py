@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from loaderpool.core.messages import Done, Message, Ticket
+from loaderpool.plan.base import Numbering
 from loaderpool.transport.reports import Verdict
 
 MOST_TICKETS = 2  # of a worker: one that it makes, one that waits in its channel
-
-
-class Plan(Protocol):
-    """What is asked of a loader's plan, `numbering.Numbering`. Batch numbers count through all epochs."""
-
-    batch_size: int
-    batches_per_epoch: int
-    lanes: int  # generators, whose batches take turns; 0: items by index
-
-    def locate(self, number: int) -> tuple[int, int, int | tuple[int, ...]]:
-        """Return the epoch of batch `number`, which batch of it that is, and where it begins (0: it is whole)."""
-
-    def alike(self, number: int) -> int:
-        """Return how many batches from `number` on may share a slot: the last one of an epoch may be shorter."""
-
-    def total_rows(self, number: int, count: int) -> int:
-        """Return the rows of `count` batches from `number` on."""
 
 
 class Layout(NamedTuple):
@@ -92,7 +76,7 @@ class LoaderRecord:
     """A loader that was loaded."""
 
     number: int
-    plan: Plan
+    plan: Numbering
     leaves_out: bool  # samples that end a worker; else a batch with one is an error
     most_deaths: int  # a ticket over which more workers die is given up
     layout: Layout | None = None
@@ -110,7 +94,7 @@ class RunRecord:
 
     number: int
     loader: LoaderRecord
-    plan: Plan
+    plan: Numbering
     next: int  # the next batch to be cut; of lanes: the first of the run, as each lane has its own turn
     stop: int  # the number after the last batch
     had: set[int]  # batches from `next` on that are not to be made
@@ -161,7 +145,7 @@ class Lane:
     batches: int | None = None  # that it has; None: not known yet
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Filling:
     """A slot that workers write into."""
 
@@ -179,7 +163,7 @@ class Filling:
     failure: tuple[int, bytes] | None = None  # (row, error) of the first row that failed
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Job:
     """A ticket, its slot (None: a first sample is made), and at which samples workers died over it."""
 
@@ -208,11 +192,6 @@ class WorkerRecord:
     workers: int = 1  # that it has: a node has several, and none while it starts
     jobs: dict[int, Job] = dataclasses.field(default_factory=dict)  # by ticket, in the order in which they were dealt
     is_leaving: bool = False
-
-    @property
-    def level(self) -> int:
-        """How many tickets each of its workers has."""
-        return len(self.jobs) // (self.workers or 1)
 
 
 class Death(NamedTuple):

@@ -221,29 +221,34 @@ class SpawnedWorkers(Processes):
         # Its end is ours to see to: `multiprocess` would wait for it when the interpreter exits.
         process_of_multiprocess._children.discard(process)
 
-        def look() -> None:
-            if process.exitcode is not None:
-                raise EOFError
-
-        channel: Any = Connected(connection, look, self.ring, self.ring)
-        return SpawnedWorker(number, process, cell, channel, channel)
+        started = SpawnedProcess(process)
+        channel: Any = Connected(connection, started.look, self.ring, self.ring)
+        return WorkerProcess(number, started, cell, channel, channel)
 
 
-class SpawnedWorker(WorkerProcess):
-    """A worker, which is ended without signals; its connection is its stacks', too."""
+class SpawnedProcess:
+    """As `processes.ForkedProcess`, of a process of `multiprocess`, which knows no signals."""
 
-    process: Any
+    def __init__(self, process: Any) -> None:
+        self._process, self.pid = process, process.pid
 
     def kill(self) -> None:
+        """End it."""
         with contextlib.suppress(OSError):
-            self.process.kill()
+            self._process.kill()
+
+    def look(self) -> None:
+        """Raise EOFError if it has ended."""
+        if self._process.exitcode is not None:
+            raise EOFError
 
     def wait(self) -> int | None:
-        self.process.join(_ENDS_S)
-        if self.process.exitcode is None:
+        """Return its exit status once it has ended."""
+        self._process.join(_ENDS_S)
+        if self._process.exitcode is None:
             self.kill()
-            self.process.join(_KILLED_S)
-        code: int | None = self.process.exitcode
+            self._process.join(_KILLED_S)
+        code: int | None = self._process.exitcode
         return code
 
 

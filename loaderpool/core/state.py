@@ -34,7 +34,6 @@ from loaderpool.core.records import (
     Layout,
     LoaderRecord,
     MarkEnded,
-    Plan,
     RunRecord,
     Start,
     Stop,
@@ -43,6 +42,7 @@ from loaderpool.core.records import (
     WorkerRecord,
 )
 from loaderpool.core.slots import Slots, Space
+from loaderpool.plan.base import Numbering
 from loaderpool.transport.reports import Verdict
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
@@ -84,8 +84,7 @@ class State:
         self.workers: dict[int, WorkerRecord] = {}
         self.roomy: dict[int, WorkerRecord] = {}  # workers that may have more tickets
         self.due: collections.deque[Job] = collections.deque()
-        self._wanted, self._width = workers, max(1, workers)  # width: processes that make rows
-        self._of_nodes = of_nodes
+        self._wanted, self._of_nodes = workers, of_nodes
         self.slots = Slots(memory, most_slots, self.runs, self._say)
         self._deaths = Deaths(restarts)
         self._broken: bytes | None = None
@@ -95,7 +94,7 @@ class State:
 
     # ---- what the main process says
 
-    def load(self, number: int, plan: Plan, leaves_out: bool = False, most_deaths: int = 3) -> None:
+    def load(self, number: int, plan: Numbering, leaves_out: bool = False, most_deaths: int = 3) -> None:
         """A loader was loaded. Workers that were forked before do not know it, and are replaced.
 
         Args:
@@ -139,7 +138,7 @@ class State:
         self.loaders.pop(number, None)
         self.due = collections.deque(job for job in self.due if job.loader.number != number or job.slot is not None)
 
-    def begin(self, asked: Begin, plan: Plan | None = None) -> None:
+    def begin(self, asked: Begin, plan: Numbering | None = None) -> None:
         """A run begins, by another plan than its loader's perhaps. One of an unknown loader is answered as well."""
         loader, first = self.loaders.get(asked.loader), asked.first
         if loader is None or loader.failure is not None:
@@ -197,7 +196,7 @@ class State:
         for worker in staying[self._wanted :]:
             self._dismiss(worker)
         self._hire()
-        self._measure()
+        self._give_slots()
 
     # ---- what workers say, and what becomes of them
 
@@ -282,8 +281,8 @@ class State:
         """A node runs, with so many workers."""
         if node in self.workers:
             self.workers[node].workers = workers
-            self._note_room(self.workers[node])
-            self._measure()
+            self.note_room(self.workers[node])
+            self._give_slots()
 
     def stop(self, error: bytes) -> None:
         """Nothing can be made any more: no worker is started, and no batch made."""
@@ -316,11 +315,11 @@ class State:
             has_homes = has_homes or bool(run.lanes)
         asked = self.roomy.copy() if has_work else {}
         while asked:
-            level = min(worker.level for worker in asked.values())
+            level = min([len(worker.jobs) // worker.workers for worker in asked.values()])
             for worker in [*asked.values()]:
                 if worker.number not in self.roomy:
                     del asked[worker.number]
-                elif worker.level == level:
+                elif len(worker.jobs) // worker.workers == level:
                     job = self._next_job(worker)
                     if job is not None:
                         self._give(worker, job)
@@ -334,25 +333,25 @@ class State:
         record = self.workers.get(worker)
         return None if record is None else next(iter(record.jobs.values()), None)
 
-    def may_have_more(self, worker: WorkerRecord) -> bool:
-        """Whether a worker may have one more ticket."""
+    def note_room(self, worker: WorkerRecord) -> None:
+        """Note whether a worker may have one more ticket, as its tickets have changed, or it has."""
         jobs = worker.jobs
         if worker.is_leaving:
-            return False
-        if self._of_nodes:
-            room = min(max(_NODE_TICKETS, MOST_TICKETS * worker.workers), _MOST_NODE_TICKETS) * bool(worker.workers)
-            return len(jobs) < room and not any(job.is_alone for job in jobs.values())
-        if not jobs:
-            return True
-        first = next(iter(jobs.values()))
-        layout, ticket = first.loader.layout, first.ticket
-        if first.slot is None or layout is None or len(jobs) >= layout.room:
-            return False
-        return layout.room > MOST_TICKETS or first.seconds <= _SHORT_S or ticket.stop - ticket.start < first.slot.asked
-
-    def _note_room(self, worker: WorkerRecord) -> None:
-        """Its tickets have changed, or it has."""
-        if self.may_have_more(worker):
+            has_room = False
+        elif self._of_nodes:
+            most = min(max(_NODE_TICKETS, MOST_TICKETS * worker.workers), _MOST_NODE_TICKETS) * bool(worker.workers)
+            has_room = len(jobs) < most and not any(job.is_alone for job in jobs.values())
+        elif not jobs:
+            has_room = True
+        else:
+            first = next(iter(jobs.values()))
+            layout, slot, ticket = first.loader.layout, first.slot, first.ticket
+            if layout is None or slot is None or len(jobs) >= layout.room:
+                has_room = False
+            else:
+                is_short = first.seconds <= _SHORT_S or ticket.stop - ticket.start < slot.asked
+                has_room = is_short or layout.room > MOST_TICKETS
+        if has_room:
             self.roomy[worker.number] = worker
         else:
             self.roomy.pop(worker.number, None)
@@ -383,7 +382,7 @@ class State:
             left_out = tuple(sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch)
             job.ticket = job.ticket._replace(left_out=left_out)
         worker.jobs[job.ticket.number] = job
-        self._note_room(worker)
+        self.note_room(worker)
         self._say(ToWorker(worker.number, job.ticket))
 
     # ---- slots
@@ -499,7 +498,7 @@ class State:
         job = record.jobs.pop(ticket, None)
         if job is not None:
             self._deaths.idle = 0
-            self._note_room(record)
+            self.note_room(record)
         if record.is_leaving and not record.jobs:
             self._say(Stop(worker))
         return job
@@ -522,25 +521,21 @@ class State:
         for _ in range(self._wanted - staying):
             number = next(self._names)
             worker = self.workers[number] = WorkerRecord(number, workers=int(not self._of_nodes))
-            self._note_room(worker)
+            self.note_room(worker)
             self._say(Start(number))
 
     def _removed(self, worker: int) -> WorkerRecord:
         """Take out a worker that is gone."""
         self.roomy.pop(worker, None)
-        record = self.workers.pop(worker)
-        if self._of_nodes:
-            self._count_width()
-        return record
+        return self.workers.pop(worker)
 
-    def _count_width(self) -> None:
-        self._width = self._wanted
-        if self._of_nodes:
-            self._width = max(1, sum(node.workers for node in self.workers.values()))
+    @property
+    def _width(self) -> int:
+        """How many processes make rows."""
+        return max(1, sum(node.workers for node in self.workers.values()) if self._of_nodes else self._wanted)
 
-    def _measure(self) -> None:
+    def _give_slots(self) -> None:
         """There are more workers, or fewer: runs get the slots that so many need."""
-        self._count_width()
         for run in [*self.runs.values()]:
             self.slots.give(run, self._width)
 
@@ -548,7 +543,7 @@ class State:
         if worker.is_leaving:
             return
         worker.is_leaving = True
-        self._note_room(worker)
+        self.note_room(worker)
         self._leave_homes(worker)
         if not worker.jobs:
             self._say(Stop(worker.number))

@@ -6,6 +6,7 @@ One thread, one loop. It waits for channels and for deaths, turns them into even
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import select
@@ -39,7 +40,7 @@ from loaderpool.core.messages import (
     Update,
     Warn,
 )
-from loaderpool.core.processes import READABLE, Processes, Signals, WorkerProcess
+from loaderpool.core.processes import READABLE, Processes, WorkerProcess, pipe_of_stops
 from loaderpool.core.records import (
     Death,
     DropFile,
@@ -110,12 +111,12 @@ class Supervisor:
         return capacity()
 
     def _prepare_to_wait(self) -> None:
-        self._signals = Signals()
+        self._signals = pipe_of_stops()
         self._epoll = select.epoll()
         self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel
         self._handlers: dict[int, Callable[[], None]] = {}
         self._listen(self._main.fileno(), self._hear_main)
-        self._listen(self._signals.descriptor, self._on_signal)
+        self._listen(self._signals[0], self._on_signal)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
 
@@ -155,15 +156,17 @@ class Supervisor:
             self._epoll.unregister(descriptor)
 
     def _private(self) -> list[int]:
-        mine = [self._main.fileno(), self._epoll.fileno(), *self._signals.descriptors]
+        mine = [self._main.fileno(), self._epoll.fileno(), *self._signals]
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
         return mine + [file for files in self._payloads.files.values() for file in files]
 
     def _pause_s(self) -> float:
         """Return how soon the clock is to be looked at; -1: when something has come."""
-        pauses = [worker.stop.look_ms for worker in self._workers.stopped if worker.stop is not None]
+        pauses = []
         if self._main_pidfd is None or self._workers.without_pidfd or self._state.retry_at is not None:
             pauses.append(_LOOK_MS)
+        if self._workers.stopped:
+            pauses += [worker.stop.look_ms for worker in self._workers.stopped if worker.stop is not None]
         if self._timeouts and (pause_ms := self._watch.pause_ms()) is not None:
             pauses.append(pause_ms)
         return min(pauses) / 1000 if pauses else -1
@@ -172,9 +175,12 @@ class Supervisor:
         """Do what is due by the clock, which no descriptor tells of."""
         if self._timeouts:
             self._watch.look(self._watched, min(self._timeouts.values()))
-        self._workers.end_stopped()
-        self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
-        self._is_over |= self._is_orphan()
+        if self._workers.stopped:
+            self._workers.end_stopped()
+        if self._workers.without_pidfd:
+            self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
+        if self._main_pidfd is None:
+            self._is_over |= os.getppid() != self._main_pid
         if self._state.retry_at is not None:
             self._state.tick(clock.monotonic_s())
 
@@ -188,14 +194,12 @@ class Supervisor:
                 found.append((worker, int(timeout_s * 1e9)))
         return found
 
-    def _is_orphan(self) -> bool:
-        return self._main_pidfd is None and os.getppid() != self._main_pid
-
     def _leave(self) -> None:
         self._is_over = True
 
     def _on_signal(self) -> None:
-        self._signals.take()
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._signals[0], 4096)
         self._workers.note_stops()
         self._watch.resume()
 
@@ -243,7 +247,8 @@ class Supervisor:
         self._state.begin(message, plan)
 
     def _load(self, message: Load, received: Received) -> None:
-        self._before_long_work()
+        self._state.deal()  # what can be dealt: nothing is while modules are imported
+        self._carry_out()
         number = message.loader
         self._payloads.files[number] = list(received.descriptors)
         try:
@@ -281,11 +286,6 @@ class Supervisor:
         place = f"the supervisor{f' on node {failure.node}' if failure.node else ''}"
         what = f"{place} could not load the function and the source"
         self._main.send(LoaderFailed(number, failures.of_setup(failure, what, describe_load_error(error), place)))
-
-    def _before_long_work(self) -> None:
-        """Deal what can be dealt: nothing is while modules are imported."""
-        self._state.deal()
-        self._carry_out()
 
     def _freeze(self) -> None:
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
@@ -331,12 +331,8 @@ class Supervisor:
         payload = self._payloads.loaded.get(message.loader)
         if payload is None:
             return
-        form, _ = receive(message.content)
-        self._forms[message.loader] = message.content
-        for worker in self._workers.by_number.values():
-            self._send_to_worker(worker, message)
-        self._note_free_memory()
-        self._state.lay_out(message.loader, forms.known_layout(form, payload), message.seconds)
+        self._tell_workers(message)
+        self._state.lay_out(message.loader, forms.known_layout(receive(message.content)[0], payload), message.seconds)
 
     def _lay_out(self, number: int, probe: Any, found: tuple[int, Found] | None) -> None:
         """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""
@@ -348,16 +344,19 @@ class Supervisor:
                 self._state.found(*found, None)
             self._state.fail(number, failures.of_error(error))
             return
-        content = self._forms[number] = send((form, payload["given_spec"] is not None))
-        told = Found(0, number, 0, content, row_s)
+        told = Found(0, number, 0, send((form, payload["given_spec"] is not None)), row_s)
         self._main.send(told)
-        for worker in self._workers.by_number.values():
-            self._send_to_worker(worker, told)
-        self._note_free_memory()
+        self._tell_workers(told)
         if found is None:
             self._state.lay_out(number, layout, row_s)
         else:
             self._state.found(*found, layout, row_s)
+
+    def _tell_workers(self, form: Found) -> None:
+        self._forms[form.loader] = form.content
+        for worker in self._workers.by_number.values():
+            self._send_to_worker(worker, form)
+        self._note_free_memory()  # as runs will get slots
 
     # ---- what workers say, and what becomes of them
 
@@ -494,7 +493,7 @@ class Supervisor:
             return
         fault_points.reach("supervisor.forked")
         self._recorder.mark(MarkKind.STARTED, worker.pid, number, worker.cell)
-        self._listen(worker.channel.fileno(), lambda: self._hear_worker(worker))
+        self._listen(worker.channel.fileno(), functools.partial(self._hear_worker, worker))
         if worker.pidfd is not None:
             self._listen(worker.pidfd, lambda: self._dead.append(worker))
 

@@ -77,24 +77,22 @@ def draws(rng: np.random.Generator) -> Iterator[Any]:
         yield number, rng.random(3)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_generators(lanes: int) -> None:
+@pytest.mark.parametrize("of", ["one generator", "two", "a stream", "a shuffled stream"])
+def test_generators_and_streams(of: str) -> None:
     def made(workers: int | lp.Pool) -> list[Any]:
-        settings: dict[str, Any] = {"copies": lanes, "batch_size": 4, "seed": 5, "workers": workers}
-        with lp.Loader.from_generator(draws, **settings) as loader:
-            return read(loader, passes=2)
+        settings: dict[str, Any] = {"batch_size": 4, "seed": 5, "workers": workers}
+        if "stream" in of:
+            loader = lp.Loader(Numbers(), shuffle=7 if "shuffled" in of else False, **settings)
+        else:
+            loader = lp.Loader.from_generator(draws, copies=1 + (of == "two"), **settings)
+        with loader:
+            got = read(loader, passes=2)
+            by_thread = "the stream is read on a thread" in str(loader.statistics().notes)
+            assert not workers or by_thread is ("stream" in of)
+        return got
 
     with spawned() as pool:
         assert_same(made(pool), made(0))
-
-
-@pytest.mark.parametrize("window", [False, 7])
-def test_a_stream_is_read_by_a_thread(window: Any) -> None:
-    with spawned() as pool, lp.Loader(Numbers(), batch_size=4, shuffle=window, workers=pool) as loader:
-        got = read(loader, passes=2)
-        assert "the stream is read on a thread" in str(loader.statistics().notes)
-    with lp.Loader(Numbers(), batch_size=4, shuffle=window, workers=0) as loader:
-        assert_same(got, read(loader, passes=2))
 
 
 def test_a_large_array_and_a_captured_one_are_copied_and_writes_stay_private() -> None:
@@ -115,22 +113,19 @@ def test_a_large_array_and_a_captured_one_are_copied_and_writes_stay_private() -
     assert "spawned" in notes(statistics, "copied into")[0]
 
 
-def test_a_killed_workers_batches_are_made_again() -> None:
-    with loader_of(0) as loader:
-        expected = read(loader, passes=2)
-    with spawned() as pool, loader_of(pool) as loader:
+def test_workers_die_come_and_go_and_a_second_loader_shares_them() -> None:
+    with loader_of(0) as loader, loader_of(0, items=90) as other:
+        expected, of_other = read(loader, passes=3), read(other)
+    with spawned(1) as pool, loader_of(pool) as loader, loader_of(pool, items=90) as other:
         kill = functools.partial(kill_worker, loader)
         got = read_while(loader, {5: kill, 40: kill}) + read_while(loader, {80: kill})
         told_when(loader, lambda told: told.restarts >= 2)
+        others = iter(other)
+        more = read(itertools.islice(others, 5))
+        got += read_while(loader, {10: lambda: pool.resize(3), 60: lambda: pool.resize(1)})
+        more += read(others)
     assert_same(got, expected)
-
-
-def test_workers_come_and_go_in_mid_epoch() -> None:
-    with loader_of(0) as loader:
-        expected = read(loader)
-    with spawned(1) as pool, loader_of(pool) as loader:
-        got = read_while(loader, {10: lambda: pool.resize(3), 60: lambda: pool.resize(1)})
-    assert_same(got, expected)
+    assert_same(more, of_other)
 
 
 def test_a_training_goes_on_from_spawned_workers_to_forked_ones_and_back() -> None:
@@ -149,33 +144,6 @@ def test_a_training_goes_on_from_spawned_workers_to_forked_ones_and_back() -> No
     assert_same(got, expected)
 
 
-def test_two_loaders_share_a_pool() -> None:
-    with spawned() as pool, loader_of(pool) as first, loader_of(pool, items=90) as second:
-        together = [(batch["item"].copy(), other["item"].copy()) for batch, other in zip(first, second, strict=False)]
-    with loader_of(0) as first, loader_of(0, items=90) as second:
-        alone = [(batch["item"].copy(), other["item"].copy()) for batch, other in zip(first, second, strict=False)]
-    assert_same(together, alone)
-
-
-def test_an_error_is_the_users_own_with_its_index_and_traceback() -> None:
-    def fails(item: int) -> int:
-        if item == 41:
-            raise KeyError("no such frame")
-        return item
-
-    got: list[int] = []
-    with (
-        spawned() as pool,
-        lp.Loader(range(60), fails, batch_size=4, workers=pool) as loader,
-        pytest.raises(KeyError, match="no such frame") as caught,
-    ):
-        for batch in loader:
-            got += batch.tolist()
-    assert got == list(range(40))
-    assert isinstance(caught.value, lp.SampleError) and caught.value.index == 41
-    assert "in fails" in caught.value.remote_traceback
-
-
 def test_a_sample_that_hangs_and_one_that_kills_are_left_out() -> None:
     def odd(item: int) -> int:
         if item == 17:
@@ -191,41 +159,40 @@ def test_a_sample_that_hangs_and_one_that_kills_are_left_out() -> None:
     assert got == [item for item in range(60) if item not in (17, 33)]
 
 
-def test_of_a_sample_that_hangs_its_stack_is_told() -> None:
-    def stuck(item: int) -> int:
-        while item == 9:
-            time.sleep(0.01)
-        return item
-
-    pool = spawned(1)
-    with (
-        pool,
-        lp.Loader(range(20), stuck, workers=pool, limits=lp.Limits(timeout_s=0.5)) as loader,
-        pytest.raises(lp.SampleTimeoutError) as caught,
-    ):
-        list(loader)
-    assert caught.value.index == 9
-    assert "in stuck" in str(caught.value) and "loaderpool-commands" not in str(caught.value)
-    assert "connection.py" not in str(caught.value)
-
-
-def test_of_a_fault_in_c_code_the_stack_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    def falls(item: int) -> int:
+@pytest.mark.parametrize(
+    ("how", "error", "said"),
+    [
+        ("raises", KeyError, "no such frame"),
+        ("hangs", lp.SampleTimeoutError, "in fn"),
+        ("falls", lp.WorkerLostError, "SIGSEGV"),
+        ("closes", lp.WorkerLostError, "closed file descriptors"),
+    ],
+)
+def test_what_ends_a_sample_is_told(how: str, error: Any, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def fn(item: int) -> int:
         if item == 9:
-            import ctypes
+            if how == "raises":
+                raise KeyError("no such frame")
+            if how == "falls":
+                import ctypes
 
-            ctypes.string_at(0)
+                ctypes.string_at(0)
+            if how == "closes":
+                os.closerange(3, 1000)
+            while how == "hangs":
+                time.sleep(0.01)
         return item
 
-    pool = spawned(1)
-    with (
-        pool,
-        lp.Loader(range(20), falls, workers=pool) as loader,
-        pytest.raises(lp.WorkerLostError, match="SIGSEGV") as caught,
-    ):
-        list(loader)
-    assert caught.value.index == 9
-    assert "in falls" in capfd.readouterr().err
+    limits, got = lp.Limits(timeout_s=0.5 if how == "hangs" else None), list[int]()
+    with spawned(1) as pool, lp.Loader(range(20), fn, batch_size=4, workers=pool, limits=limits) as loader:
+        with pytest.raises(error, match=said) as caught:
+            for batch in loader:
+                got += batch.tolist()
+        del batch
+    assert got == list(range(8)) and (how == "closes" or caught.value.index == 9)
+    assert how != "raises" or (isinstance(caught.value, lp.SampleError) and "in fn" in str(caught.value))
+    assert how != "falls" or "in fn" in capfd.readouterr().err
+    assert "loaderpool-commands" not in str(caught.value) and "connection.py" not in str(caught.value)
 
 
 def test_a_payload_that_cannot_be_loaded_is_told() -> None:
@@ -268,21 +235,6 @@ def test_a_process_that_a_worker_has_forked_holds_up_nothing(tmp_path: Path) -> 
             assert loader.statistics().restarts == 1
     finally:
         os.kill(int(forked.read_text()), signal.SIGKILL)
-
-
-def test_a_function_that_closes_all_descriptors_is_told() -> None:
-    def closes(item: int) -> int:
-        if item == 3:
-            os.closerange(3, 1000)
-        return item
-
-    pool = spawned(1)
-    with (
-        pool,
-        lp.Loader(range(20), closes, workers=pool) as loader,
-        pytest.raises(lp.WorkerLostError, match="closed file descriptors"),
-    ):
-        list(loader)
 
 
 def test_without_descriptors_or_an_interpreter_the_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,9 +292,14 @@ def test_a_cache_on_disk(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("called-*"))) == 24
 
 
-def test_batches_that_are_kept_outlive_the_pool() -> None:
-    with spawned(1) as pool, loader_of(pool, items=30) as loader:
+def test_batches_that_are_kept_outlive_the_pool_and_workers_do_not() -> None:
+    pool = spawned(1)
+    with loader_of(pool, items=30) as loader:
         kept = list(loader)
+        pids = [worker.pid for worker in loader.statistics().workers if worker.pid]
+    assert pids and all(map(is_alive, pids))
+    pool.close()
+    assert wait_gone(pids, 5) == []
     with loader_of(0, items=30) as loader:
         assert_same(kept, read(loader))
 
@@ -490,18 +447,6 @@ def test_as_dataset_and_keras(tf: Any) -> None:
         dataset = loader.as_dataset()
         got = [batch["item"].numpy() for _ in range(2) for batch in dataset]
     assert_same(got, expected)
-
-
-def test_workers_live_until_the_pool_is_closed() -> None:
-    pool = spawned()
-    with loader_of(pool, items=60) as loader:
-        first = next(iter(loader))
-        pids = [worker.pid for worker in loader.statistics().workers if worker.pid]
-        assert pids and all(map(is_alive, pids))
-    assert all(map(is_alive, pids))
-    pool.close()
-    assert wait_gone(pids, 5) == []
-    assert first["item"].shape == (6, 30, 40)
 
 
 def test_an_error_of_the_threads_own_is_followed_by_another_thread(

@@ -174,27 +174,19 @@ def lent() -> tuple[Pool, int]:
     return pool, pool.of(Filled)[0].offset
 
 
-def test_a_release_that_arrives_behind_its_runs_end_changes_nothing(lent: tuple[Pool, int]) -> None:
+@pytest.mark.parametrize("crosses", ["nothing", "an end that names it", "an end that does not"])
+def test_a_release_that_is_said_twice_or_crosses_an_end_is_said_once(lent: tuple[Pool, int], crosses: str) -> None:
     """A finalizer took it off the list, another thread's `End` said "not lent", then the release came: a KeyError."""
     pool, offset = lent
-    pool.state.end(RUN, ())
-    pool.turn()
-    release(pool.state, RUN, offset)
-    while pool.busy():
-        pool.answer(pool.busy()[0])
-        pool.turn()
-    assert not pool.state.runs
-
-
-@pytest.mark.parametrize("is_still_there", [True, False])
-def test_a_release_that_is_said_twice_is_said_once(lent: tuple[Pool, int], is_still_there: bool) -> None:
-    pool, offset = lent
-    if not is_still_there:
-        pool.state.end(RUN, (offset,))
+    if crosses != "nothing":
+        pool.state.end(RUN, (offset,) if crosses == "an end that names it" else ())
     for _ in range(2):
         release(pool.state, RUN, offset)
         pool.turn()
-    assert (RUN in pool.state.runs) is (is_still_there or bool(pool.busy()))
+    while crosses != "nothing" and pool.busy():
+        pool.answer(pool.busy()[0])
+        pool.turn()
+    assert (RUN in pool.state.runs) is (crosses == "nothing")
 
 
 def test_a_release_that_comes_after_its_slot_was_filled_again_frees_no_batch(lent: tuple[Pool, int]) -> None:
@@ -339,20 +331,15 @@ def broken(request: pytest.FixtureRequest) -> Pool:
     return pool
 
 
-def test_a_loader_that_comes_into_a_broken_pool_is_told(broken: Pool) -> None:
-    """Its first sample was due for ever, and `next` waited for it."""
-    broken.state.load(2, Endless())
-    look(broken.state, 2)
+@pytest.mark.parametrize("number", [LOADER, 2])
+def test_a_loader_of_a_broken_pool_and_one_that_comes_into_it_are_told(broken: Pool, number: int) -> None:
+    """Its first sample was due for ever, and `next` waited for it; the third `next` of an old loader hung."""
+    if number != LOADER:
+        broken.state.load(number, Endless())
+    look(broken.state, number)
     broken.turn()
-    assert {message.loader for message in broken.of(LoaderFailed)} == {2}
+    assert {message.loader for message in broken.of(LoaderFailed)} == {number}
     assert broken.of(LoaderFailed)[0].error
-
-
-def test_a_loader_of_a_broken_pool_that_is_tried_again_is_told_again(broken: Pool) -> None:
-    """The third `next` hung: a first sample may be tried again, and nobody said that it cannot be."""
-    look(broken.state, LOADER)
-    broken.turn()
-    assert [message.loader for message in broken.of(LoaderFailed)] == [LOADER]
 
 
 def test_a_run_in_a_broken_pool_is_told(broken: Pool) -> None:

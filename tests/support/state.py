@@ -54,10 +54,10 @@ def check_state(state: State) -> None:
         making = {job.slot.offset for job in jobs if job.slot is not None and job.slot.run is run}
         offsets = [*run.free, *run.filled, *making]
         assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= run.sizes.keys()
-    roomy = {number: worker for number, worker in state.workers.items() if state.may_have_more(worker)}
-    assert {number: id(worker) for number, worker in roomy.items()} == {
-        number: id(worker) for number, worker in state.roomy.items()
-    }
+    roomy = [*state.roomy]
+    for worker in state.workers.values():
+        state.note_room(worker)
+    assert roomy == [*state.roomy]
 
 
 def look(state: State, loader: int) -> None:

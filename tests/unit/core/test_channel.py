@@ -73,24 +73,6 @@ def test_a_long_message_for_which_no_descriptor_is_left_is_an_error(ends: tuple[
     assert all_of(ends[1]) == [Resize(2)]
 
 
-def test_a_file_too_many_on_its_way_is_an_error() -> None:
-    """A user may have no more files in channels than a process may open (ETOOMANYREFS)."""
-
-    def send_until_it_is_refused() -> None:
-        first, second = map(Channel, Channel.pair())
-        become_somebody()
-        with descriptors_left(8):
-            sent = 0
-            with pytest.raises(OSError, match="references") as caught:
-                while True:
-                    first.send(LONG)
-                    sent += 1
-            assert caught.value.errno == errno.ETOOMANYREFS
-            assert all_of(second) == [LONG] * sent
-
-    assert status_of_fork(send_until_it_is_refused) == 0
-
-
 @pytest.mark.parametrize("message", [Resize(2), LONG], ids=["short", "long"])
 @pytest.mark.parametrize("number", [errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS, errno.EINVAL])
 def test_a_send_says_what_the_kernel_says(
@@ -146,26 +128,18 @@ def alarmed(call: Callable[..., Any], *, is_before: bool) -> Callable[..., Any]:
 
 @pytest.mark.usefixtures("time_limit")
 @pytest.mark.parametrize("message", [Resize(2), LONG], ids=["short", "long"])
-def test_a_handlers_exception_in_a_send_comes_out_of_it(
+def test_a_handlers_exception_comes_out_of_a_send_and_of_a_receive_and_loses_nothing(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, message: Any
 ) -> None:
-    """Of 1,102 that a SIGALRM handler raised 69 vanished."""
-    for name in ("send", "sendmsg"):
-        monkeypatch.setattr(socket.socket, name, alarmed(getattr(socket.socket, name), is_before=False))
-    with pytest.raises(TimeoutError, match="too long"):
+    """Of 1,102 that a SIGALRM handler raised 69 vanished; in a receive it was taken for the end."""
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="too long"):
+        for name in ("send", "sendmsg"):
+            patch.setattr(socket.socket, name, alarmed(getattr(socket.socket, name), is_before=False))
         ends[0].send(message)
-    assert all_of(ends[1]) == [message]
-
-
-@pytest.mark.usefixtures("time_limit")
-def test_a_handlers_exception_in_a_receive_is_no_end(
-    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends[0].send(Resize(2))
     with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="too long"):
         patch.setattr(socket.socket, "recvmsg", alarmed(socket.socket.recvmsg, is_before=True))
         ends[1].receive()
-    assert all_of(ends[1]) == [Resize(2)]
+    assert all_of(ends[1]) == [message]
 
 
 # ---- as many messages as there may be
@@ -210,17 +184,9 @@ def fill(message: Any) -> int:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_channel_takes_as_many_of_any_kind_as_its_capacity_says(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
     """It held 278 `Release`s, but 93 errors of 1 KB, and 7 of 32 KB."""
-    monkeypatch.setattr(channels_module, "_BUFFER_BYTES", 106_496)  # granted where `wmem_max` is the kernel's default
-    assert fill(largest(kind)) >= capacity() >= 250
-
-
-def test_a_larger_buffer_is_a_larger_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for asked in (8192, 32_768, 106_496):
-        monkeypatch.setattr(channels_module, "_BUFFER_BYTES", asked)
-        found.append(capacity())
-        assert fill(LONG) >= found[-1]
-    assert found == sorted(set(found))
+    for buffer_bytes, least in ((32_768, 80), (106_496, 250)):  # granted where `wmem_max` is the kernel's default
+        monkeypatch.setattr(channels_module, "_BUFFER_BYTES", buffer_bytes)
+        assert fill(largest(kind)) >= capacity() >= least
 
 
 def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -> None:
@@ -239,25 +205,19 @@ def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -
 # ---- descriptors that are lost on their way
 
 
-def test_a_long_message_whose_file_cannot_be_received_is_a_lost_packet(ends: tuple[Channel, Channel]) -> None:
-    """It was a ValueError; whose packet it is, that process is replaced or redone."""
-    ends[0].send(LONG)
-    ends[0].send(Resize(2))
-    with descriptors_left(0), pytest.raises(LostPacket):
-        ends[1].receive()
-    assert all_of(ends[1]) == [Resize(2)]
-
-
-@pytest.mark.parametrize("left", [0, 1, 2])
+@pytest.mark.parametrize(("message", "left"), [(LONG, 0), (Load(1, 2, 3), 0), (Load(1, 2, 3), 1), (Load(1, 2, 3), 2)])
 def test_a_message_that_loses_one_of_its_files_is_lost_and_closes_the_others(
-    ends: tuple[Channel, Channel], left: int
+    ends: tuple[Channel, Channel], message: Any, left: int
 ) -> None:
+    """It was a ValueError; whose packet it is, that process is replaced or redone."""
     with open(os.devnull, "rb") as file:
-        ends[0].send(Load(1, 2, 3), [file.fileno()] * 3)
+        ends[0].send(message, [file.fileno()] * 3)
+        ends[0].send(Resize(2))
         before = count_fds(os.getpid())
         with descriptors_left(left), pytest.raises(LostPacket):
             ends[1].receive()
         assert count_fds(os.getpid()) == before
+        assert all_of(ends[1]) == [Resize(2)]
 
 
 # ---- a descriptor of any number

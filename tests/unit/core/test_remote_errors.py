@@ -32,17 +32,11 @@ def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
     batches: range, indices: tuple[int, ...], said: str
 ) -> None:
     error = lost_error(node_lost(batches, indices), preface="Buckets.by: ")
-    assert isinstance(error, WorkerLostError) and isinstance(error, WorkerLostError)
+    assert isinstance(error, WorkerLostError) and (error.nodes, error.node) == (LOST, "10.0.0.8")
+    assert "with no other task, was node 10.0.0.8: its node has died. A crash" in str(error)
     assert said in str(error) and str(error).startswith("Buckets.by: ")
     assert (error.epoch, error.indices) == (3, indices)
     assert error.batch == (batches.start if batches else None)
-
-
-def test_the_last_node_is_named_and_why_a_host_was_lost_there() -> None:
-    error = lost_error(node_lost())
-    assert "with no other task, was node 10.0.0.8: its node has died. A crash" in str(error)
-    assert isinstance(error, WorkerLostError)
-    assert (error.nodes, error.node) == (LOST, "10.0.0.8")
 
 
 @pytest.mark.parametrize(
