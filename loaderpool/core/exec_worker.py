@@ -1,4 +1,4 @@
-"""A worker that is no fork: an interpreter of its own, which loads payloads itself. `CleanStart` starts it."""
+"""A worker that is no fork: an interpreter of its own, which loads payloads itself. `Processes` starts it."""
 
 from __future__ import annotations
 

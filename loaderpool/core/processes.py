@@ -31,51 +31,6 @@ if TYPE_CHECKING:
     import subprocess
 
 
-class CleanStart:
-    """Starts workers by exec.
-
-    Made before any module of the user's is imported, so that these find the same when they are imported once more.
-
-    Args:
-        start: the supervisor's own settings.
-    """
-
-    def __init__(self, start: Mapping[str, Any]) -> None:
-        self._common = {name: start[name] for name in ("path", "argv", "arena", "arena_bytes", "slots")}
-        self._common["supervisor_pid"], self._common["node"] = os.getpid(), process.node()
-        self._environment = dict(os.environ)
-        self._directory: str | None = None
-        with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be
-            self._directory = os.getcwd()
-
-    def start(self, payloads: Payloads, number: int, **own: Any) -> subprocess.Popen[bytes]:
-        """Start a worker; it will load what it gets tickets for.
-
-        Args:
-            payloads: what it may load.
-            number: its number.
-            own: the rest of what `exec_worker.main` is told.
-
-        Raises:
-            OSError: no memory, no more processes, no descriptors, or no interpreter any more.
-        """
-        from loaderpool.transport import child_process  # few supervisors ever come here
-
-        files = payloads.files
-        settings = {**self._common, **own, "number": number, "files": files, "places": payloads.places}
-        settings["changes"] = plain(payloads.changes)
-        inherited = [settings[name] for name in ("arena", "slots", "channel", "stacks")]
-        return child_process.start(
-            "loaderpool.core.exec_worker",
-            settings,
-            [*inherited, *(file for of_loader in files.values() for file in of_loader)],
-            f"loaderpool-worker-{number}",
-            directory=self._directory,
-            environment=self._environment,
-            is_apart=False,  # it is of the supervisor's group, and ends with it
-        )
-
-
 class ForkedProcess:
     """A forked process, from its first line to its exit status.
 
@@ -133,6 +88,8 @@ class WorkerProcess:
 class Processes:
     """All workers of a supervisor.
 
+    Made before any module of the user's is imported, so that workers that are executed find what these found.
+
     Args:
         arena: with the board.
         slots: where workers write.
@@ -152,7 +109,10 @@ class Processes:
         private: Callable[[], list[int]],
     ) -> None:
         self._arena, self._slots, self._payloads, self._forms, self._private = arena, slots, payloads, forms, private
-        self._settings, self._clean_start = start, CleanStart(start)
+        self._settings, self._environment = start, dict(os.environ)
+        self._directory: str | None = None
+        with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be
+            self._directory = os.getcwd()
         self.by_number: dict[int, WorkerProcess] = {}
         self.without_pidfd: list[WorkerProcess] = []  # their end is found only by a look
         self.stopped: list[WorkerProcess] = []  # by a signal; they may go on
@@ -192,8 +152,7 @@ class Processes:
                 if is_forked:
                     started = ForkedProcess(lambda: self._become(number, cell, ours.fileno(), theirs.detach(), stacks))
                 else:
-                    own = {"cell": cell, "channel": theirs.fileno(), "stacks": stacks.descriptor}
-                    started = self._clean_start.start(self._payloads, number, forms=dict(self._forms), **own)
+                    started = self._execute(number, cell, theirs.fileno(), stacks.descriptor)
             undo.pop_all()
         worker = WorkerProcess(number, started, cell, Channel(ours), stacks)
         try:
@@ -250,6 +209,30 @@ class Processes:
         for worker in self.by_number.values():
             worker.process.wait()
             worker.channel.close()
+
+    def _execute(self, number: int, cell: int, channel: int, stacks: int) -> subprocess.Popen[bytes]:
+        """Start a worker that is no fork, and loads what it gets tickets for."""
+        from loaderpool.transport import child_process  # few supervisors ever come here
+
+        settings = {name: self._settings[name] for name in ("path", "argv", "arena", "arena_bytes", "slots")}
+        settings |= {"supervisor_pid": self._pid, "node": process.node(), "channel": channel, "stacks": stacks}
+        settings |= self._told(number, cell)
+        files = [file for of_loader in self._payloads.files.values() for file in of_loader]
+        return child_process.start(
+            "loaderpool.core.exec_worker",
+            settings,
+            [settings["arena"], settings["slots"], channel, stacks, *files],
+            f"loaderpool-worker-{number}",
+            directory=self._directory,
+            environment=self._environment,
+            is_apart=False,  # it is of the supervisor's group, and ends with it
+        )
+
+    def _told(self, number: int, cell: int) -> dict[str, Any]:
+        """Return what a worker that is no fork is told of itself and of loaders."""
+        payloads, forms = self._payloads, dict(self._forms)
+        loaders = {"files": payloads.files, "places": dict(payloads.places), "changes": plain(payloads.changes)}
+        return {"number": number, "cell": cell, "forms": forms, **loaders}
 
     def _become(self, number: int, cell: int, ours: int, theirs: int, stacks: StackFile) -> None:
         """Runs in: the new worker, a fork, which keeps nothing of the supervisor's."""

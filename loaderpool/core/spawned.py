@@ -35,7 +35,6 @@ from loaderpool.core.supervisor import Supervisor
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import ctrl_c
-from loaderpool.transport.payload.loaded import plain
 
 _NAME = "loaderpool-worker-"
 _MOST_MESSAGES = 4096  # queues hold any number: it bounds the slots
@@ -211,9 +210,7 @@ class SpawnedWorkers(Processes):
     ring: Callable[[], None]  # wakes the loop
 
     def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
-        payloads = self._payloads
-        own = {"number": number, "cell": cell, "files": {}, "places": dict(payloads.places), "forms": dict(self._forms)}
-        told = {**self._settings, **own, "changes": plain(payloads.changes)}
+        told = {**self._settings, **self._told(number, cell)}
         connection, theirs = _spawning.Pipe()
         with contextlib.closing(theirs), _starting, _clean_start(told["environment"]["PYTHONHASHSEED"]):
             process = _spawning.Process(target=main, args=(told, theirs), name=f"{_NAME}{number}", daemon=False)
