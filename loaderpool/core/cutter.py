@@ -20,25 +20,14 @@ _LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least
 
 
 class Cutter:
-    """Cuts tickets.
-
-    Args:
-        tickets: gives their numbers.
-        of_nodes: they go to other machines.
-    """
+    """Cuts tickets, for nodes larger ones."""
 
     def __init__(self, tickets: Iterator[int], of_nodes: bool) -> None:
         self._tickets, self._of_nodes = tickets, of_nodes
         self._chunk_s = _NODE_CHUNK_S if of_nodes else _CHUNK_S
 
     def cut(self, run: RunRecord, batch: int, workers: int) -> list[Job]:
-        """Return the tickets of a run's next batches, for one of its free slots.
-
-        Args:
-            run: which.
-            batch: the first of them.
-            workers: that make batches.
-        """
+        """Return the tickets of a run's next batches, from this one on, for one of its free slots."""
         loader, plan, layout, offset, lane = run.loader, run.plan, run.loader.layout, run.free.pop(), None
         assert layout is not None
         batch_s, may_lend, count, parts = loader.row_s * plan.batch_size, lendable(len(run.sizes), workers), 1, 1
@@ -86,10 +75,7 @@ class Cutter:
 def next_batch(run: RunRecord, worker: int, slots_of: Callable[[RunRecord], Iterator[Filling]]) -> int | None:
     """Return the batch of a run that a worker may make next; None: there is none.
 
-    Args:
-        run: which.
-        worker: its number.
-        slots_of: returns those of a run for which workers have tickets.
+    `slots_of` returns the slots of a run for which workers have tickets.
     """
     if run.again:
         return heapq.heappop(run.again)

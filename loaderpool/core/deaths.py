@@ -15,13 +15,10 @@ _IDLE = 5  # beside the number of workers: so many may die running before they h
 
 
 class Deaths:
-    """The deaths of late.
+    """The deaths of late: some, within some seconds, are made good; None: any number.
 
     Attributes:
         idle: running, before anything was begun.
-
-    Args:
-        restarts: deaths that are made good, and within how many seconds; None: any number.
     """
 
     def __init__(self, restarts: tuple[int, float] | None) -> None:
@@ -30,14 +27,7 @@ class Deaths:
         self.idle = 0
 
     def note(self, now: float, death: Death, had_begun: bool, workers: int) -> tuple[Verdict | None, int]:
-        """A worker has died; return why nothing can go on (None: it can), and after how many deaths.
-
-        Args:
-            now: seconds.
-            death: how.
-            had_begun: it was at work.
-            workers: that there shall be.
-        """
+        """A worker has died; return why nothing can go on (None: it can), and after how many deaths."""
         self.idle = 0 if had_begun or death.has_begun else self.idle + 1
         if not death.hung_s:
             self._at.append(now)

@@ -104,12 +104,7 @@ def _more_than_allowed(report: LostReport) -> str:
 
 
 def how_to_see(path: str, directory: str) -> str:
-    """Return a sentence: what to do that a node sees a file.
-
-    Args:
-        path: of it, as the node was told.
-        directory: of the process there.
-    """
+    """Return a sentence: what to do that a node sees a file, whose process was in this directory."""
     if path and not os.path.isabs(path):
         return (
             f"The path is relative, and that node looked for {os.path.join(directory, path)}. Use absolute paths, such "
@@ -394,10 +389,7 @@ def _about_settings(failure: Failure) -> str:
 def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
     """Return a line with a line end before it; nothing where there is nothing to say.
 
-    Args:
-        index: source index of the sample; None: `replay` cannot run it.
-        epoch: of the sample.
-        was_here: it ran in this process already.
+    Of no index, `replay` cannot run it; `was_here`, it ran in this process already.
     """
     call = ""
     if index is not None and generated_item(index) is None:

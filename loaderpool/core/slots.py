@@ -32,17 +32,10 @@ class Space(ExtentMap):
 
 
 def slots_of(slot_bytes: int, most: int, workers: int, room: int, budget: int) -> int:
-    """Return how many slots a run has.
+    """Return how many slots of `slot_bytes` a run has, where each of the workers may have `room` tickets.
 
     Each worker fills some while the next ones wait for it, and the consumer has views of others. Small slots are more,
     so that one slow sample does not stop all workers.
-
-    Args:
-        slot_bytes: of each.
-        most: batches that fit one.
-        workers: of the pool.
-        room: tickets that each may have.
-        budget: bytes that may be used.
     """
     few = _MANY_BATCHES_BYTES if most > _MANY_BATCHES else _FEW_BYTES
     wanted = max(room * workers + _AT_CONSUMER, min(max(32, 4 * workers), few // slot_bytes))
@@ -55,19 +48,12 @@ def lendable(slots: int, workers: int) -> int:
 
 
 class Slots:
-    """The slots of all runs.
+    """The slots of all runs, `most` of them at most. A run that can have no slot is taken out of `runs`.
 
     Attributes:
         starved: runs without a slot, the first one first.
         free_bytes: that the machine has; looked at when slots are given.
         kept_bytes: that ended runs have left in the file, for those that come.
-        most: slots of all runs together.
-
-    Args:
-        memory: for all slots.
-        most: slots of all runs together.
-        runs: by number; one that can have no slot is taken out.
-        say: takes instructions.
     """
 
     def __init__(
@@ -78,12 +64,9 @@ class Slots:
         self._memory, self.most, self.runs, self._say = memory, most, runs, say
 
     def give(self, run: RunRecord, workers: int, returning: LoaderRecord | None = None) -> None:
-        """Give a run as many slots as it should have, and no more than its share.
+        """Give a run as many slots as it should have for so many workers, and no more than its share.
 
-        Args:
-            run: which.
-            workers: that make its batches.
-            returning: a run of this loader has ended to give its slots back, and will begin again.
+        A run of the loader `returning` has ended to give its slots back, and will begin again.
         """
         layout = run.loader.layout
         if layout is None or run.is_ended or run.is_asked:
@@ -162,9 +145,7 @@ class Slots:
     def give_back(self, run: RunRecord, returns_pages: bool) -> None:
         """Give back the slots of a run that has ended, which have neither a writer nor views.
 
-        Args:
-            run: which.
-            returns_pages: the loader's next run shall not have these pages: there will be none.
+        Their pages, too, if the loader has no next run that would have them.
         """
         for offset in run.free:
             size = run.sizes.pop(offset)

@@ -203,11 +203,7 @@ class State:
     def found(self, worker: int, message: Found, layout: Layout | None, seconds: float = 0.0) -> bool:
         """The first sample was made; returns whether that was asked for.
 
-        Args:
-            worker: who has made it.
-            message: what it has said.
-            layout: of the slots; None: it was another batch's sample, which only the main process wanted.
-            seconds: that a row will take.
+        Without a layout it was another batch's sample, which only the main process wanted.
         """
         job = self._taken(worker, message.ticket)
         if job is None:

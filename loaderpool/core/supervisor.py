@@ -18,40 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from loaderpool.config import LoaderConfig
-from loaderpool.core import failures, forms
+from loaderpool.core import failures, forms, messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, capacity
 from loaderpool.core.memory import SlotFile
-from loaderpool.core.messages import (
-    Begin,
-    Done,
-    End,
-    Ended,
-    Extend,
-    Found,
-    Load,
-    Loaded,
-    LoaderFailed,
-    Look,
-    Message,
-    Release,
-    Resize,
-    Ticket,
-    Unload,
-    Update,
-    Warn,
-)
 from loaderpool.core.processes import READABLE, Processes, WorkerProcess, pipe_of_stops
-from loaderpool.core.records import (
-    Death,
-    DropFile,
-    Instruction,
-    MarkEnded,
-    ReturnPages,
-    Start,
-    Stop,
-    ToMain,
-    ToWorker,
-)
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
 from loaderpool.core.watch import SampleWatch, fault_in
@@ -212,33 +182,33 @@ class Supervisor:
     def _on_main(self, received: Received) -> None:
         state, message = self._state, received.message
         match message:
-            case Release():
+            case messages.Release():
                 state.release(*message)
-            case Begin():
+            case messages.Begin():
                 self._begin(message)
-            case Extend():
+            case messages.Extend():
                 state.extend(*message)
-            case End():
+            case messages.End():
                 state.end(*message)
-            case Resize(workers):
+            case messages.Resize(workers):
                 self._workers_wanted = workers
                 self._note_free_memory()
                 state.resize(workers)
-            case Look():
+            case messages.Look():
                 self._look(message)
-            case Found():
+            case messages.Found():
                 self._take_form(message)
-            case Load():
+            case messages.Load():
                 self._load(message, received)
-            case Update():
+            case messages.Update():
                 self._update(message)
-            case Unload(loader):
+            case messages.Unload(loader):
                 self._unload(loader)
 
     def _note_free_memory(self) -> None:
         self._state.slots.free_bytes = max(0, machine_capacity.available_memory_bytes() - HEADROOM_BYTES)
 
-    def _begin(self, message: Begin) -> None:
+    def _begin(self, message: messages.Begin) -> None:
         self._note_free_memory()
         payload = self._payloads.loaded.get(message.loader)
         plan = None
@@ -246,7 +216,7 @@ class Supervisor:
             plan = Numbering(payload["plan"], message.first // payload["plan"].batches_per_epoch, message.rest)
         self._state.begin(message, plan)
 
-    def _load(self, message: Load, received: Received) -> None:
+    def _load(self, message: messages.Load, received: Received) -> None:
         self._state.deal()  # what can be dealt: nothing is while modules are imported
         self._carry_out()
         number = message.loader
@@ -275,7 +245,7 @@ class Supervisor:
         leaves_out = config.on_error.action == "skip" or (config.on_error.action == "replace" and by_sample)
         if config.limits.timeout_s is not None:
             self._timeouts[number] = config.limits.timeout_s
-        self._main.send(Loaded(number, seconds))
+        self._main.send(messages.Loaded(number, seconds))
         most_deaths = config.limits.restarts_per_item
         if config.threads > 1:  # only what is made by one thread tells for certain which sample ends its worker
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
@@ -285,7 +255,9 @@ class Supervisor:
         failure = describe_failure(error, epoch=0, worker=None)
         place = f"the supervisor{f' on node {failure.node}' if failure.node else ''}"
         what = f"{place} could not load the function and the source"
-        self._main.send(LoaderFailed(number, failures.of_setup(failure, what, describe_load_error(error), place)))
+        self._main.send(
+            messages.LoaderFailed(number, failures.of_setup(failure, what, describe_load_error(error), place))
+        )
 
     def _freeze(self) -> None:
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
@@ -293,19 +265,19 @@ class Supervisor:
         self._has_loaded = True
         gc.freeze()  # workers would copy each page of objects that a collection looks at
 
-    def _update(self, message: Update) -> None:
+    def _update(self, message: messages.Update) -> None:
         try:
             self._payloads.update(message.loader, message.offset, message.nbytes)
         except BaseException as error:
             self._refuse(message.loader, error)
             return
         self._freeze()
-        self._main.send(Loaded(message.loader, 0.0))
+        self._main.send(messages.Loaded(message.loader, 0.0))
         self._state.renew()
 
     def _unload(self, number: int) -> None:
         self._state.unload(number)
-        self._main.send(Ended(number))
+        self._main.send(messages.Ended(number))
         self._payloads.unload(number)
         self._forms.pop(number, None)
         self._carry_out()  # its timeout stays: a worker may still be at one of its samples
@@ -313,12 +285,12 @@ class Supervisor:
         for hole in self._space.holes():
             self._slots.return_pages(*hole)
 
-    def _look(self, message: Look) -> None:
+    def _look(self, message: messages.Look) -> None:
         payload = self._payloads.loaded.get(message.loader)
         if payload is None:
             return
         if message.batch == 0 and message.loader in self._forms:
-            self._main.send(Found(0, message.loader, 0, self._forms[message.loader], 0.0))
+            self._main.send(messages.Found(0, message.loader, 0, self._forms[message.loader], 0.0))
             return
         probe = forms.stated(payload) if message.batch == 0 else None
         if probe is not None:
@@ -326,7 +298,7 @@ class Supervisor:
         else:
             self._state.look(message)
 
-    def _take_form(self, message: Found) -> None:
+    def _take_form(self, message: messages.Found) -> None:
         """What batches look like was known to the supervisor before this one."""
         payload = self._payloads.loaded.get(message.loader)
         if payload is None:
@@ -334,7 +306,7 @@ class Supervisor:
         self._tell_workers(message)
         self._state.lay_out(message.loader, forms.known_layout(receive(message.content)[0], payload), message.seconds)
 
-    def _lay_out(self, number: int, probe: Any, found: tuple[int, Found] | None) -> None:
+    def _lay_out(self, number: int, probe: Any, found: tuple[int, messages.Found] | None) -> None:
         """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""
         payload = self._payloads.loaded[number]
         try:
@@ -344,7 +316,7 @@ class Supervisor:
                 self._state.found(*found, None)
             self._state.fail(number, failures.of_error(error))
             return
-        told = Found(0, number, 0, send((form, payload["given_spec"] is not None)), row_s)
+        told = messages.Found(0, number, 0, send((form, payload["given_spec"] is not None)), row_s)
         self._main.send(told)
         self._tell_workers(told)
         if found is None:
@@ -352,7 +324,7 @@ class Supervisor:
         else:
             self._state.found(*found, layout, row_s)
 
-    def _tell_workers(self, form: Found) -> None:
+    def _tell_workers(self, form: messages.Found) -> None:
         self._forms[form.loader] = form.content
         for worker in self._workers.by_number.values():
             self._send_to_worker(worker, form)
@@ -373,11 +345,11 @@ class Supervisor:
             worker.kill()
 
     def _on_worker(self, number: int, received: Received) -> None:
-        message: Message = received.message
+        message: messages.Message = received.message
         match message:
-            case Done():
+            case messages.Done():
                 self._state.done(number, message, received.descriptors[0] if received.descriptors else None)
-            case Found(_, loader, batch, content, _):
+            case messages.Found(_, loader, batch, content, _):
                 if loader not in self._payloads.loaded:
                     self._state.found(number, message, None)
                 elif batch or loader in self._forms:
@@ -405,7 +377,7 @@ class Supervisor:
         self._arena.board.lost += was_lost
         self._workers.free(worker)
 
-    def _death_of(self, worker: WorkerProcess, index: int, exit_code: int) -> Death:
+    def _death_of(self, worker: WorkerProcess, index: int, exit_code: int) -> records.Death:
         read, sample = self._arena.board.read, worker.sample
         in_setup, in_generator = bool(read(worker.cell, Field.IN_SETUP)), bool(read(worker.cell, Field.IN_GENERATOR))
         before, self._oom_kills = self._oom_kills, machine_capacity.oom_kill_count()
@@ -415,7 +387,7 @@ class Supervisor:
         if sample.index is not None and sample.ticket == read(worker.cell, Field.TICKET):
             index, hung_s = sample.index, sample.ran_ns / 1e9
 
-        def error(verdict: Verdict, deaths: int, ticket: Ticket | None) -> bytes:
+        def error(verdict: Verdict, deaths: int, ticket: messages.Ticket | None) -> bytes:
             epoch = ticket.epoch if ticket is not None else 0
             if hung_s and verdict is Verdict.ALONE and ticket is not None:
                 failure = describe_timeout(
@@ -430,7 +402,7 @@ class Supervisor:
             return failures.of_deaths(report)
 
         has_begun = bool(read(worker.cell, Field.BEGUN))
-        return Death(error, index, hung_s, exit_code, has_begun, in_generator)
+        return records.Death(error, index, hung_s, exit_code, has_begun, in_generator)
 
     # ---- instructions
 
@@ -440,36 +412,36 @@ class Supervisor:
             for instruction in instructions:
                 self._obey(instruction)
 
-    def _obey(self, instruction: Instruction) -> None:
+    def _obey(self, instruction: records.Instruction) -> None:
         match instruction:
-            case ToWorker(number, message):
+            case records.ToWorker(number, message):
                 worker = self._workers.by_number.get(number)
                 if worker is not None:
                     fault_points.reach("supervisor.dealing")
                     self._send_to_worker(worker, message)
                     if self._timeouts:
                         self._watch.resume()
-            case ToMain(message, None):
+            case records.ToMain(message, None):
                 self._main.send(message)
-            case ToMain(message, file):
+            case records.ToMain(message, file):
                 self._main.send(message, [file])
                 self._close_file(file)
-            case Start(number):
+            case records.Start(number):
                 self._start(number)
-            case Stop(number):
+            case records.Stop(number):
                 worker = self._workers.by_number.get(number)
                 if worker is not None:
                     worker.channel.end_sending()
-            case MarkEnded(run):
+            case records.MarkEnded(run):
                 self._arena.board.abandon(run)
-            case ReturnPages(offset, nbytes):
+            case records.ReturnPages(offset, nbytes):
                 self._slots.return_pages(offset, nbytes)
-            case DropFile(file):
+            case records.DropFile(file):
                 self._close_file(file)
 
     _close_file = staticmethod(os.close)
 
-    def _send_to_worker(self, worker: WorkerProcess, message: Message) -> None:
+    def _send_to_worker(self, worker: WorkerProcess, message: messages.Message) -> None:
         try:
             worker.channel.send(message)
         except OSError:  # no descriptor for a long message: another worker gets it again
@@ -479,7 +451,7 @@ class Supervisor:
         obstacles = self._fork_check.obstacles()
         if obstacles and not self._has_told_of_exec:  # before anything that a worker by exec may say
             self._has_told_of_exec = True
-            self._main.send(Warn(why_not_forked(obstacles, process.node()), are_not_forked=True))
+            self._main.send(messages.Warn(why_not_forked(obstacles, process.node()), are_not_forked=True))
         return not obstacles
 
     def _start(self, number: int) -> None:
