@@ -57,7 +57,7 @@ MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
-    "loaderpool.core.block": {"multiprocess"},
+    "loaderpool.core.connection": {"multiprocess"},
     "loaderpool.core.spawned": {"multiprocess"},
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},

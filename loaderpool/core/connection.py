@@ -1,7 +1,8 @@
-"""Channels where no descriptors travel (see `channel.Channel`): between two threads, and over a connection.
+"""Channels and memory where no descriptors travel: what spawned workers have in place of `Channel` and memory files.
 
 A connection is what `multiprocess.Pipe` returns, on each system. A batch that does not fit its slot goes along with its
-message. A thread at each end reads all the time, so that neither waits for the other's function or loop.
+message. A thread at each end reads all the time, so that neither waits for the other's function or loop. The memory is
+named blocks, which each system has.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
+import os
 import queue
 import tempfile
 import threading
@@ -16,16 +18,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from multiprocess.shared_memory import SharedMemory
 
 from loaderpool.core.channel import ChannelClosed, Received
 from loaderpool.core.failures import of_sample
 from loaderpool.core.messages import Done, Message, decode, encode
+from loaderpool.errors import MemoryLimitError
+from loaderpool.memory.arena import Arena
+from loaderpool.system import capacity, machine
 from loaderpool.transport.reports import describe_failure
 
 _END, _ASK_FOR_STACKS, _STACKS = b"", b"?", b"S"  # what is no message; after the last one are stacks
 _ALIGNED = 64  # as slots are: TensorFlow copies what is not
 _LOOK_S = 0.5  # a third process may have the other end, too: then the other process' end is found by a look
 _JOIN_S = 1.0
+_LEAST_BYTES = 64 << 20
+# Windows promises all of a block's memory when it is made, others only what is written to.
+_SHARE = 4 if os.name == "nt" else 1
 
 
 class Queued:
@@ -160,3 +169,47 @@ def _stacks() -> bytes:
         file.seek(0)
         return b"\n\n".join(each for each in file.read().split(b"\n\n") if not each.startswith(b"Current"))
     return b""  # no room for a file
+
+
+class Block:
+    """A block that this process has made, its arena, and the name by which others `attach`.
+
+    Ownership: of the name, until `unlink`; where this process is killed, `multiprocess`'s resource tracker unlinks it.
+    Raises MemoryLimitError where there is no room for a block of any use.
+    """
+
+    def __init__(self) -> None:
+        nbytes = max(_LEAST_BYTES, capacity.available_memory_bytes() // _SHARE) // _LEAST_BYTES * _LEAST_BYTES
+        while True:
+            try:
+                self._made = SharedMemory(create=True, size=nbytes)
+                break
+            except (MemoryError, OSError) as error:
+                nbytes //= 2
+                if nbytes < _LEAST_BYTES:
+                    raise MemoryLimitError(f"Could not create a block of shared memory: {error}") from error
+        self.name = self._made.name
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.unlink)
+            self.arena = _arena(self._made, nbytes)
+            undo.pop_all()
+
+    def unlink(self) -> None:
+        """Give up the name: what maps the block keeps it, and nothing else can."""
+        with contextlib.suppress(FileNotFoundError):  # it was before
+            self._made.unlink()
+
+
+def attach(name: str, nbytes: int) -> Arena:
+    """Return the arena of a block that another process has made. Runs in: a worker."""
+    return _arena(SharedMemory(name=name), nbytes)
+
+
+def _arena(block: SharedMemory, nbytes: int) -> Arena:
+    """Return an arena with a mapping of its own, at which arrays may look for longer than the block is open."""
+    if os.name == "nt":
+        arena = Arena(-1, nbytes, block.name)
+    else:
+        arena = Arena(machine.above_standard(os.dup(block._fd)), nbytes)
+    block.close()
+    return arena

@@ -21,9 +21,8 @@ import multiprocess
 from multiprocess import process as process_of_multiprocess
 from multiprocess import spawn
 
-from loaderpool.core.block import Block
 from loaderpool.core.channel import Received
-from loaderpool.core.connection import Connected, Queued
+from loaderpool.core.connection import Block, Connected, Queued
 from loaderpool.core.launch import Program, Surroundings
 from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import Load, Loaded, Message, Update

@@ -28,8 +28,7 @@ def main(start: dict[str, Any], connection: Any) -> None:
 def _work(start: dict[str, Any], connection: Any) -> None:
     import faulthandler
 
-    from loaderpool.core.block import attach
-    from loaderpool.core.connection import Connected
+    from loaderpool.core.connection import Connected, attach
     from loaderpool.core.exec_worker import LatePayloads
     from loaderpool.core.memory import SlotFile
     from loaderpool.core.messages import Done

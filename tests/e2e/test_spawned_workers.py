@@ -277,21 +277,6 @@ def test_where_there_is_no_memfd_a_pool_is_spawned_by_itself(monkeypatch: pytest
         lp.Loader(range(4), abs, workers=1, cache="memory")
 
 
-def test_a_cache_on_disk(tmp_path: Path) -> None:
-    def squared(item: int) -> int:
-        (tmp_path / f"called-{item}-{os.getpid()}").touch()
-        return item * item
-
-    where = str(tmp_path / "cache")
-    for misses in (24, 0):
-        with spawned() as pool, lp.Loader(range(24), squared, batch_size=4, workers=pool, cache=where) as loader:
-            got = [item for _ in range(2) for batch in loader for item in batch.tolist()]
-            assert got == [item * item for item in range(24)] * 2
-            statistics = loader.statistics()
-            assert statistics.cache.misses == misses and statistics.cache.hits >= 48 - misses
-    assert len(list(tmp_path.glob("called-*"))) == 24
-
-
 def test_batches_that_are_kept_outlive_the_pool_and_workers_do_not() -> None:
     pool = spawned(1)
     with loader_of(pool, items=30) as loader:
@@ -435,18 +420,6 @@ def test_ctrl_c_ends_a_wait_and_no_worker() -> None:
             print(got == list(range(60)), statistics.restarts)
     """).check()
     assert result.stdout.splitlines() == ["interrupted", "True 0"]
-
-
-# ---- frameworks ----
-
-
-def test_as_dataset_and_keras(tf: Any) -> None:
-    with loader_of(0, items=60) as loader:
-        expected = [batch["item"] for batch in read(loader, passes=2)]
-    with spawned() as pool, loader_of(pool, items=60) as loader:
-        dataset = loader.as_dataset()
-        got = [batch["item"].numpy() for _ in range(2) for batch in dataset]
-    assert_same(got, expected)
 
 
 def test_an_error_of_the_threads_own_is_followed_by_another_thread(

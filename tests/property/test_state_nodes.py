@@ -8,21 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.core.messages import BatchFailed, Done, Filled, Found, Ticket
-from loaderpool.core.records import Layout, Start, Stop, ToMain, ToWorker
+from loaderpool.core.records import Layout, Stop, ToMain, ToWorker
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
-from tests.support.state import Endless, begin, death, release, turn
+from tests.support.state import LOADER, RUN, Endless, Pool, begin, release
 
-LOADER, RUN, DEATHS = 1, 1001, 3
+DEATHS = 3
 
 
-class Cluster:
-    """The state, and what it had others do."""
+class Cluster(Pool):
+    """The state over nodes."""
 
     def __init__(self, nodes: int, limit_bytes: int = 1 << 30, last: int = 400) -> None:
-        self.state = State(0, Space(4096, 1 << 30), 160, None, of_nodes=True)
-        self.tickets: dict[int, list[Ticket]] = {}  # of each node that was started
-        self.told: list[Any] = []
+        super().__init__(0, of_nodes=True)
+        self.tickets = self.channels
         self.state.load(LOADER, Endless(), most_deaths=DEATHS)
         self.state.resize(nodes)
         self.turn()
@@ -30,44 +29,32 @@ class Cluster:
         begin(self.state, RUN, LOADER, 0, stop=last)
         self.turn()
 
-    def turn(self) -> None:
-        turn(self.state, self.obey)
-
     def obey(self, instruction: Any) -> None:
+        super().obey(instruction)
         match instruction:
-            case Start(node):
-                self.tickets[node] = []
             case Stop(node):
                 del self.tickets[node]
                 self.state.died(node, 0.0, 0, None)
-            case ToWorker(node, Ticket() as ticket):
-                self.tickets[node].append(ticket)
             case ToMain(Filled() as message):
-                self.told.append(message)
                 release(self.state, RUN, message.offset)
-            case ToMain(message):
-                self.told.append(message)
 
     def join(self, node: int, workers: int) -> None:
         self.state.joined(node, workers)
         self.turn()
 
-    def answer(self, node: int, place: int = 0, row_s: float = 0.001) -> Ticket:
-        ticket = self.tickets[node].pop(place)
-        rows = ticket.stop - ticket.start
-        self.state.done(node, Done(ticket.number, rows, rows * row_s))
+    def make(self, node: int, place: int = 0, row_s: float = 0.001) -> Ticket:
+        ticket = self.answer(node, place, row_s)
         self.turn()
         return ticket
 
-    def die(self, node: int) -> list[Ticket]:
-        tickets = self.tickets.pop(node)
-        self.state.died(node, 0.0, 0, death())
+    def lose(self, node: int) -> list[Ticket]:
+        tickets = self.die(node)
         self.turn()
         return tickets
 
     def full(self) -> list[int]:
         """All batches that have come."""
-        filled = [message for message in self.told if isinstance(message, Filled)]
+        filled = self.of(Filled)
         return sorted(batch for message in filled for batch in range(message.batch, message.batch + message.batches))
 
 
@@ -84,14 +71,14 @@ def test_tickets_of_nodes_take_64_ms() -> None:
     cluster = Cluster(1, last=1 << 20)
     cluster.join(0, 1)
     for _ in range(40):
-        ticket = cluster.answer(0, row_s=0.001)
+        ticket = cluster.make(0, row_s=0.001)
     assert ticket.batches == 16
 
 
 def test_answers_in_any_order_and_a_loader_that_comes_later_keep_the_node() -> None:
     cluster = Cluster(1)
     cluster.join(0, 2)
-    cluster.answer(0, place=2)
+    cluster.make(0, place=2)
     cluster.state.load(LOADER + 1, Endless())
     cluster.turn()
     assert [*cluster.tickets] == [0] and len(cluster.tickets[0]) == 4
@@ -107,20 +94,20 @@ def test_whatever_nodes_do_each_batch_comes_once(data: st.DataObject) -> None:
         if what == "join" and starting:
             cluster.join(data.draw(st.sampled_from(starting)), data.draw(st.integers(1, 5)))
         elif what == "die" and cluster.tickets and data.draw(st.integers(0, 9)) == 0:
-            cluster.die(data.draw(st.sampled_from([*cluster.tickets])))
+            cluster.lose(data.draw(st.sampled_from([*cluster.tickets])))
         elif what == "resize" and data.draw(st.integers(0, 4)) == 0:
             cluster.state.resize(data.draw(st.integers(1, 4)))
             cluster.turn()
         elif busy:
             node = data.draw(st.sampled_from(busy))
-            cluster.answer(node, data.draw(st.integers(0, len(cluster.tickets[node]) - 1)))
-    lost = [message for message in cluster.told if isinstance(message, BatchFailed)]
+            cluster.make(node, data.draw(st.integers(0, len(cluster.tickets[node]) - 1)))
+    lost = cluster.of(BatchFailed)
     for _ in range(500):
         for node in [*cluster.tickets]:
             if not cluster.state.workers[node].workers:
                 cluster.join(node, 1)
             while cluster.tickets.get(node):
-                cluster.answer(node)
+                cluster.make(node)
     assert sorted([*cluster.full(), *(message.batch for message in lost)]) == list(range(60))
 
 
@@ -131,14 +118,14 @@ def test_a_ticket_that_ends_nodes_is_dealt_alone_and_given_up_and_no_other_is() 
     while any(cluster.tickets.values()):
         for node in [*cluster.tickets]:
             if any(ticket.batch <= 7 < ticket.batch + ticket.batches for ticket in cluster.tickets[node]):
-                alone += len(cluster.die(node)) == 1
+                alone += len(cluster.lose(node)) == 1
                 deaths += 1
             elif cluster.tickets[node]:
-                cluster.answer(node)
+                cluster.make(node)
         for node in cluster.tickets:
             if not cluster.state.workers[node].workers:
                 cluster.join(node, 2)
-    (failed,) = [message for message in cluster.told if isinstance(message, BatchFailed)]
+    (failed,) = cluster.of(BatchFailed)
     assert (failed.batch, failed.error, deaths, alone) == (7, b"NODE 3", DEATHS, 1)
     assert cluster.full() == [batch for batch in range(40) if batch != 7]
 

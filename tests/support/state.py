@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from loaderpool.core.messages import Begin, Look
-from loaderpool.core.records import Death
+from loaderpool.core.messages import BatchFailed, Begin, Done, Found, Look, Ticket
+from loaderpool.core.records import Death, Layout, Start, ToMain, ToWorker
+from loaderpool.core.slots import Space
 from loaderpool.core.state import State
+
+LOADER, RUN = 1, 1001
 
 
 @dataclasses.dataclass
@@ -34,6 +37,8 @@ def turn(state: State, obey: Callable[[Any], None]) -> None:
     while True:
         state.deal()
         check_state(state)
+        is_for_any = any(job.slot is None or job.slot.lane is None for job in state.due)
+        assert state._of_nodes or not (is_for_any and state.roomy), "a worker has room, and no ticket that is due"
         if not state.instructions:
             return
         instructions = state.instructions[:]
@@ -80,3 +85,84 @@ def release(state: State, number: int, offset: int) -> None:
 def death(index: int = -1) -> Death:
     """A worker's death at this sample, whose error has the verdict."""
     return Death(lambda verdict, deaths, _: f"{verdict.name} {deaths}".encode(), index)
+
+
+class Pool:
+    """The state, and what it had others do."""
+
+    def __init__(self, workers: int, restarts: tuple[int, float] | None = None, of_nodes: bool = False) -> None:
+        self.state = State(workers, Space(4096, 1 << 30), 160, restarts, of_nodes)
+        self.channels: dict[int, list[Ticket]] = {}  # of each worker that runs
+        self.started: list[int] = []
+        self.told: list[Any] = []  # the main process
+        self.can_start = 1 << 30  # so many more workers
+        self.now = 0.0
+
+    def with_a_run(self, most_deaths: int = 3) -> Pool:
+        """A loader whose first sample was made, and a run of it: one batch a slot, made by one worker."""
+        self.state.load(LOADER, Endless(), most_deaths=most_deaths)
+        look(self.state, LOADER)
+        self.turn()
+        (worker,) = self.busy()
+        found = Found(self.channels[worker].pop().number, LOADER, 0, b"", 0.0)
+        self.state.found(worker, found, Layout(4096, 1, False), 0.001)
+        begin(self.state, RUN, LOADER, 0)
+        self.turn()
+        return self
+
+    def turn(self) -> None:
+        """Deal, and carry out."""
+        turn(self.state, self.obey)
+
+    def obey(self, instruction: Any) -> None:
+        """Carry out an instruction."""
+        match instruction:
+            case Start(worker) if not self.can_start:
+                self.state.not_started(worker, self.now, b"EAGAIN")
+            case Start(worker):
+                self.can_start -= 1
+                self.started.append(worker)
+                self.channels[worker] = []
+            case ToWorker(worker, message) if worker in self.channels and isinstance(message, Ticket):
+                self.channels[worker].append(message)
+            case ToMain(message):
+                self.told.append(message)
+
+    def answer(self, worker: int, place: int = 0, row_s: float = 0.00025) -> Ticket:
+        """A worker says `Done` to one of its tickets."""
+        ticket = self.channels[worker].pop(place)
+        rows = ticket.stop - ticket.start
+        self.state.done(worker, Done(ticket.number, rows, rows * row_s))
+        return ticket
+
+    def step(self) -> None:
+        """The first worker that has something to do does it."""
+        self.answer(self.busy()[0])
+        self.turn()
+
+    def die(self, worker: int, index: int = -1) -> list[Ticket]:
+        """A worker dies over its first ticket, if it has one; returns all that it had."""
+        tickets = self.channels.pop(worker)
+        self.state.died(worker, self.now, tickets[0].number if tickets else 0, death(index))
+        return tickets
+
+    def wait(self, can_start: int) -> None:
+        """A minute later so many workers can be started."""
+        self.can_start, self.now = can_start, self.now + 60
+        self.state.tick(self.now)
+        self.turn()
+
+    def busy(self) -> list[int]:
+        """Workers that have tickets."""
+        return [worker for worker, tickets in self.channels.items() if tickets]
+
+    def of(self, *kinds: type) -> list[Any]:
+        """What the main process was told."""
+        return [message for message in self.told if isinstance(message, kinds)]
+
+    def is_told_that_a_run_cannot_be(self, loader: int) -> None:
+        """Begin one."""
+        begin(self.state, RUN + 1, loader, 7)
+        self.turn()
+        told = [(message.run, message.batch, message.offset) for message in self.of(BatchFailed)]
+        assert told == [(RUN + 1, 7, -1)]
