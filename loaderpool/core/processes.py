@@ -204,9 +204,10 @@ class Processes:
 
     def end_all(self) -> None:
         """Kill and reap them."""
-        for worker in self.by_number.values():
+        workers = [*self.by_number.values()]
+        for worker in workers:
             worker.kill()
-        for worker in self.by_number.values():
+        for worker in workers:
             worker.process.wait()
             worker.channel.close()
 
