@@ -254,21 +254,23 @@ class State:
         record = self._removed(worker)
         if record.is_leaving and not record.jobs:
             death = None
-        given_up: list[tuple[Job, Verdict]] = []
+        given_up: list[Job] = []
         blamed = None if self._of_nodes else record.jobs.get(ticket)
         if death is not None and self._of_nodes:
             # A ticket over which several nodes went is dealt alone, and given up if its node goes again.
             for job in [job for job in record.jobs.values() if not job.is_unwanted]:
                 job.deaths.append(-1)
                 if len(job.deaths) >= job.loader.most_deaths:
-                    given_up.append((record.jobs.pop(job.ticket.number), Verdict.NODE))
+                    given_up.append(record.jobs.pop(job.ticket.number))
         elif death is not None and blamed is not None and not blamed.is_unwanted:
             del record.jobs[ticket]
         self._take_back(record)
         if death is not None:
-            self._note_death(now, death, blamed is not None)
-            for job, verdict in given_up:
-                self._give_up(job, death.error(verdict, len(job.deaths), job.ticket))
+            verdict, deaths = self._deaths.note(now, death, blamed is not None, self._wanted)
+            if verdict is not None:  # to go on would be to start workers for ever
+                self.stop(death.error(verdict, deaths, None))
+            for job in given_up:
+                self._give_up(job, death.error(Verdict.NODE, len(job.deaths), job.ticket))
             if blamed is not None and not blamed.is_unwanted:
                 self._blame(blamed, death)
         self._hire()
@@ -477,12 +479,6 @@ class State:
     def _fail_loader(self, loader: LoaderRecord, error: bytes) -> None:
         loader.failure = error
         self._say(ToMain(LoaderFailed(loader.number, error)))
-
-    def _note_death(self, now: float, death: Death, had_begun: bool) -> None:
-        """End everything where going on would be to start workers for ever."""
-        verdict, deaths = self._deaths.note(now, death, had_begun, self._wanted)
-        if verdict is not None:
-            self.stop(death.error(verdict, deaths, None))
 
     # ---- workers
 
