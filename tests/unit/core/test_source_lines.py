@@ -62,19 +62,17 @@ def test_missing_lines_are_filled_in_as_python_shows_them(
         assert with_source_lines(here) == here
 
 
-def test_frames_of_an_exception_group_keep_their_margin(cell: dict[str, Any]) -> None:
-    text = f'  | Traceback:\n  |   File "{CELL}", line 6, in outer\n  | ValueError: 3\n'
-    assert with_source_lines(text).splitlines()[2] == "  |     return load(item)"
-
-
-def test_a_stack_of_faulthandler_gets_lines(cell: dict[str, Any]) -> None:
-    text = f'Thread 0x1 (most recent call first):\n  File "{CELL}", line 2 in load\n  File "{CELL}", line 6 in outer'
-    assert with_source_lines(text).splitlines()[1:] == [
-        f'  File "{CELL}", line 2 in load',
-        "    raise ValueError(",
-        f'  File "{CELL}", line 6 in outer',
-        "    return load(item)",
-    ]
+@pytest.mark.usefixtures("cell")
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        (f'  | Traceback:\n  |   File "{CELL}", line 6, in outer', "  |     return load(item)"),
+        (f'Thread 0x1 (most recent call first):\n  File "{CELL}", line 2 in load', "    raise ValueError("),
+    ],
+    ids=["of an exception group", "of faulthandler"],
+)
+def test_frames_keep_their_margin(text: str, filled: str) -> None:
+    assert with_source_lines(text) == f"{text}\n{filled}"
 
 
 def test_what_nobody_knows_stays_out(monkeypatch: pytest.MonkeyPatch, cell: dict[str, Any]) -> None:
