@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from loaderpool.core.messages import Done, Message, Ticket
-from loaderpool.plan.base import Numbering
+from loaderpool.plan.order import Numbering
 from loaderpool.transport.reports import Verdict
 
 MOST_TICKETS = 2  # of a worker: one that it makes, one that waits in its channel

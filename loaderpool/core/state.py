@@ -42,7 +42,7 @@ from loaderpool.core.records import (
     WorkerRecord,
 )
 from loaderpool.core.slots import Slots, Space
-from loaderpool.plan.base import Numbering
+from loaderpool.plan.order import Numbering
 from loaderpool.transport.reports import Verdict
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
