@@ -17,8 +17,8 @@ import numpy as np
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.explain.explanation import explain
-from loaderpool.trainer.explain.looks import Look
 from loaderpool.trainer.explain.verdicts import Verdict
+from loaderpool.trainer.explain.window import Snapshot
 from loaderpool.trainer.loader import Loader
 
 _TRAINING = "training.json"
@@ -194,7 +194,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise ArgumentError(f"ReportCallback's verbose must be 0 (print nothing) or 1, got {brief(verbose)}")
         # It has no method for batches, for which Keras would have the device wait in each step.
         self._loader, self._verbose = loader, verbose
-        self._begun: Look | None = None  # when the epoch began
+        self._begun: Snapshot | None = None  # when the epoch began
         self._told: Verdict | None = None
         self._epochs = 0  # how many there were
 

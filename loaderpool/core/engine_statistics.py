@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from loaderpool.memory.board import Board, Field, NodeField
+from loaderpool.memory.board import Field, NodeField
 from loaderpool.system import capacity
 
 if TYPE_CHECKING:
-    from loaderpool.core.pool import Pool, Worker
+    from loaderpool.core.pool import Pool
     from loaderpool.core.stream.feed import StreamFeeds
     from loaderpool.transport.payload.ship import Placement, Shipment
 
@@ -69,12 +69,12 @@ class EngineStatistics:
 
 
 class SlotCounts(NamedTuple):
-    """Slots of a loader's latest run."""
+    """Slots of a loader's latest run, as a `Snapshot` has them."""
 
-    number: int = 0  # 0 before the first batch
-    nbytes: int = 0  # of each
-    wanted: int = 0  # that it would have, were memory no limit
-    lent: int = 0  # of all its runs: they have views
+    slots: int = 0  # 0 before the first batch
+    slot_bytes: int = 0  # of each
+    slots_wanted: int = 0  # that it would have, were memory no limit
+    slots_lent: int = 0  # of all its runs: they have views
 
 
 @dataclasses.dataclass
@@ -89,8 +89,8 @@ class DeliveryCounts:
     load_s: float = 0.0  # of the payload, in the supervisor that took longest
 
 
-def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None) -> EngineStatistics:
-    """What is known of a loader in a pool once function and source have travelled."""
+def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None) -> tuple[str, ...]:
+    """Return the notes on a loader in a pool, once function and source have travelled."""
     placements = [placement] if feeds is None else [placement, feeds.placement]
     shared = sum(each.shared_bytes for each in placements)
     notes = [f"{shared:,} bytes of arrays are shared with the workers and not copied"] if shared else []
@@ -101,17 +101,17 @@ def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None)
         notes.append("the stream is read in a separate process")
     elif feeds is not None:
         notes.append(f"the stream is read on a thread of the main process: {feeds.why_on_thread}")
-    return EngineStatistics(notes=tuple(notes))
+    return tuple(notes)
 
 
-def with_counts(known: EngineStatistics, pool: Pool, slots: SlotCounts, counts: DeliveryCounts) -> EngineStatistics:
-    """The same with the counts of this moment."""
+def with_counts(notes: tuple[str, ...], pool: Pool, slots: SlotCounts, counts: DeliveryCounts) -> EngineStatistics:
+    """Return these notes with the counts of this moment."""
     workers, nodes = _workers(pool)  # first: it takes in the latest news
     return EngineStatistics(
         memory=MemoryStatistics(
-            buffers=slots.number,
-            buffer_bytes=slots.nbytes,
-            buffers_in_use=slots.lent,
+            buffers=slots.slots,
+            buffer_bytes=slots.slot_bytes,
+            buffers_in_use=slots.slots_lent,
             batches_zero_copy=counts.lent,
             batches_copied=counts.copied,
             batches_oversize=counts.oversize,
@@ -122,7 +122,7 @@ def with_counts(known: EngineStatistics, pool: Pool, slots: SlotCounts, counts: 
         workers=workers,
         nodes=nodes,
         nodes_lost=pool.workers.nodes_lost,
-        notes=known.notes,
+        notes=notes,
     )
 
 
@@ -146,17 +146,14 @@ def _workers(pool: Pool) -> tuple[tuple[WorkerStatistics, ...], tuple[NodeStatis
         for worker in found
         if worker.place is None or worker.place.workers
     )
-    return workers, tuple(_node(board, worker) for worker in found if worker.place is not None)
-
-
-def _node(board: Board, found: Worker) -> NodeStatistics:
-    assert found.place is not None
-    node, address, workers = found.place
-    return NodeStatistics(
-        node=node,
-        address=address,
-        workers=workers,
-        state=_STATES[board.read(found.cell, NodeField.STATE)],
-        batches=board.read(found.cell, Field.BATCHES),
-        busy_s=board.read(found.cell, Field.BUSY_NS) / 1e9,
+    nodes = tuple(
+        NodeStatistics(
+            *worker.place,
+            state=_STATES[board.read(worker.cell, NodeField.STATE)],
+            batches=board.read(worker.cell, Field.BATCHES),
+            busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
+        )
+        for worker in found
+        if worker.place is not None
     )
+    return workers, nodes

@@ -214,8 +214,8 @@ class Arena(SparseFile):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
         self.call_times: memoryview = memoryview(self.map)[BOARD_BYTES : BOARD_BYTES + CALL_TIMES_BYTES].cast("Q")
-        self.recorder = RecorderMemory(self.map, BOARD_BYTES + CALL_TIMES_BYTES, nbytes)
-        self.extents = ExtentMap(self.recorder.places.end, nbytes)
+        self.recorder = RecorderMemory(BOARD_BYTES + CALL_TIMES_BYTES, nbytes, self.map)
+        self.extents = ExtentMap(self.recorder.end, nbytes)
 
     @staticmethod
     def create() -> Arena:

@@ -62,14 +62,9 @@ class CallTimes(NamedTuple):
 
     def since(self, before: CallTimes) -> CallTimes:
         """Return what has come since then; the slowest are those of all the time."""
+        calls, sum_ns, slow_ns = (now - then for now, then in zip(self[:3], before[:3], strict=True))
         buckets = tuple(now - then for now, then in zip(self.buckets, before.buckets, strict=True))
-        return CallTimes(
-            self.calls - before.calls,
-            self.sum_ns - before.sum_ns,
-            self.slow_ns - before.slow_ns,
-            buckets,
-            self.slowest,
-        )
+        return CallTimes(calls, sum_ns, slow_ns, buckets, self.slowest)
 
 
 class CallClock:
@@ -81,12 +76,6 @@ class CallClock:
         begun_ns: when the call that runs has begun, or the ticket.
         kept_from_ns: one that takes longer is to be kept, or recorded.
         begins: when each call of this ticket has begun; None: they are not counted.
-
-    Args:
-        numbers: all cells, as u64.
-        worker_cell: the worker's.
-        loader: its number.
-        recorder: the worker's; None: calls are not recorded.
     """
 
     def __init__(
@@ -193,20 +182,12 @@ def read_call_times(numbers: memoryview, worker_cells: Iterable[int], loader: in
     return CallTimes(sums[_CALLS], sums[_SUM_NS], sums[_SLOW_NS], buckets, tuple(slow.values())[:SLOWEST])
 
 
-def _cells_of(worker_cell: int) -> range:
-    first = worker_cell * _LOADERS * _CELL
-    return range(first, first + _LOADERS * _CELL, _CELL)
-
-
-def _find_cell(numbers: memoryview, worker_cell: int, loader: int) -> int | None:
-    return next((base for base in _cells_of(worker_cell) if numbers[base + _LOADER] == loader), None)
-
-
 def _take_cell(numbers: memoryview, worker_cell: int, loader: int) -> int:
     """Return the loader's cell; where it has none, the one that was taken longest ago, emptied."""
-    bases = _cells_of(worker_cell)
+    first = worker_cell * _LOADERS * _CELL
+    bases = range(first, first + _LOADERS * _CELL, _CELL)
     latest = max(numbers[base + _USED] for base in bases)
-    base = _find_cell(numbers, worker_cell, loader)
+    base = next((base for base in bases if numbers[base + _LOADER] == loader), None)
     if base is None:
         base = min(bases, key=lambda each: numbers[each + _USED])
         numbers[base + _LOADER] = 0

@@ -1,9 +1,9 @@
 """The flight recorder: what each process did lately, as records of a fixed size in rings in shared memory.
 
     worker ──▶ its tickets, its calls ─┐
-    supervisor ──▶ its marks ──────────┼─▶ rings behind the call times ──▶ who asks what happened, in any process
+    supervisor ──▶ its marks ──────────┼─▶ rings after the call times ──▶ `trainer/tracing.py`
     trainer ──▶ its marks ─────────────┘
-    trainer ──▶ deliveries of one loader, in a memory file of its own
+    trainer ──▶ deliveries of one loader, after its page
 
 It is always on. A record is written by one call in C, without a lock or a system call, and goes into memory that is
 there only once it was written to; the oldest one makes way. A writer may die between any two bytes: a record begins and
@@ -37,6 +37,7 @@ _HEAD_BYTES = 64  # of a ring: how many records were written to it, ever
 _SHARE = 8  # of a small arena rings take so much, and have room for fewer workers
 _PAGE_BYTES = 4096
 _MOST_US = _LOW  # 71 minutes
+_TYPES = {"I": "<u4", "Q": "<u8", "B": "u1", "H": "<u2"}  # of NumPy, by letters of `struct`
 
 
 _forks = 0  # of which this process is the child; to ask for its pid is a system call
@@ -50,50 +51,33 @@ def _note_fork() -> None:
 machine.at_forks(after_in_child=_note_fork)
 
 
-class RecordKind(NamedTuple):
-    """What a ring's records are made of.
+class RecordKind:
+    """What a ring's records are made of, for `struct`, which writes them, and for NumPy, which reads them.
 
     Args:
         capacity: how many records a ring holds; a power of two.
-        fields: name and type of each field, as `struct` has them; the record's number stands before and behind them.
+        fields: of each name the type, as `struct` has it; the record's number stands before and after them.
     """
 
-    capacity: int
-    fields: tuple[tuple[str, str], ...]
-
-    @property
-    def format(self) -> struct.Struct:
-        """How `struct` writes one."""
-        return struct.Struct("<I" + "".join(letter for _, letter in self.fields) + "H")
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """How NumPy reads one."""
-        letters = {"I": "<u4", "Q": "<u8", "B": "u1", "H": "<u2"}
-        fields = [("serial", "I"), *self.fields, ("check", "H")]
-        return np.dtype([(name, letters[letter]) for name, letter in fields])
-
-    @property
-    def ring_bytes(self) -> int:
-        """Bytes of a ring of them, in whole pages."""
-        return -(-(_HEAD_BYTES + self.capacity * self.format.size) // _PAGE_BYTES) * _PAGE_BYTES
-
-
-def _kind(capacity: int, /, **fields: str) -> RecordKind:
-    return RecordKind(capacity, tuple(fields.items()))
+    def __init__(self, capacity: int, **fields: str) -> None:
+        self.capacity = capacity
+        self.format = struct.Struct("<I" + "".join(fields.values()) + "H")
+        columns = {"serial": "I", **fields, "check": "H"}
+        self.dtype = np.dtype([(name, _TYPES[letter]) for name, letter in columns.items()])
+        self.ring_bytes = -(-(_HEAD_BYTES + capacity * self.format.size) // _PAGE_BYTES) * _PAGE_BYTES
 
 
 # Of a worker: a ticket that is over. Tickets of 8 ms fill the ring in 65 s.
-TICKETS = _kind(
+TICKETS = RecordKind(
     8192, pid="I", loader="I", run="I", ticket="I", began_ns="Q", made_us="I", published_us="I", waited_us="I",
     epoch="I", batch="I", count="I", row_start="I", row_stop="I", slot="I", attempt="B", status="B",
 )  # fmt: skip
 # Of a worker: a call that took a millisecond or longer. One after the other they fill the ring in 33 s or more.
-CALLS = _kind(32768, pid="I", ticket="I", began_ns="Q", index="Q", us="I", kind="H")
+CALLS = RecordKind(32768, pid="I", ticket="I", began_ns="Q", index="Q", us="I", kind="H")
 # Of the trainer and of the supervisor: a moment.
-MARKS = _kind(65536, kind="I", at_ns="Q", value="Q", number="I", cell="H")
+MARKS = RecordKind(65536, kind="I", at_ns="Q", value="Q", number="I", cell="H")
 # Of a loader in the trainer: batches that were handed over at once. A thousand a second fill the ring in 65 s.
-DELIVERIES = _kind(
+DELIVERIES = RecordKind(
     65536, run="I", epoch="I", batch="I", count="I", ticket="Q", slot="I", arrived_ns="Q", copied_us="I", way="B",
     asked_ns="Q", handed_over_ns="Q", waited_us="I", begins_pass="B",
 )  # fmt: skip
@@ -140,13 +124,7 @@ class DeliveryKind(enum.IntEnum):
 
 
 class RecordRing:
-    """Writes records. One process writes to a ring at a time, on any of its threads.
-
-    Args:
-        buffer: memory that is shared.
-        at: where the ring begins.
-        kind: of its records.
-    """
+    """Writes records to shared memory. One process writes to a ring at a time, on any of its threads."""
 
     __slots__ = ("_buffer", "_first", "_head", "_mask", "_numbers", "_pack", "_size")
 
@@ -171,13 +149,7 @@ class RecordRing:
 
 
 class WorkerRecorder:
-    """Records what one worker does. Runs in: the worker.
-
-    Attributes:
-        pid: its process, as others had its rings before.
-        ticket: that it is at.
-        waited_ns: how long it has waited for the next ticket.
-    """
+    """Records what one worker does: its `ticket`, and for how long it waited before it. Runs in: the worker."""
 
     __slots__ = ("_calls", "_tickets", "pid", "ticket", "waited_ns")
 
@@ -188,16 +160,9 @@ class WorkerRecorder:
     def note_ticket(
         self, loader: int, run: int, began_ns: int, made_ns: int, published_ns: int, place: tuple[int, ...], status: int
     ) -> None:
-        """A ticket is over.
+        """A ticket is over: taken up, made and told of at these times.
 
-        Args:
-            loader: its number.
-            run: its number.
-            began_ns: when the worker took the ticket up.
-            made_ns: when its rows were in the slot.
-            published_ns: when trainer and supervisor were told.
-            place: epoch, batch, count, rows (first and end), slot and attempt.
-            status: what came of it.
+        `place` is epoch, batch, count, rows (first and end), slot and attempt.
         """
         waited_us, self.waited_ns = min(self.waited_ns // 1000, _MOST_US), 0
         made_us, published_us = (made_ns - began_ns) // 1000, (published_ns - made_ns) // 1000
@@ -211,107 +176,78 @@ class WorkerRecorder:
         self._calls.write(self.pid, self.ticket & _LOW, began_ns, index, min(ns // 1000, _MOST_US), kind)
 
 
-class DeliveryRecorder:
-    """Records what one loader hands over. Runs in: the trainer, on the thread that takes batches.
+class DeliveryRecorder(RecordRing):
+    """Records what one loader hands over. Runs in: the trainer, on the thread that takes batches."""
 
-    Args:
-        buffer: memory that is shared, or not.
-        at: where the ring begins in it.
-    """
+    __slots__ = ("_made_at",)
 
     def __init__(self, buffer: Any, at: int) -> None:
-        self._ring, self._made_at = RecordRing(buffer, at, DELIVERIES), _forks
+        super().__init__(buffer, at, DELIVERIES)
+        self._made_at = _forks
 
     def note(self, origin: Origin, asked_ns: int, now_ns: int, waited_ns: int, begins_pass: bool) -> None:
-        """Batches were handed over.
-
-        Args:
-            origin: of the batches.
-            asked_ns: when they were asked for.
-            now_ns: when they were handed over.
-            waited_ns: how long they were waited for.
-            begins_pass: they are a pass's first.
-        """
+        """Batches of this origin were handed over, asked for then and waited for so long; a pass's first, or not."""
         if self._made_at == _forks:  # not a fork, which has the ring of the process that it is of
-            self._ring.write(*origin, asked_ns, now_ns, min(waited_ns // 1000, _MOST_US), begins_pass)
+            self.write(*origin, asked_ns, now_ns, min(waited_ns // 1000, _MOST_US), begins_pass)
 
 
-class MarkRecorder:
-    """Records moments of one process."""
+class MarkRecorder(RecordRing):
+    """Records moments of one process, on any of its threads."""
 
-    __slots__ = ("_marks",)
+    __slots__ = ()
 
-    def __init__(self, marks: RecordRing) -> None:
-        self._marks = marks
+    def __init__(self, buffer: Any, at: int) -> None:
+        super().__init__(buffer, at, MARKS)
 
     def mark(self, kind: int, value: int, number: int = 0, cell: int = 0) -> None:
         """Note that this happens now."""
-        self._marks.write(kind, clock.monotonic_ns(), value, number, cell)
+        self.write(kind, clock.monotonic_ns(), value, number, cell)
 
 
 class RecorderMemory:
-    """The rings of an arena.
+    """Where the rings of an arena lie, and what writes to them: in a small arena only the first `workers` have some.
 
     Args:
-        buffer: the arena's mapping.
         at: where they begin.
-        arena_bytes: of the arena: in a small one only the first workers have rings.
+        arena_bytes: of the arena.
+        buffer: the arena's mapping; None: nothing is written.
     """
 
-    def __init__(self, buffer: Any, at: int, arena_bytes: int) -> None:
-        self._buffer, self._at = buffer, at
-        self.places = RecorderPlaces(at, arena_bytes)
+    def __init__(self, at: int, arena_bytes: int, buffer: Any = None) -> None:
+        self._buffer = buffer
+        self.trainer_at, self.supervisor_at = at, at + MARKS.ring_bytes
+        self._first = at + _MARKS_BYTES
+        self.workers = max(0, min(MAX_WORKERS, (arena_bytes // _SHARE - _MARKS_BYTES) // _WORKER_BYTES))
+        self.end = self._first + self.workers * _WORKER_BYTES
 
     @functools.cached_property
     def trainer(self) -> MarkRecorder:
-        """What records for the trainer: one for all of its threads."""
-        return MarkRecorder(RecordRing(self._buffer, self.places.trainer, MARKS))
+        """What records for the trainer."""
+        return MarkRecorder(self._buffer, self.trainer_at)
 
     @functools.cached_property
     def supervisor(self) -> MarkRecorder:
         """What records for the supervisor."""
-        return MarkRecorder(RecordRing(self._buffer, self.places.supervisor, MARKS))
+        return MarkRecorder(self._buffer, self.supervisor_at)
 
     def worker(self, cell: int) -> WorkerRecorder | None:
         """Return what records for the worker of this cell; None: it has no rings."""
-        at = self.places.worker(cell)
+        at = self.worker_at(cell)
         if at is None:
             return None
         tickets = RecordRing(self._buffer, at, TICKETS)
         return WorkerRecorder(tickets, RecordRing(self._buffer, at + TICKETS.ring_bytes, CALLS))
 
-
-class RecorderPlaces:
-    """Where the rings of an arena lie.
-
-    Attributes:
-        trainer: where those of the trainer's marks begin.
-        supervisor: where those of the supervisor's do.
-        workers: so many have rings.
-        end: the first byte behind all of them.
-    """
-
-    def __init__(self, at: int, arena_bytes: int) -> None:
-        self.trainer, self.supervisor = at, at + MARKS.ring_bytes
-        self._first = at + _MARKS_BYTES
-        self.workers = max(0, min(MAX_WORKERS, (arena_bytes // _SHARE - _MARKS_BYTES) // _WORKER_BYTES))
-        self.end = self._first + self.workers * _WORKER_BYTES
-
-    def worker(self, cell: int) -> int | None:
+    def worker_at(self, cell: int) -> int | None:
         """Return where the tickets of this cell's worker begin, before its calls; None: it has no rings."""
         return self._first + cell * _WORKER_BYTES if cell < self.workers else None
 
 
 class RingContent(NamedTuple):
-    """What a ring held.
+    """What a ring held."""
 
-    Attributes:
-        records: the oldest first.
-        is_full: there were older ones.
-    """
-
-    records: Records
-    is_full: bool
+    records: Records  # the oldest first
+    is_full: bool  # there were older ones
 
     @property
     def since_ns(self) -> int:
@@ -325,41 +261,22 @@ class RingContent(NamedTuple):
 _TIMES = ("began_ns", "at_ns", "handed_over_ns")
 
 
-def no_records(kind: RecordKind) -> RingContent:
-    """Return what a ring holds that was never written to."""
-    return RingContent(np.empty(0, kind.dtype), False)
-
-
 def read_ring(read: ReadBytes, at: int, kind: RecordKind) -> RingContent:
     """Return the records that were whole. Runs in: any process, beside the ring's writer.
 
     They are read twice, and count where both are the same: one that was being written while it was read the first time
     is another one the second time.
     """
-    form, dtype = kind.format, kind.dtype
     written = int.from_bytes(read(at, 8), "little")
     # One more: of a writer that died before it could count it, or that is about to.
     count = min(written + 1, kind.capacity)
-    first, again = (read(at + _HEAD_BYTES, count * form.size) for _ in range(2))
-    return whole_records(np.frombuffer(first, dtype), np.frombuffer(again, dtype), written, kind.capacity)
-
-
-def whole_records(first: Records, again: Records, written: int, count: int) -> RingContent:
-    """Return the records that two reads have found whole.
-
-    Args:
-        first: the ring's records, as they were read first.
-        again: the same a moment later, or fewer.
-        written: how many were ever written, before the first read.
-        count: how many the ring has room for.
-    """
-    first = first[: len(again)]
+    first, again = (np.frombuffer(read(at + _HEAD_BYTES, count * kind.format.size), kind.dtype) for _ in range(2))
     numbers = again["serial"].astype(np.int64)
     is_whole = (numbers & _CHECKED) == again["check"]
     is_whole &= (first == again) & (numbers != 0)
-    is_whole &= (numbers - 1) % count == np.arange(len(again))
+    is_whole &= (numbers - 1) % kind.capacity == np.arange(count)
     # How far behind the latest one, in a count that begins again at 2**32; what was written meanwhile is before it.
     age = ((written & _LOW) - numbers + (1 << 31)) % (1 << 32) - (1 << 31)
-    is_whole &= (age < count) & (age > -count)
+    is_whole &= (age < kind.capacity) & (age > -kind.capacity)
     found = np.flatnonzero(is_whole)
-    return RingContent(again[found[np.argsort(-age[found], kind="stable")]], written > count)
+    return RingContent(again[found[np.argsort(-age[found], kind="stable")]], written > kind.capacity)

@@ -207,7 +207,6 @@ DROPPED_IN = {
     ("loaderpool.sources.hdf5", "__del__"),
     ("loaderpool.core.lending", "_on_death"),
     ("loaderpool.system.interrupts", "_follow"),
-    ("loaderpool.trainer.autotune.pool_workers", "forget_dead"),
     ("loaderpool.system.ctrl_c", "_count"),
     ("loaderpool.memory.adoption", "_freeze_all"),
     ("loaderpool.memory.forks", "_before"),

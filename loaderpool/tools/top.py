@@ -65,11 +65,11 @@ def read_pages(pid: int) -> dict[str, dict[str, Any]]:
     return dict(sorted(found.items(), key=lambda each: int(each[1]["loaders"][0]["number"])))
 
 
-def _of_process(pid: int) -> dict[str, Any] | None:
-    """Return what the pages of a process tell, in one; None: it has none."""
+def _of_process(pid: int) -> dict[str, Any]:
+    """Return what the pages of a process tell, in one; empty: it has none."""
     pages = list(read_pages(pid).values())
     if not pages:
-        return None
+        return {}
     loaders = [loader for page in pages for loader in page["loaders"]]
     process = shortened(printable(pages[-1].get("process", "")))
     return {**max(pages, key=lambda each: float(each["now_s"])), "process": process, "loaders": loaders}
@@ -77,19 +77,17 @@ def _of_process(pid: int) -> dict[str, Any] | None:
 
 def read_training(pid: int) -> dict[str, Any]:
     """Return what a training tells of itself; an error says why it cannot be looked at."""
-    told, refused = None, ""
+    told, problem = {}, "has no loader that has delivered a first batch"
     try:
         told = _of_process(pid)
     except OSError as error:
-        refused = str(error.strerror)
+        problem = f"cannot be read: {error.strerror}"
     if not machine.start_time(pid):
-        raise click.ClickException(f"process {pid} does not exist.")
-    if told is None and refused:
-        raise click.ClickException(f"process {pid} cannot be read: {refused}.")
-    if told is None:
-        raise click.ClickException(f"process {pid} has no loader that has delivered a first batch.")
-    if told["format"] != FORMAT:
-        raise click.ClickException(f"process {pid} runs another version of loaderpool.")
+        told, problem = {}, "does not exist"
+    elif told and told["format"] != FORMAT:
+        told, problem = {}, "runs another version of loaderpool"
+    if not told:
+        raise click.ClickException(f"process {pid} {problem}.")
     return told
 
 

@@ -9,12 +9,18 @@ from typing import Any
 
 import click
 
-from loaderpool.memory.recorder import DELIVERIES, read_ring
 from loaderpool.tools.commands import SECONDS, output
 from loaderpool.tools.top import find_training, memory_files, read_at, read_pages
-from loaderpool.trainer.explain.page import PAGE_BYTES
-from loaderpool.trainer.tracing.chrome import VIEWER, chrome_trace, write_trace
-from loaderpool.trainer.tracing.recording import LoaderRecords, PoolRecords, Recording, read_clocks, read_pool
+from loaderpool.trainer.tracing import (
+    VIEWER,
+    PoolRecords,
+    Recording,
+    chrome_trace,
+    read_clocks,
+    read_loader,
+    read_pool,
+    write_trace,
+)
 
 
 @click.command(epilog="Example:  loaderpool trace 12345 --last 10 -o slow.json.gz")
@@ -54,7 +60,5 @@ def _recording(training: dict[str, Any]) -> Recording:
             read = functools.partial(read_at, arenas[arena])
             pools[arena] = read_pool(read, os.stat(arenas[arena]).st_size, has_nodes)
         place = list(pools).index(arena) if arena in pools else None
-        deliveries = read_ring(functools.partial(read_at, path), PAGE_BYTES, DELIVERIES)
-        asked_ns = 0 if told["asked_s"] is None else int(1e9 * (told["looked_s"] - told["asked_s"]))
-        loaders.append(LoaderRecords(told["loader"], place, told["calls_of"], has_nodes, deliveries, asked_ns))
+        loaders.append(read_loader(told, place, functools.partial(read_at, path)))
     return Recording(training["pid"], training["process"], loaders, list(pools.values()), *read_clocks())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loaderpool.core.delivery import Engine
     from loaderpool.trainer.epochs.fingerprint import Fingerprint
     from loaderpool.trainer.epochs.observer import Observer
-    from loaderpool.trainer.explain.observed import Autotuned
+    from loaderpool.trainer.explain.window import Autotuned
 
 _workers_are_allowed = True
 
@@ -127,7 +127,7 @@ class LoaderCore:
         self.tracker = EpochTracker(_EngineHandle(self), self.config, self.plan, hooks)
         self._calls_of: Literal["sample", "batch"] = "sample" if checked.unit == "sample" else "batch"
         self._has_cache = checked.payload["cache"] is not None
-        self.tracker.counters.times.on_mark = _LookHandle(self)
+        self.tracker.counters.on_mark = _LookHandle(self)
         if process.is_trainer():
             self._start(checked, own_pool)
 
@@ -170,10 +170,9 @@ class LoaderCore:
 
     def look(self, now_ns: int) -> None:
         """Look at what it does. Runs in: the thread that takes batches."""
-        observer = self.observer
-        look = observer.look(now_ns)
+        now = self.observer.look(now_ns)
         if self.pool is not None:
-            self.pool._look(self, observer.about, look)
+            self.pool._look(self, now)
 
     @property
     def workers(self) -> int:
@@ -271,7 +270,7 @@ class LoaderCore:
 
 
 def _autotuned_of(pool: Pool | None) -> Autotuned:
-    from loaderpool.trainer.explain.observed import Autotuned  # which `import loaderpool` shall not wait for
+    from loaderpool.trainer.explain.window import Autotuned  # which `import loaderpool` shall not wait for
 
     return Autotuned() if pool is None else pool._autotuned
 
@@ -290,7 +289,7 @@ class _LookHandle:
             except Exception as error:  # who only looks shall end no training
                 if is_of_a_handler(error):
                     raise
-                core.tracker.counters.times.on_mark = None
+                core.tracker.counters.on_mark = None
 
 
 class _EngineHandle:

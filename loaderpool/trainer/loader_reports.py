@@ -37,19 +37,14 @@ class LoaderReports:
         Args:
             path: File to write, replaced if it exists; `OSError` if that fails. Its charts need matplotlib.
         """
-        from loaderpool.trainer.explain.explanation import explain
         from loaderpool.trainer.report import document, loader_settings, report_content
 
         file = read_path("path", path)
         if problem := why_no_file(file, "report.html"):
             raise ArgumentError(f"path: {problem}")
         core = self._core
-        observer = core.observer
-        observed = observer.observed(float("inf"))
-        explanation = explain(observed)
         settings = loader_settings(core.arguments, core.config, core.plan)
-        calls, calls_of, looks = observer.calls(), observer.about.calls_of, observer.looks()
-        content = report_content(explanation, self.statistics(), calls, calls_of, looks, settings)
+        content = report_content(core.observer.latest(), core.observer.calls(), self.statistics(), settings)
         write_whole(file, document(content).encode())
 
     def trace(self, path: str | os.PathLike[str], seconds: float | None = 30.0) -> None:
@@ -62,7 +57,7 @@ class LoaderReports:
         Raises:
             ClosedError: If the loader is closed.
         """
-        from loaderpool.trainer.tracing.chrome import check_trace_path, chrome_trace, write_trace
+        from loaderpool.trainer.tracing import check_trace_path, chrome_trace, write_trace
 
         wanted_s = read_seconds("seconds", seconds)
         file = read_path("path", path)

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from loaderpool.core.delivery import CheckedArguments
     from loaderpool.core.launch import Program
     from loaderpool.core.pool import Pool as Session
-    from loaderpool.trainer.autotune.pool_workers import PoolWorkers
-    from loaderpool.trainer.explain.looks import Look
-    from loaderpool.trainer.explain.observed import AboutLoader, Autotuned
+    from loaderpool.trainer.autotune.autotuner import PoolWorkers
+    from loaderpool.trainer.explain.window import Autotuned, Snapshot
 
 
 def first_workers(workers: int | Auto) -> int:
@@ -168,16 +167,16 @@ class Pool:
             self._auto = None  # which would find another number
             self._set_workers(checked)
 
-    def _look(self, loader: object, about: AboutLoader, look: Look) -> None:
-        """Take in a look at one of the loaders, which may tell that its training needs another number of workers."""
+    def _look(self, loader: object, now: Snapshot) -> None:
+        """Take in a snapshot of one of the loaders: its training may need another number of workers."""
         auto = self._auto
         if auto is None:
             return
         if self._autotune is None:
-            from loaderpool.trainer.autotune.pool_workers import PoolWorkers  # not before the first batch is there
+            from loaderpool.trainer.autotune.autotuner import PoolWorkers  # not before the first batch is there
 
             self._autotune = PoolWorkers(*auto.bounds(capacity.usable_cpu_count()))
-        workers = self._autotune.look(loader, about, look, self._workers)
+        workers = self._autotune.look(loader, now, self._workers)
         if workers is not None:
             with InterruptsHeld(), self._turn():
                 if self._auto is not None:
@@ -196,7 +195,7 @@ class Pool:
     @property
     def _autotuned(self) -> Autotuned:
         """What "auto" has changed."""
-        from loaderpool.trainer.explain.observed import Autotuned  # which `import loaderpool` shall not wait for
+        from loaderpool.trainer.explain.window import Autotuned  # which `import loaderpool` shall not wait for
 
         found = Autotuned() if self._autotune is None else self._autotune.autotuned
         return found if self._auto is not None else found._replace(most=0)

@@ -21,8 +21,8 @@ from loaderpool.memory.call_times import CallTimes
 from loaderpool.plan.order import Plan
 from loaderpool.system import capacity, clock
 from loaderpool.trainer.epochs.statistics import Statistics
-from loaderpool.trainer.explain.explanation import Explanation, labelled, slow_items
-from loaderpool.trainer.explain.looks import Look
+from loaderpool.trainer.explain.explanation import explain, labelled, slow_items
+from loaderpool.trainer.explain.window import Snapshot, window_of
 
 _LIBRARIES = ("loaderpool", "numpy", "cloudpickle", "tensorflow", "keras", "torch", "jax", "ray")
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
@@ -42,17 +42,13 @@ _PAGE = """<!DOCTYPE html>
 
 
 def report_content(
-    explanation: Explanation,
-    statistics: Statistics,
-    calls: CallTimes,
-    calls_of: str,
-    looks: Sequence[Look],
-    settings: Mapping[str, str],
+    snapshots: Sequence[Snapshot], calls: CallTimes, statistics: Statistics, settings: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return all that a report tells, for JSON."""
+    last, explanation = snapshots[-1], explain(window_of(snapshots, float("inf")))
     buckets = [{"below_s": (1 << place) / 1e9, "calls": count} for place, count in enumerate(calls.buckets) if count]
     slowest = [{**dataclasses.asdict(each), "name": each.name} for each in slow_items(calls)]
-    looked_s = clock.wall_s() - (clock.monotonic_ns() - looks[-1].now_ns) / 1e9
+    looked_s = clock.wall_s() - (clock.monotonic_ns() - last.now_ns) / 1e9
     return {
         "format": 2,  # raised when a key changes its meaning or goes away
         "made": f"{datetime.datetime.fromtimestamp(clock.wall_s(), datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
@@ -60,9 +56,9 @@ def report_content(
         "explanation": {**explanation.to_dict(), "lines": dict(labelled(explanation))},
         "settings": dict(settings),
         "environment": _environment(),
-        "timeline": list(_timeline(looks)),
+        "timeline": list(_timeline(snapshots)),
         "decisions": [{**dataclasses.asdict(each), "at_s": each.time_s - looked_s} for each in statistics.decisions],
-        "calls": {"of": calls_of, "buckets": buckets, "slowest": slowest},
+        "calls": {"of": last.calls_of, "buckets": buckets, "slowest": slowest},
         "statistics": dataclasses.asdict(statistics),
     }
 
@@ -92,19 +88,19 @@ def _table(rows: Mapping[str, str]) -> str:
     return f"<table>{''.join(cells)}</table>"
 
 
-def _timeline(looks: Sequence[Look]) -> Iterator[dict[str, float]]:
-    """Yield what was between each two looks in which steps were taken; means are over its steps."""
-    for first, last in itertools.pairwise(looks):
-        steps, seconds = last.steps - first.steps, last.seconds - first.seconds
-        if steps > 0 and seconds > 0:
-            waiting_s = min(seconds, last.wait_s - first.wait_s)
+def _timeline(snapshots: Sequence[Snapshot]) -> Iterator[dict[str, float]]:
+    """Yield what was between each two snapshots in which steps were taken; means are over its steps."""
+    for first, last in itertools.pairwise(snapshots):
+        new = last.since(first)
+        if new.steps > 0 and new.seconds > 0:
+            waiting_s = min(new.seconds, new.wait_s)
             yield {
-                "begin_s": (first.now_ns - looks[-1].now_ns) / 1e9,  # before the latest look
-                "end_s": (last.now_ns - looks[-1].now_ns) / 1e9,
-                "steps": steps,
-                "computing_s": (seconds - waiting_s) / steps,  # of a step: the consumer's own
-                "waiting_s": waiting_s / steps,  # of a step: for data
-                "samples": last.samples - first.samples,
+                "begin_s": (first.now_ns - snapshots[-1].now_ns) / 1e9,  # before the latest one
+                "end_s": (last.now_ns - snapshots[-1].now_ns) / 1e9,
+                "steps": new.steps,
+                "computing_s": (new.seconds - waiting_s) / new.steps,  # of a step: the consumer's own
+                "waiting_s": waiting_s / new.steps,  # of a step: for data
+                "samples": new.samples,
                 "workers": last.workers,
             }
 

@@ -20,27 +20,27 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # Words that mean in a name what they mean to everybody who programs, so that the vocabulary need not say it. A word
 # that means something particular here belongs there instead.
 PLAIN = {
-    "actor", "adapter", "ahead", "allowed", "answer", "arguments", "array", "arrived", "arriving", "auto", "autotune",
+    "actor", "adapter", "ahead", "allowed", "arguments", "array", "arrived", "arriving", "auto", "autotune",
     "base",
-    "batch", "bell", "block", "bound", "buckets", "budget", "buffer", "c", "cache", "call", "callback", "capacity",
+    "batch", "block", "bound", "buckets", "budget", "buffer", "c", "cache", "call", "callback", "capacity",
     "change", "check", "cli", "clock", "cluster", "column", "combine", "command", "config", "connected", "connection",
     "content", "conversion", "converter", "core", "count", "counters", "decision", "diagnose", "dict", "dispatch",
-    "doctor", "element", "epoch", "error", "exclusions", "explain", "explanation", "failure", "fault", "feature",
+    "doctor", "element", "epoch", "error", "explain", "explanation", "failure", "fault", "feature",
     "field", "file", "filling", "finding", "fingerprint", "fit", "flow", "fork", "format", "frame", "function", "gate",
     "globals", "group", "handle", "held", "hooks", "identity", "imports", "in", "info", "interleave",
     "interrupts", "item", "iterator", "kind", "launch", "leaf", "lease", "lender", "lending", "lengths",
-    "limit", "lines", "list", "listener", "load", "log", "machine", "maker", "map", "measurement", "memory",
-    "mix", "numbering", "observed", "observer", "opened", "order", "original", "owner", "pace", "packed",
+    "limit", "lines", "list", "listener", "load", "log", "machine", "map", "measurement", "memory",
+    "mix", "numbering", "observer", "opened", "order", "original", "owner", "pace", "packed",
     "packing", "page", "part", "pass", "permutation", "pickle", "place", "placement", "points", "policy", "profile",
     "program", "progress", "proposal", "queued", "ray", "reading", "received", "recognise", "record", "replay",
     "report", "ring", "rng", "sample", "seconds", "seeds", "sender", "sequence", "setting", "shard", "share",
-    "ship", "shipped", "signals", "sized", "source", "space", "span", "spawned", "stacks", "stamp", "start",
+    "ship", "shipped", "sized", "snapshot", "source", "space", "span", "spawned", "stamp", 
     "statistics", "status", "store", "stream", "structure", "sums", "surroundings", "system", "table", "target",
-    "tensors", "text", "threads", "times", "tools", "top", "trace", "track", "trainer", "transport", "tune",
+    "tensors", "text", "times", "tools", "top", "trace", "track", "trainer", "transport", "tune",
     "unpickler", "value", "walk", "warnings", "watch", "window", "work",
 }  # fmt: skip
 # Other people's names, for what they name.
-NAMES = {"chrome", "hdf5", "keras", "loaderpool", "parquet", "tar", "tensorflow", "tfrecord", "tfrecords"}
+NAMES = {"hdf5", "keras", "loaderpool", "parquet", "tar", "tensorflow", "tfrecord", "tfrecords"}
 
 
 def glossary() -> dict[str, str]:

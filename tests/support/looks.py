@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from loaderpool.memory.call_times import CallTimes
-from loaderpool.trainer.explain.looks import Look, WorkerCounts, counts_of_workers
-from loaderpool.trainer.explain.observed import AboutLoader
+from loaderpool.trainer.explain.window import Snapshot, WorkerCounts, sums_of_workers
 
 S = 1_000_000_000
-ABOUT = AboutLoader(can_have_cache=True, cpus=4.0, machine_cpus=4.0)
+DOING = {"state": "idle"}
 
 
 def look(
@@ -20,7 +19,7 @@ def look(
     end_ns: int = 100 * S,
     calls: CallTimes = CallTimes(),  # noqa: B008  # a tuple
     **more: Any,
-) -> Look:
+) -> Snapshot:
     """The look that was taken after so many times two seconds, the last of which `end_ns` is the time of.
 
     Each second has ten steps of 32 samples, four of them with data ready. Workers are busy half of the time: they
@@ -29,10 +28,15 @@ def look(
     """
     seconds = 2.0 * number
     workers = {
-        place: WorkerCounts(pid, 1, seconds / 2, seconds / 2, seconds / 4, seconds / 20, number * 200, number * 200_000)
+        place: WorkerCounts(
+            pid, 1, seconds / 2, seconds / 2, seconds / 4, seconds / 20, number * 200, number * 200_000, DOING
+        )
         for place, pid in enumerate(pids)
     }
     counts: dict[str, Any] = {
+        "can_have_cache": True,
+        "cpus": 4.0,
+        "machine_cpus": 4.0,
         "steps": number * 20,
         "seconds": seconds,
         "wait_s": seconds * wait,
@@ -52,12 +56,12 @@ def look(
         "machine_cpu_s": seconds,
         "trainer_cpu_s": seconds / 10,
         "trainer_queued_s": seconds / 40,
-        **counts_of_workers(workers, None),
+        **sums_of_workers(workers, None),
         **more,
     }
-    return Look(number=number, now_ns=end_ns, **counts)
+    return Snapshot(number=number, now_ns=end_ns, **counts)
 
 
-def looks(count: int, *, last_ns: int = 100 * S, **more: Any) -> list[Look]:
+def looks(count: int, *, last_ns: int = 100 * S, **more: Any) -> list[Snapshot]:
     """So many, each two seconds after the one before, the last one at this time."""
     return [look(number, end_ns=last_ns - (count - 1 - number) * 2 * S, **more) for number in range(count)]

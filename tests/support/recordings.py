@@ -17,7 +17,7 @@ from loaderpool.memory.recorder import (
     WorkerRecorder,
     read_ring,
 )
-from loaderpool.trainer.tracing.recording import LoaderRecords, Recording, read_pool
+from loaderpool.trainer.tracing import LoaderRecords, Recording, read_pool
 
 MS = 1_000_000
 TRAINER, SUPERVISOR, LOADER, RUN = 100, 101, 3, 9
@@ -32,12 +32,12 @@ class HandMadeRecording:
         at = BOARD_BYTES + CALL_TIMES_BYTES
         self._arena = bytearray(at + (ARENA_BYTES // 8))
         self.board = memoryview(self._arena)[:BOARD_BYTES].cast("Q")
-        self._region = RecorderMemory(self._arena, at, ARENA_BYTES)
+        self._region = RecorderMemory(at, ARENA_BYTES, self._arena)
         self._deliveries = bytearray(DELIVERIES.ring_bytes)
         self._recorder = DeliveryRecorder(self._deliveries, 0)
         self._now_ns = 0
         self.asked_ns = 0
-        self.region_workers = self._region.places.workers
+        self.region_workers = self._region.workers
         self.mark_supervisor(0, MarkKind.SUPERVISOR, SUPERVISOR)
         self._workers: list[WorkerRecorder] = []
         for cell in range(workers):
@@ -53,10 +53,10 @@ class HandMadeRecording:
             self._workers[cell : cell + 1] = [recorder]
 
     def mark_supervisor(self, at_ms: float, kind: MarkKind, value: int, number: int = 0, cell: int = 0) -> None:
-        self._region.supervisor._marks.write(kind, ns(at_ms), value, number, cell)
+        self._region.supervisor.write(kind, ns(at_ms), value, number, cell)
 
     def mark_trainer(self, at_ms: float, kind: MarkKind, value: int, number: int = 0) -> None:
-        self._region.trainer._marks.write(kind, ns(at_ms), value, number, 0)
+        self._region.trainer.write(kind, ns(at_ms), value, number, 0)
 
     def call(self, cell: int, began_ms: float, took_ms: float, index: int, ticket: int) -> None:
         self._workers[cell].ticket = ticket

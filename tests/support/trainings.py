@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from loaderpool.memory.call_times import BUCKETS, CallTimes, SlowCall
-from loaderpool.trainer.explain.observed import Observed
+from loaderpool.trainer.explain.window import Window
 
 STEPS = 500
 
@@ -32,7 +32,7 @@ class Training:
         """How long a step is."""
         return max(self.step_s, self._making_s(threads) / workers, self._cpu_bound_s())
 
-    def window(self, workers: int, threads: int = 1, steps: int = STEPS, **changes: Any) -> Observed:
+    def window(self, workers: int, threads: int = 1, steps: int = STEPS, **changes: Any) -> Window:
         """What is observed of it; some batches are ready at first, as the ring was full."""
         length = self.length(workers, threads)
         is_fed = length < 1.001 * self.step_s
@@ -44,7 +44,7 @@ class Training:
         median = int(1e9 * (self.sample_cpu_s + self.sample_blocked_s)).bit_length()
         buckets = tuple(steps * self.batch // 4 if bucket == median else 0 for bucket in range(BUCKETS))
         calls = CallTimes(calls=sum(buckets), buckets=buckets, slowest=(SlowCall(1_900_000_000, 8812, 3),))
-        observed = Observed(
+        observed = Window(
             seconds=seconds,
             steps=steps,
             samples=steps * self.batch,
@@ -52,12 +52,8 @@ class Training:
             wait_s=0.0 if is_fed else (steps - ready) * (length - self.step_s),
             ready_steps=ready,
             ready_steps_s=ready * self.step_s,
-            start_s=0.0,
-            epochs=0,
-            epoch_starts_s=0.0,
             workers=workers,
             threads=threads,
-            can_have_threads=True,
             made=max(1, round(busy_s / self._making_s(threads))) * self.batch,
             busy_s=busy_s + queued_s,
             idle_s=workers * seconds - busy_s - queued_s,
@@ -74,24 +70,17 @@ class Training:
         )
         return dataclasses.replace(observed, **changes)
 
-    def in_process(self, steps: int = STEPS, **changes: Any) -> Observed:
+    def in_process(self, steps: int = STEPS, **changes: Any) -> Window:
         """What is observed of workers=0."""
         making_s = self.batch * (self.sample_cpu_s + self.sample_blocked_s)
         seconds = steps * (self.step_s + making_s)
         own_s = steps * (self.step_cpu_s + self.batch * self.sample_cpu_s)
-        observed = Observed(
+        observed = Window(
             seconds=seconds,
             steps=steps,
             samples=steps * self.batch,
             bytes=steps * self.batch * self.sample_bytes,
             wait_s=steps * making_s,
-            ready_steps=0,
-            ready_steps_s=0.0,
-            start_s=0.0,
-            epochs=0,
-            epoch_starts_s=0.0,
-            workers=0,
-            threads=1,
             can_have_threads=False,
             cpus=self.cpus,
             machine_cpu_s=own_s + self.others * seconds,
@@ -112,7 +101,7 @@ BLOCKING = Training(sample_cpu_s=1e-3, sample_blocked_s=49e-3)
 MIXED = Training(sample_cpu_s=10e-3, sample_blocked_s=15e-3)
 
 
-def idle(**changes: Any) -> Observed:
+def idle(**changes: Any) -> Window:
     """Workers that would be fast enough are at tickets for half of the time, and a step waits for half of its."""
     window = Training(sample_cpu_s=9e-3).window(4)
     halves = {
@@ -126,12 +115,12 @@ def idle(**changes: Any) -> Observed:
     return dataclasses.replace(window, **{**halves, **changes})
 
 
-def slowed(window: Observed, seconds: float) -> Observed:
+def slowed(window: Window, seconds: float) -> Window:
     """The same training, in which slow calls took so much longer than the median one."""
     return dataclasses.replace(window, calls=window.calls._replace(slow_ns=int(seconds * 1e9)))
 
 
-def times(window: Observed, factor: int) -> Observed:
+def times(window: Window, factor: int) -> Window:
     """The same training watched for longer: sums grow, and what is no sum stays."""
     stay = {"workers", "threads", "cpus", "machine_cpus", "slots", "slots_lent", "slots_wanted", "slot_bytes"}
     sums = {

@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable
 
 from loaderpool.trainer.autotune.autotuner import Autotuner
-from loaderpool.trainer.explain.observed import Observed
+from loaderpool.trainer.explain.window import Window
 
 WINDOW_S = 6.0
 _STEPS = 500
-WindowOf = Callable[[int, int], Observed]  # from workers and steps
+WindowOf = Callable[[int, int], Window]  # from workers and steps
 
 
 @dataclasses.dataclass
@@ -52,12 +52,12 @@ _SUMS = (
 )  # fmt: skip
 
 
-def slowed(seen: Observed, factor: float) -> Observed:
+def slowed(seen: Window, factor: float) -> Window:
     """The same window on a machine that was so much slower."""
     return dataclasses.replace(seen, **{name: factor * getattr(seen, name) for name in _SUMS})
 
 
-def part_of(seen: Observed, steps: int) -> Observed:
+def part_of(seen: Window, steps: int) -> Window:
     """So many steps of it, each as all of them."""
     counts = {name: round(getattr(seen, name) * steps / seen.steps) for name in ("ready_steps", "made", "samples")}
     return dataclasses.replace(slowed(seen, steps / seen.steps), steps=steps, **counts)

@@ -1,7 +1,7 @@
-"""How many workers a loader's training needs: decided window by window, each decision tried before it is kept.
+"""How many workers a pool's trainings need: decided window by window, each decision tried before it is kept.
 
 What counts is the consumer's step, never how busy workers are: more of them are kept where steps became shorter, fewer
-where they became no longer. The model that `explain()` has (`trainer/explain/observed.py`) says where to go at once,
+where they became no longer. The model that `explain()` has (`trainer/explain/window.py`) says where to go at once,
 and steps of one worker do the rest. What was tried in vain is not tried again for a while, unless the training changes.
 """
 
@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import math
+import threading
+import weakref
 from typing import NamedTuple
 
 from loaderpool.errors import counted, readable_s
-from loaderpool.trainer.explain.looks import FIRST_STEPS, Look, observed_in
-from loaderpool.trainer.explain.observed import FEEDS, LEAST_STEPS, SPARE, AboutLoader, Observed
+from loaderpool.system import capacity, clock
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
+from loaderpool.trainer.explain.window import (
+    FEEDS,
+    FIRST_STEPS,
+    LEAST_STEPS,
+    SPARE,
+    Autotuned,
+    Decision,
+    Snapshot,
+    Window,
+    window_of,
+)
 
 # A window is whole then; before it is, only large differences count. Less is told by noise, and what is decided shall
 # hold for longer than it took.
@@ -45,41 +58,46 @@ _CHANGES, _WITHIN_S = 5, 60.0
 _PAUSE_S = 20.0
 
 _MORE_HELP = (Verdict.TOO_FEW_WORKERS, Verdict.SOURCE_WAITS)
+_KEPT = 64  # decisions
+# A loader that gave no batch for so long, as one for validation may, has no say any more.
+_IDLE_S = 600.0
+# Of the memory that is free: workers beyond that might have the machine end a process.
+_MEMORY_SHARE = 0.5
+# A pool that is short of workers for so long cannot start them.
+_START_S = 30.0
+_LOG = logging.getLogger("loaderpool")
+_LOG_EVERY_S = 60.0
 
 
 class Windows:
-    """Cuts looks at a loader into windows of one number of workers.
+    """Cuts a loader's snapshots into windows of one number of workers.
 
     A window begins when all workers are there, and ends when it is whole.
-
-    Args:
-        about: the loader.
     """
 
-    def __init__(self, about: AboutLoader) -> None:
-        self._about = about
-        self._begun: Look | None = None
+    def __init__(self) -> None:
+        self._begun: Snapshot | None = None
         # That the loader has when a window may begin: the first ones compile, and what they find was made meanwhile.
         self._least_steps = FIRST_STEPS + 1
-        self._workers = 0  # of the latest look
+        self._workers = 0  # of the latest snapshot
 
-    def add(self, look: Look, workers: int) -> Observed | None:
-        """Take in the latest look; `workers` is how many there shall be. None: there is no window to judge yet."""
-        if look.workers < self._workers:  # what the others have made ahead hides what is missing now
-            self._least_steps = look.steps + look.slots
-        self._workers = look.workers
+    def add(self, now: Snapshot, workers: int) -> Window | None:
+        """Take in the latest; `workers` is how many there shall be. None: there is no window to judge yet."""
+        if now.workers < self._workers:  # what the others have made ahead hides what is missing now
+            self._least_steps = now.steps + now.slots
+        self._workers = now.workers
         begun = self._begun
-        if begun is None or begun.by_worker.keys() != look.by_worker.keys():
-            is_settled = look.workers == workers and look.steps >= self._least_steps
-            self._begun = look if is_settled else None
+        if begun is None or begun.by_worker.keys() != now.by_worker.keys():
+            is_settled = now.workers == workers and now.steps >= self._least_steps
+            self._begun = now if is_settled else None
             return None
-        seen = dataclasses.replace(observed_in([begun, look], self._about, math.inf), paces=())
+        seen = dataclasses.replace(window_of([begun, now], math.inf), paces=())
         if is_whole(seen):
-            self._begun = look
+            self._begun = now
         return seen if seen.steps >= LEAST_STEPS else None
 
 
-def is_whole(seen: Observed) -> bool:
+def is_whole(seen: Window) -> bool:
     """Whether a window is long enough for small differences."""
     return seen.steps >= LEAST_STEPS and seen.seconds >= _WHOLE_S
 
@@ -96,10 +114,10 @@ class _Bound(NamedTuple):
 
     workers: int
     until_s: float
-    seen: Observed
+    seen: Window
     others: float  # CPUs that other processes used, where CPUs were full; it holds for as long as they do
 
-    def holds(self, seen: Observed, now_s: float) -> bool:
+    def holds(self, seen: Window, now_s: float) -> bool:
         """Whether training and machine are still as they were: what a batch takes, and the consumer's own time."""
         pairs = ((self.seen.making_s, seen.making_s), (_own_s(self.seen), _own_s(seen)))
         is_like = all(abs(then - now) <= _CHANGED * max(then, now) for then, now in pairs)
@@ -107,16 +125,13 @@ class _Bound(NamedTuple):
 
 
 class Autotuner:
-    """Decides for one loader. It reads no clock, and changes nothing itself.
-
-    Args:
-        least: the fewest workers.
-        most: the most.
-    """
+    """Decides for one loader, between two numbers of workers. It reads no clock, and changes nothing itself."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        self._before: Observed | None = None  # before a change whose effect is not known yet,
+        self._windows = Windows()
+        self.wanted, self.seen_s = 0, 0.0  # workers that it needs, 0: not known yet; when it was looked at last
+        self._before: Window | None = None  # before a change whose effect is not known yet,
         self._tried = 0  # which was to so many workers
         self._floor: _Bound | None = None  # fewer than that were too few
         self._ceiling: _Bound | None = None  # more than that were no faster
@@ -124,7 +139,18 @@ class Autotuner:
         self._changes: collections.deque[float] = collections.deque(maxlen=_CHANGES)
         self._in_vain, self._paused_until_s = 0, 0.0
 
-    def judge(self, seen: Observed, now_s: float) -> Proposal | None:
+    def look(self, now: Snapshot, workers: int) -> Proposal | None:
+        """Return another number than these workers, as the loader's latest snapshot wants it; None: it stays."""
+        self.seen_s = now.now_ns / 1e9
+        seen = self._windows.add(now, workers)
+        proposal = None if seen is None else self.judge(seen, self.seen_s)
+        if proposal is not None:
+            self.wanted = proposal.workers
+        elif not self.wanted and seen is not None and is_whole(seen):
+            self.wanted = workers
+        return proposal
+
+    def judge(self, seen: Window, now_s: float) -> Proposal | None:
         """Return another number of workers than the window's; None: that one stays for now."""
         before, proposal = self._before, None
         if before is not None and self._tried == seen.workers:
@@ -146,13 +172,13 @@ class Autotuner:
 
     # -- what was tried
 
-    def _keep(self, before: Observed, seen: Observed, now_s: float) -> None:
+    def _keep(self, before: Window, seen: Window, now_s: float) -> None:
         self._enough, self._in_vain = None, 0
         if seen.workers < before.workers and before.steady_wait_share > _WAITS:  # the others were of no use
             others = max(_others(before), _others(seen))
             self._ceiling = _Bound(seen.workers, now_s + _VAIN_FOR_S, seen, others)
 
-    def _go_back(self, before: Observed, seen: Observed, now_s: float) -> Proposal:
+    def _go_back(self, before: Window, seen: Window, now_s: float) -> Proposal:
         self._before = self._enough = None
         until_s, others = now_s + _VAIN_FOR_S, max(_others(before), _others(seen))
         if seen.workers > before.workers:
@@ -166,7 +192,7 @@ class Autotuner:
         reason = f"steps of {step} were {than} with {counted(before.workers, 'worker')} ({step_before})"
         return Proposal(before.workers, reason)
 
-    def _without_useless(self, before: Observed, seen: Observed) -> Proposal | None:
+    def _without_useless(self, before: Window, seen: Window) -> Proposal | None:
         """Return how many would have been as fast, where something that workers share lets no more be faster."""
         as_fast = math.ceil(SPARE * before.workers * before.step_s / seen.step_s)
         is_more = seen.workers > before.workers
@@ -176,7 +202,7 @@ class Autotuner:
 
     # -- what to try
 
-    def _propose(self, seen: Observed, now_s: float) -> Proposal | None:
+    def _propose(self, seen: Window, now_s: float) -> Proposal | None:
         bounds = [bound for bound in (self._floor, self._ceiling) if bound is not None]
         if not all(bound.holds(seen, now_s) for bound in bounds):  # what was in vain may not be so any more
             self._floor = self._ceiling = None
@@ -192,7 +218,7 @@ class Autotuner:
             return None
         return self._fewer(seen, max(self._enough, enough_before), "data was always ready")
 
-    def _when_waiting(self, seen: Observed, now_s: float) -> Proposal | None:
+    def _when_waiting(self, seen: Window, now_s: float) -> Proposal | None:
         verdict, enough = find_verdict(seen, waits_above=_WAITS).verdict, seen.least_workers
         if verdict in _MORE_HELP or (verdict is Verdict.CPUS_FULL and enough > seen.workers):
             found_s = now_s if self._ceiling is None else self._ceiling.until_s - _VAIN_FOR_S
@@ -203,7 +229,7 @@ class Autotuner:
             return self._fewer(seen, enough, "no CPU is free for more")
         return None
 
-    def _more(self, seen: Observed) -> Proposal | None:
+    def _more(self, seen: Window) -> Proposal | None:
         most = self._most if self._ceiling is None else min(self._most, self._ceiling.workers)
         workers = max(seen.least_workers, seen.workers + max(1, seen.workers // 4))
         if not seen.is_ready_measured:
@@ -214,14 +240,14 @@ class Autotuner:
         waited = f"training waited {seen.steady_wait_share:.0%} of the time"
         return Proposal(workers, f"{waited}; a batch takes one worker {readable_s(seen.making_s)}")
 
-    def _fewer(self, seen: Observed, enough: int, why: str) -> Proposal | None:
+    def _fewer(self, seen: Window, enough: int, why: str) -> Proposal | None:
         workers = max(enough, self._least, self._least if self._floor is None else self._floor.workers)
         if workers >= seen.workers:
             return None
         return Proposal(workers, f"{why}; {counted(workers, 'worker')} should be as fast")
 
 
-def _has_helped(before: Observed, seen: Observed) -> bool | None:
+def _has_helped(before: Window, seen: Window) -> bool | None:
     """Whether steps became shorter with more workers, or no longer with fewer; None: the window is too short."""
     longer = seen.step_s / before.step_s - 1
     if seen.workers > before.workers:
@@ -232,16 +258,85 @@ def _has_helped(before: Observed, seen: Observed) -> bool | None:
     return longer <= _NO_LONGER and not (waited <= _WAITS and waits - waited > _WAITS)
 
 
-def _enough_in(seen: Observed) -> int:
+def _enough_in(seen: Window) -> int:
     """How many workers feed the step with something to spare, but no more than one."""
     needed = seen.making_s / max(seen.target_s, seen.step_s)
     return max(1, min(math.ceil(SPARE * needed), math.ceil(FEEDS * needed) + 1))
 
 
-def _own_s(seen: Observed) -> float:
+def _own_s(seen: Window) -> float:
     return (seen.seconds - seen.wait_s) / seen.steps
 
 
-def _others(seen: Observed) -> float:
+def _others(seen: Window) -> float:
     """How many CPUs other processes use, where they are full."""
     return seen.cpus_of_others if seen.has_full_cpus else 0.0
+
+
+class PoolWorkers:
+    """Finds a pool's number of workers. The loader that needs most decides: what it leaves idle costs little."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
+        # What is done to it is one step each: a loader may be closed on another thread at any moment.
+        self._loaders: dict[weakref.ref[object], Autotuner] = {}
+        self._lock = threading.Lock()  # loaders of a pool may be iterated by threads of their own
+        self._logged_s = -_LOG_EVERY_S
+        self._short_since_s: float | None = None
+        self._decisions: collections.deque[Decision] = collections.deque(maxlen=_KEPT)
+
+    @property
+    def autotuned(self) -> Autotuned:
+        """What it did. Runs in: any thread."""
+        return Autotuned(self._most, tuple(self._decisions))
+
+    def look(self, loader: object, now: Snapshot, workers: int) -> int | None:
+        """Return how many workers there shall be instead, by a loader's latest snapshot; None: as many.
+
+        Runs in: the thread that takes batches. The loader is not kept.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None  # another loader's is taken in; each has one every two seconds
+        try:
+            return self._look(loader, now, workers)
+        finally:
+            self._lock.release()
+
+    def forget(self, loader: object) -> None:
+        """This loader is closed, and needs nothing. Runs in: any thread, also in a finalizer."""
+        self._loaders.pop(weakref.ref(loader), None)
+
+    def _look(self, loader: object, now: Snapshot, workers: int) -> int | None:
+        now_s = now.now_ns / 1e9
+        if now.workers >= workers:
+            self._short_since_s = None
+        elif self._short_since_s is None:
+            self._short_since_s = now_s
+        elif now_s - self._short_since_s >= _START_S:
+            self._short_since_s, self._most = None, max(self._least, now.workers)
+            return self._noted(workers, self._most, f"only {counted(now.workers, 'worker')} could be started", now_s)
+        for each in list(self._loaders):
+            if each() is None:  # it was never closed
+                self._loaders.pop(each, None)
+        proposal = self._loaders.setdefault(weakref.ref(loader), Autotuner(self._least, self._most)).look(now, workers)
+        if proposal is None:
+            return None
+        recent = [each.wanted for each in list(self._loaders.values()) if now_s - each.seen_s < _IDLE_S]
+        wanted = max(recent, default=workers)  # none: this one was closed meanwhile
+        if wanted > workers:
+            wanted = max(workers, min(wanted, workers + self._more_in_memory(now)))
+        return self._noted(workers, min(wanted, self._most), proposal.reason, now_s)
+
+    def _more_in_memory(self, now: Snapshot) -> int:
+        """How many more workers there is memory for, where each takes as much of its own as those that there are."""
+        own = max((capacity.private_bytes(each.pid) for each in now.by_worker.values() if each.pid), default=0)
+        return int(capacity.available_memory_bytes() * _MEMORY_SHARE) // own if own else self._most
+
+    def _noted(self, before: int, workers: int, reason: str, now_s: float) -> int | None:
+        if workers == before:
+            return None
+        self._decisions.append(Decision(clock.wall_s(), before, workers, reason))
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            _LOG.info("workers: %d -> %d: %s", before, workers, reason)
+        return workers

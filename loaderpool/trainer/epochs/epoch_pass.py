@@ -221,20 +221,20 @@ class Pass:
         if self.is_over:
             raise StopIteration
         tracker, counters = self._tracker, self._counters
-        counters.times.asked_ns = clock.monotonic_ns()
+        counters.asked_ns = clock.monotonic_ns()
         try:
             delivery = self._take()
         except BaseException as error:
-            counters.times.asked_ns = 0
+            counters.asked_ns = 0
             self._on_error(error)
             raise
         log = self.log
         if delivery is None or log is None:
-            counters.times.asked_ns = 0
+            counters.asked_ns = 0
             raise StopIteration
         if not log.delivered:
             counters.passes += 1
-            counters.times.begin_pass()
+            counters.begin_pass()
             tracker.note_begun(log.epoch)
         counters.note(delivery)
         log.delivered += delivery.count

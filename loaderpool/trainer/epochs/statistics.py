@@ -18,7 +18,7 @@ from loaderpool.trainer.epochs.counters import Counters
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.observer import Observer
 from loaderpool.trainer.explain.explanation import SlowItem, slow_items
-from loaderpool.trainer.explain.observed import Decision
+from loaderpool.trainer.explain.window import Decision, Snapshot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,18 +124,18 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
 
 
 def _steps(counters: Counters) -> StepStatistics:
-    sums = counters.times.sums(clock.monotonic_ns())
-    steps, ready, seconds = int(sums["steps"]), sums["ready_steps"], sums["seconds"]
-    waited_s = min(seconds, sums["wait_s"])
+    now = Snapshot(**counters.sums(clock.monotonic_ns()))
+    steps, ready, seconds = now.steps, now.ready_steps, now.seconds
+    waited_s = min(seconds, now.wait_s)
     return StepStatistics(
         count=steps,
         seconds=seconds,
         wait_s=waited_s,
-        mean_s=(seconds - sums["epoch_starts_s"]) / steps if steps else None,
+        mean_s=(seconds - now.epoch_starts_s) / steps if steps else None,
         wait_share=waited_s / seconds if seconds else None,
         ready_share=ready / steps if steps else None,
-        ready_mean_s=sums["ready_steps_s"] / ready if ready else None,
-        first_batch_s=sums["start_s"] if counters.first_ns else None,
+        ready_mean_s=now.ready_steps_s / ready if ready else None,
+        first_batch_s=now.start_s if counters.first_ns else None,
     )
 
 
@@ -144,7 +144,7 @@ def _calls(observer: Observer) -> CallStatistics | None:
     if not calls.calls:
         return None
     return CallStatistics(
-        of=observer.about.calls_of,
+        of=observer.constants["calls_of"],
         timed=calls.calls,
         mean_s=calls.sum_ns / 1e9 / calls.calls,
         p50_s=calls.quantile_ns(0.5) / 1e9,

@@ -10,11 +10,10 @@ from typing import Any
 from loaderpool.errors import readable_s
 from loaderpool.memory.call_times import CallTimes
 from loaderpool.plan.base import generated_item, numbered
-from loaderpool.trainer.explain.observed import Observed
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
+from loaderpool.trainer.explain.window import Window
 
-# In a line; `slowest` has all.
-_SHOWN_ITEMS = 3
+_SHOWN_ITEMS = 3  # in a line; `slowest` has all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,25 +90,19 @@ def labelled(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield "Expect", explanation.expect
 
 
-def explain(observed: Observed, replay: str | None = None) -> Explanation:
-    """Return the explanation of a window.
-
-    Args:
-        observed: what was measured in it.
-        replay: how a `loaderpool replay` command for this loader begins, as "loaderpool replay train:make_loader";
-            None: it is not known.
-    """
-    found = find_verdict(observed)
+def explain(window: Window, replay: str | None = None) -> Explanation:
+    """Return the explanation of a window; `replay` is how a `loaderpool replay` command for this loader begins."""
+    found = find_verdict(window)
     return Explanation(
         verdict=found.verdict,
-        wait_share=observed.wait_share,
-        wait_s=observed.wait_s / max(1, observed.steps),
-        step_s=observed.step_s,
+        wait_share=window.wait_share,
+        wait_s=window.wait_s / max(1, window.steps),
+        step_s=window.step_s,
         why=found.why,
         change=found.change,
         expect=found.expect,
         expected_step_s=found.step_s,
-        slowest=() if found.verdict is Verdict.WARM_UP else slow_items(observed.calls, replay),
+        slowest=() if found.verdict is Verdict.WARM_UP else slow_items(window.calls, replay),
     )
 
 
@@ -118,7 +111,6 @@ def slow_items(calls: CallTimes, replay: str | None = None) -> tuple[SlowItem, .
     items = []
     for call in calls.slowest:
         generator, index = generated_item(call.index) or (None, call.index)
-        has_command = replay and generator is None
-        command = f"{replay} --index {index} --epoch {call.epoch}" if has_command else ""
+        command = f"{replay} --index {index} --epoch {call.epoch}" if replay and generator is None else ""
         items.append(SlowItem(index, call.epoch, call.ns / 1e9, command, generator))
     return tuple(items)

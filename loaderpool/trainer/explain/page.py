@@ -24,8 +24,7 @@ from typing import Any
 
 from loaderpool.memory.recorder import DELIVERIES
 from loaderpool.system import clock, machine
-from loaderpool.trainer.explain.looks import FIRST_STEPS, Look, observed_in
-from loaderpool.trainer.explain.observed import AboutLoader
+from loaderpool.trainer.explain.window import FIRST_STEPS, Snapshot, window_of
 
 NAME = "page"
 FORMAT = 2  # of the JSON; raised when a key changes its meaning or goes away; a new one is read by `.get`
@@ -39,14 +38,7 @@ _IDLE_NS = 900_000_000  # while all wait, the page is written so often at most
 
 
 class Page:
-    """The trainer's side, there for as long as the loader keeps it.
-
-    Attributes:
-        map: the file.
-
-    Raises:
-        OSError: no descriptor or no memory is left.
-    """
+    """The trainer's side, there for as long as the loader keeps it; OSError: no descriptor or no memory is left."""
 
     def __init__(self) -> None:
         nbytes = PAGE_BYTES + DELIVERIES.ring_bytes
@@ -80,11 +72,7 @@ class Page:
 
 
 def read_page(data: bytes) -> dict[str, Any] | None:
-    """Return what a page tells; None: nothing yet.
-
-    Raises:
-        ValueError: it is no page.
-    """
+    """Return what a page tells; None: nothing yet."""
     found = []
     for at in (0, _SLOT_BYTES):
         number, length, check = _HEAD.unpack_from(data, at)
@@ -95,62 +83,50 @@ def read_page(data: bytes) -> dict[str, Any] | None:
     return content
 
 
-def told_of(looks: Sequence[Look], about: AboutLoader, at_work: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-    """Return what the page tells of a loader, for JSON.
-
-    Args:
-        looks: at it, the latest last; there is one.
-        about: what does not change of it.
-        at_work: what each worker is at, by its number.
-    """
-    last = looks[-1]
+def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """Return what the page tells of a loader, for JSON, by its snapshots: at least one, the latest last."""
+    last = snapshots[-1]
     told: dict[str, Any] = {"explanation": None, "steps_per_s": None, "samples_per_s": None, "bytes_per_s": None}
-    lately = [look for look in looks if last.now_ns - look.now_ns <= _LATELY_S * 1e9]
+    lately = [each for each in snapshots if last.now_ns - each.now_ns <= _LATELY_S * 1e9]
     if last.steps > FIRST_STEPS:  # the first batch shall not wait for these modules
         from loaderpool.trainer.explain.explanation import explain
 
-        observed = observed_in(lately, about, _LATELY_S)
-        explanation = explain(observed)
+        window = window_of(lately, _LATELY_S)
+        explanation = explain(window)
         told["explanation"] = {"headline": explanation.headline, **explanation.to_dict()}
-        if observed.steps and observed.seconds > 0:
-            told["steps_per_s"] = (observed.steps + observed.epochs) / observed.seconds  # last ones end no step
-            told["samples_per_s"] = observed.samples_per_s
-            told["bytes_per_s"] = observed.bytes / observed.seconds
+        if window.steps and window.seconds > 0:
+            told["steps_per_s"] = (window.steps + window.epochs) / window.seconds  # last ones end no step
+            told["samples_per_s"] = window.samples_per_s
+            told["bytes_per_s"] = window.bytes / window.seconds
+    waits = [(b.wait_s - a.wait_s, b.seconds - a.seconds) for a, b in itertools.pairwise(lately)]
     calls, decisions = last.calls, last.autotuned.decisions
     return {
         **told,
-        "wait_shares": [share for first, later in itertools.pairwise(lately) for share in _wait_share(first, later)],
-        "calls_of": about.calls_of,
+        "wait_shares": [min(1.0, max(0.0, wait_s / seconds)) for wait_s, seconds in waits if seconds > 0],
+        "calls_of": last.calls_of,
         "call_s": {f"p{each}": calls.quantile_ns(each / 100) / 1e9 for each in (50, 90, 99)} if calls.calls else {},
         "buffers": last.slots,
         "buffers_in_use": last.slots_lent,
         "buffers_ready": last.slots_ready,
         "buffer_bytes": last.slot_bytes,
         "decision": dataclasses.asdict(decisions[-1]) if decisions else None,
-        "workers": list(_workers(looks, at_work)),
+        "workers": list(_workers(snapshots)),
     }
 
 
-def _wait_share(first: Look, last: Look) -> list[float]:
-    """Return the share of waiting between two looks, in which steps may have been taken."""
-    seconds = last.seconds - first.seconds
-    return [min(1.0, max(0.0, (last.wait_s - first.wait_s) / seconds))] if seconds > 0 else []
-
-
-def _workers(looks: Sequence[Look], at_work: Mapping[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _workers(snapshots: Sequence[Snapshot]) -> Iterator[dict[str, Any]]:
     """Yield each worker, with the shares of its time of the last seconds."""
-    last = looks[-1]
-    before = next((look for look in reversed(looks) if last.now_ns - look.now_ns >= _LEAST_SHARE_NS), looks[0])
+    last = snapshots[-1]
+    before = next((each for each in reversed(snapshots) if last.now_ns - each.now_ns >= _LEAST_SHARE_NS), snapshots[0])
     since_s = (last.now_ns - before.now_ns) / 1e9
     for number, worker in last.by_worker.items():
-        at = at_work.get(number, {"state": "remote"})
         busy_share = cpus = None
         if number in before.by_worker and since_s > 0:
             new = worker.since(before.by_worker[number])
             busy_s = new.busy_s
-            if at["state"] in ("item", "setup"):  # nothing has counted yet how long it is at that
+            if worker.doing["state"] in ("item", "setup"):  # nothing has counted yet how long it is at that
                 busy_s += max(0.0, since_s - new.busy_s - new.idle_s)
             busy_share = min(1.0, max(0.0, busy_s) / (worker.workers * since_s or 1))
             cpus = max(0.0, new.cpu_s) / since_s if worker.pid else None
-        what = {"index": None, "generator": None, "items": 1, "item_s": None, **at}
+        what = {"index": None, "generator": None, "items": 1, "item_s": None, **worker.doing}
         yield {"number": number, "pid": worker.pid, "busy_share": busy_share, "cpus": cpus, **what}

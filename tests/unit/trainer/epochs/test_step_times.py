@@ -3,82 +3,76 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from loaderpool.trainer.epochs.counters import StepTimes
-from loaderpool.trainer.explain.observed import Counts
+from loaderpool.system import clock
+from loaderpool.trainer.epochs.counters import Counters
+from loaderpool.trainer.explain.window import Snapshot
 
 MS = 1_000_000
-
-
-def counted(steps: int, ms: int, waited: int, ready: int, ready_ms: int, epochs: int, edges: int, start: int) -> Counts:
-    """What is counted of so many steps; the time of epochs' beginnings is not in these."""
-    return Counts(
-        steps=steps,
-        seconds=(ms + edges) / 1e3,
-        wait_s=(waited + edges) / 1e3,
-        ready_steps=ready,
-        ready_steps_s=ready_ms / 1e3,
-        epochs=epochs,
-        epoch_starts_s=edges / 1e3,
-        start_s=start / 1e3,
-    )
 
 
 class Consumer:
     """Takes batches at times that a test says."""
 
     def __init__(self, makes_here: bool = False) -> None:
-        self.times, self.now_ns = StepTimes(makes_here), 1
+        self.counters, self.now_ns = Counters(makes_here), 1
 
     def take(self, worked_ms: int, waited_ms: int, batches: int = 1, is_first: bool = False) -> None:
         self.now_ns += worked_ms * MS
-        self.times.ask(self.now_ns)
+        self.counters.asked_ns = self.now_ns
         self.now_ns += waited_ms * MS
         if is_first:
-            self.times.begin_pass()
-        self.times.note(self.now_ns, waited_ms * MS, batches)
+            self.counters.begin_pass()
+        hand_over(self.counters, self.now_ns, waited_ms * MS, batches)
 
     @property
-    def counts(self) -> Counts:
-        return Counts(**self.times.sums(self.now_ns))  # type: ignore[arg-type]
+    def counts(self) -> Snapshot:
+        return Snapshot(**self.counters.sums(self.now_ns))
 
 
-def test_steps_waits_and_the_steps_that_found_data_ready() -> None:
+def hand_over(counters: Counters, now_ns: int, waited_ns: int, batches: int = 1) -> None:
+    form = SimpleNamespace(may_be_padded=False)
+    delivery: Any = SimpleNamespace(waited_ns=waited_ns, count=batches, origin=(0,) * 9, form=form, counts=list)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "monotonic_ns", lambda: now_ns)
+        counters.note(delivery)
+
+
+# What is taken: after so many ms of work a wait, batches, and whether a pass begins. Then what is counted.
+COUNTED: dict[str, tuple[list[tuple[int, int, int, bool]], dict[str, Any]]] = {
+    "steps, waits, and steps that found data ready": (
+        [(0, 500, 1, True), (100, 50, 1, False), (100, 1, 1, False), (100, 0, 1, False)],
+        {"steps": 3, "seconds": 0.351, "wait_s": 0.051, "ready_steps": 2, "ready_steps_s": 0.201},
+    ),
+    "what is done between passes is in no step": (
+        [(0, 500, 1, True), (100, 0, 1, False), (60_000, 70, 1, True), (100, 0, 1, False)],
+        {"steps": 2, "seconds": 0.27, "wait_s": 0.07, "ready_steps": 2, "ready_steps_s": 0.2, "epochs": 1,
+         "epoch_starts_s": 0.07},
+    ),
+    "batches that came together are steps of their own": (
+        [(0, 500, 8, True), (80, 0, 8, False), (80, 20, 2, False)],
+        {"steps": 16, "seconds": 0.18, "wait_s": 0.02, "ready_steps": 8, "ready_steps_s": 0.08},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_counted(name: str) -> None:
+    taken, counted = COUNTED[name]
     consumer = Consumer()
-    consumer.take(0, 500, is_first=True)
-    consumer.take(100, 50)
-    consumer.take(100, 1)  # looking for a batch that is there takes a moment
-    consumer.take(100, 0)
-    assert consumer.counts == counted(3, 351, 51, 2, 201, 0, 0, 500)
-
-
-def test_what_is_done_between_passes_is_in_no_step() -> None:
-    consumer = Consumer()
-    consumer.take(0, 500, is_first=True)
-    consumer.take(100, 0)
-    consumer.take(60_000, 70, is_first=True)
-    consumer.take(100, 0)
-    assert consumer.counts == counted(2, 200, 0, 2, 200, 1, 70, 500)
-
-
-def test_batches_that_came_together_are_steps_of_their_own() -> None:
-    consumer = Consumer()
-    consumer.take(0, 10, batches=8, is_first=True)
-    consumer.take(80, 0, batches=8)
-    consumer.take(80, 20, batches=2)
-    assert consumer.counts == counted(16, 180, 20, 8, 80, 0, 0, 10)
+    for each in taken:
+        consumer.take(*each)
+    assert consumer.counts == Snapshot(start_s=0.5, **counted)
 
 
 def test_where_batches_are_made_here_making_is_waiting() -> None:
     consumer = Consumer(makes_here=True)
     consumer.take(0, 10, is_first=True)
-    consumer.now_ns += 30 * MS
-    consumer.times.ask(consumer.now_ns)
-    consumer.now_ns += 90 * MS
-    consumer.times.note(consumer.now_ns, 0, 1)
+    consumer.take(30, 90)
     assert (consumer.counts.seconds, consumer.counts.wait_s, consumer.counts.ready_steps) == (0.12, 0.09, 0)
 
 
@@ -86,16 +80,16 @@ def test_a_wait_that_lasts_counts_so_far() -> None:
     consumer = Consumer()
     consumer.take(0, 10, is_first=True)
     consumer.now_ns += 40 * MS
-    consumer.times.ask(consumer.now_ns)
+    consumer.counters.asked_ns = consumer.now_ns
     consumer.now_ns += 3_000 * MS
     assert consumer.counts.wait_s == 3.0
-    consumer.times.ask(0)  # it was in vain
+    consumer.counters.asked_ns = 0  # it was in vain
     assert consumer.counts.wait_s == 0
 
 
 def test_marks_come_at_hand_overs_and_two_seconds_apart() -> None:
     consumer, marks = Consumer(), list[int]()
-    consumer.times.on_mark = marks.append
+    consumer.counters.on_mark = marks.append
     consumer.take(0, 10, is_first=True)
     for _ in range(100):
         consumer.take(50, 0)
@@ -111,7 +105,7 @@ def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
     class Listener:
         note = __call__ = staticmethod(lambda *args: None)
 
-    class ClosedMeanwhile(StepTimes):
+    class ClosedMeanwhile(Counters):
         found: Any = None
 
         def __getattribute__(self, attribute: str) -> Any:
@@ -120,8 +114,6 @@ def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
             found, self.found = self.found, None
             return found
 
-    times = ClosedMeanwhile(makes_here=False)
-    times.found = Listener()
-    times.ask(1)
-    times.found = Listener()
-    times.note(2 * MS, 0, 1, (0,) * 9)
+    counters = ClosedMeanwhile(makes_here=False)
+    counters.found = Listener()
+    hand_over(counters, 2 * MS, 0)

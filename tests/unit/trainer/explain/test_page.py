@@ -11,9 +11,8 @@ import os
 import pytest
 
 from loaderpool.memory.call_times import BUCKETS, CallTimes, SlowCall
-from loaderpool.memory.recorder import DELIVERIES, DeliveryRecorder, read_ring
 from loaderpool.trainer.explain.page import NAME, PAGE_BYTES, Page, read_page, told_of
-from tests.support.looks import ABOUT, look, looks
+from tests.support.looks import look, looks
 
 
 def path() -> str | None:
@@ -67,14 +66,6 @@ def test_what_has_no_room_is_not_told() -> None:
     assert told_in(read()) == {"text": "x"}
 
 
-def test_the_ring_of_deliveries_lies_after_it() -> None:
-    page = Page()
-    DeliveryRecorder(page.map, PAGE_BYTES).note((9, 0, 4, 1, 1, 5, 0, 0, 0), 1, 2, 1_000, True)
-    page.write({"text": "x" * 100_000})
-    (record,) = read_ring(lambda at, nbytes: page.map[at : at + nbytes], PAGE_BYTES, DELIVERIES).records
-    assert (record["run"], record["batch"], record["slot"]) == (9, 4, 5)
-
-
 def test_a_fork_writes_nothing_to_the_page_of_the_process_that_it_is_of() -> None:
     page = Page()
     page.write({"batches": 1})
@@ -109,27 +100,27 @@ def test_no_other_process_can_write_to_it() -> None:
 def test_of_a_loader_it_tells_rates_a_verdict_and_what_workers_are_at() -> None:
     calls = CallTimes(100, 10**9, 0, (0,) * 23 + (60, 40) + (0,) * (BUCKETS - 25), (SlowCall(1_500_000_000, 8812, 3),))
     seen = looks(20, pids=(100, 101), calls=calls)
-    told = json.loads(json.dumps(told_of(seen, ABOUT, {0: {"state": "item"}, 1: {"state": "idle"}})))
+    told = json.loads(json.dumps(told_of(seen)))
     assert told["explanation"]["headline"].endswith("waited 50% of the time for data (50 ms of a step of 100 ms)")
     assert (told["steps_per_s"], told["samples_per_s"], told["bytes_per_s"]) == (10, 320, 320_000)
     of_two_epochs = [seen[0], *(dataclasses.replace(each, epochs=each.number) for each in seen[1:])]
-    assert told_of(of_two_epochs, ABOUT, {})["steps_per_s"] == pytest.approx(10.5)  # a last batch in every 2 s
+    assert told_of(of_two_epochs)["steps_per_s"] == pytest.approx(10.5)  # a last batch in every 2 s
     assert told["wait_shares"] == [0.5] * 15
     assert (told["buffers"], told["buffers_in_use"], told["buffers_ready"]) == (6, 2, 3)
-    assert [each["state"] for each in told["workers"]] == ["item", "idle"]
+    assert [each["state"] for each in told["workers"]] == ["idle", "idle"]
     assert [each["busy_share"] for each in told["workers"]] == [0.5, 0.5]
     assert told["explanation"]["slowest"][0]["index"] == 8812
 
 
-def test_an_item_that_no_counter_has_yet_counts_as_work() -> None:
+@pytest.mark.parametrize(("state", "share"), [("item", 1.0), ("idle", 0.0)])
+def test_an_item_that_no_counter_has_yet_counts_as_work(state: str, share: float) -> None:
     before, now = look(3, pids=(100,)), look(4, pids=(100,))
-    stuck = dataclasses.replace(now, by_worker=before.by_worker, now_ns=before.now_ns + 2_000_000_000)
-    (worker,) = told_of([before, stuck], ABOUT, {0: {"state": "item"}})["workers"]
-    assert worker["busy_share"] == 1.0
-    (worker,) = told_of([before, stuck], ABOUT, {0: {"state": "idle"}})["workers"]
-    assert worker["busy_share"] == 0.0
+    worker = before.by_worker[0]._replace(doing={"state": state})
+    stuck = dataclasses.replace(now, by_worker={0: worker}, now_ns=before.now_ns + 2_000_000_000)
+    (told,) = told_of([before, stuck])["workers"]
+    assert (told["state"], told["busy_share"]) == (state, share)
 
 
 def test_the_first_steps_have_no_verdict() -> None:
-    told = told_of([look(0)], ABOUT, {})
+    told = told_of([look(0)])
     assert (told["explanation"], told["steps_per_s"], told["wait_shares"]) == (None, None, [])

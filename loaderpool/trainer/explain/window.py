@@ -1,4 +1,4 @@
-"""What was measured of a training in a window of time, and what that tells of any other number of workers.
+"""What is counted of a loader at a moment, a `Snapshot`, and what two of them tell of the time between, a `Window`.
 
 Three laws bind a step: the consumer's own time with data ready; what workers do for it, which they share; what CPUs do
 for it, which all share. It is as long as the longest of them (operational analysis: the bottleneck law).
@@ -6,9 +6,12 @@ for it, which all share. It is as long as the longest of them (operational analy
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from loaderpool.memory.call_times import CallTimes
 from loaderpool.settings.groups import MAX_WORKERS
@@ -21,21 +24,18 @@ WAITS_ABOVE = 0.05
 # decides; larger, throughput is given away.
 TOLERANCE = 0.05
 # Above this share of CPU time the function computes: the rest is what other processes take, not waiting of its own.
-COMPUTES_ABOVE = 0.75
+_COMPUTES_ABOVE = 0.75
 # Of CPUs, of workers' time: the part from which on they are full. Higher, and the moments between two tickets, or what
 # else a machine does, would pass for room; lower, and room would be taken for none.
 FULL = 0.85
 # Waiting for a CPU while some are used by others: below this it is the ordinary turn-taking of a few processes.
 CONTESTED = 0.15
-# Of the waiting, where workers are idle: calls that were slow before the median was known are not counted, nor those
-# that still run. Less, and causes that are not counted may have more.
-SLOW_CALLS_EXPLAIN = 1 / 3
 # A number of workers that was so much smaller should have been slower by far more than noise.
 FEWER_BY = 1.2
 # Of what more workers should bring: with less they wait for what they share, and noise of short windows is no more.
-BRINGS_LITTLE = 0.05
+_BRINGS_LITTLE = 0.05
 # Steps that found data ready: a mean of fewer may be that of one hiccup.
-LEAST_READY_STEPS = 5
+_LEAST_READY_STEPS = 5
 # Workers that are given back leave so much of what is needed, or the waiting would come back with the next slow sample.
 SPARE = 1.15
 # Of the rate that feeds the step, so much is enough: what is missing is well below `WAITS_ABOVE`, and noise in times
@@ -43,6 +43,12 @@ SPARE = 1.15
 FEEDS = 0.98
 # More threads than that in a worker have not been measured; each holds a result, and a connection where it reads.
 MOST_THREADS = 64
+# So many steps each have a snapshot of their own: code that compiles does so in these.
+FIRST_STEPS = 3
+# A first step that takes the consumer so many times as long as later ones compiles, or fills caches.
+_COMPILES = 3
+# Of the time: a start that was a smaller part of it is over, and hides what goes on now.
+_STARTS = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +62,9 @@ class Decision:
 
 
 class Autotuned(NamedTuple):
-    """How far `workers="auto"` may go, and what it did; as it stands here, where the number is the user's."""
+    """How far `workers="auto"` may go, and what it did."""
 
-    most: int = 0  # workers; 0: the number is not changed
+    most: int = 0  # workers; 0: the number is the user's
     decisions: tuple[Decision, ...] = ()  # the latest last
 
     @property
@@ -71,6 +77,29 @@ class Autotuned(NamedTuple):
         return tried.workers if is_back and tried.workers > tried.workers_before else 0
 
 
+class WorkerCounts(NamedTuple):
+    """One worker's numbers since it began, or those of all workers of a node; `Sums` says what they are."""
+
+    pid: int = 0  # 0: it is a node
+    workers: int = 1
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    made: int = 0
+    read_bytes: int = 0
+    doing: Mapping[str, Any] = {}  # at that moment, as the page tells it
+
+    def since(self, before: WorkerCounts | None) -> WorkerCounts:
+        """Return what has come since; all of it, where it is another process."""
+        if before is None or before.pid != self.pid:
+            return self
+        return self._replace(**{name: getattr(self, name) - getattr(before, name) for name in _SUMS_OF_WORKERS})
+
+
+_SUMS_OF_WORKERS = WorkerCounts._fields[2:-1]
+
+
 class Pace(NamedTuple):
     """How fast a number of workers was, lately."""
 
@@ -80,29 +109,13 @@ class Pace(NamedTuple):
 
     def is_in_vain_beside(self, few: Pace) -> bool:
         """Whether these brought next to nothing: noise, or a small part of what so many more should bring."""
-        least = 1 + max(TOLERANCE, BRINGS_LITTLE * (self.workers / few.workers - 1))
+        least = 1 + max(TOLERANCE, _BRINGS_LITTLE * (self.workers / few.workers - 1))
         return self.samples_per_s <= least * few.samples_per_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AboutLoader:
-    """What does not change while a loader runs."""
-
-    threads: int = 1  # of each worker
-    can_have_threads: bool = True  # whether `threads` may be raised: batches, and not Python's lock, take the time
-    calls_of: str = "sample"  # what a call of the function makes: a "sample", or a "batch"
-    can_have_cache: bool = False  # whether `cache=` may be given: single samples by index, one thread, none given yet
-    deterministic: bool = True  # batches come in the plan's order
-    is_stream: bool = False  # whose items one reader reads
-    lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
-    items: int = 0  # of an epoch; 0: not known
-    cpus: float = 1.0  # that may be used, after affinity and cgroups
-    machine_cpus: float = 0.0  # that the machine has, where these are more
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What is counted of a loader: since it was made, or in a window. A step is from one hand-over to the next."""
+    """What only grows, since the loader was made or in a window. A step is from one hand-over to the next."""
 
     seconds: float = 0.0  # of steps, and of waits for epochs' first batches; time between passes is in none
     steps: int = 0
@@ -116,7 +129,7 @@ class Sums:
     made: int = 0  # samples that workers finished, of all loaders of the pool; 0: not known
     busy_s: float = 0.0  # workers were at tickets, summed over them
     idle_s: float = 0.0  # workers waited for a ticket: for a slot, or for work
-    cpu_s: float = 0.0  # CPU time of the workers
+    cpu_s: float = 0.0  # CPU time of the workers; 0.0: not measured, as on some systems and of nodes
     queued_s: float = 0.0  # workers could have run, and waited for a CPU
     read_bytes: int = 0  # that workers read from disks
     machine_cpu_s: float = 0.0  # CPU time of all processes of the machine
@@ -128,28 +141,57 @@ class Sums:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Counts(Sums):
-    """The same, with what is of a moment: now, or at the end of a window."""
+class Snapshot(Sums):
+    """All that is counted of a loader, at a moment."""
 
+    number: int = 0  # from 0 on
+    now_ns: int = 0  # monotonic
     calls: CallTimes = dataclasses.field(default_factory=CallTimes)  # in a window, but the slowest are of all time
     start_s: float = 0.0  # the wait for the loader's first batch; of a window, 0.0 where that is not in it
+    by_worker: Mapping[int, WorkerCounts] = dataclasses.field(default_factory=dict)  # by their own numbers
     workers: int = 0
+    autotuned: Autotuned = dataclasses.field(default_factory=Autotuned)
     slots: int = 0
     slots_lent: int = 0  # that the consumer's arrays look at; of a window, the most that were seen in it
+    slots_ready: int = 0  # whose batches are finished and not taken yet
     slots_wanted: int = 0  # that workers and consumer would have, were memory no limit
     slot_bytes: int = 0
     load_s: float = 0.0  # of the user's function, at the beginning
     by_tf_data: bool = False  # the consumer takes batches through `as_dataset`
     room_bytes: int = 0  # memory that is free for what later epochs may read again; 0: none comes, or it is not known
 
+    # What does not change.
+    threads: int = 1  # of each worker
+    can_have_threads: bool = True  # whether `threads` may be raised: batches, and not Python's lock, take the time
+    calls_of: str = "sample"  # what a call of the function makes: a "sample", or a "batch"
+    can_have_cache: bool = False  # whether `cache=` may be given: single samples by index, one thread, none given yet
+    deterministic: bool = True  # batches come in the plan's order
+    is_stream: bool = False  # whose items one reader reads
+    lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
+    items: int = 0  # of an epoch; 0: not known
+    cpus: float = 1.0  # that may be used, after affinity and cgroups
+    machine_cpus: float = 0.0  # that the machine has, where these are more
+
+    def since(self, first: Sums) -> Sums:
+        """Return what has come since then."""
+        return Sums(**{name: getattr(self, name) - getattr(first, name) for name in _SUMS})
+
+
+_SUMS = tuple(each.name for each in dataclasses.fields(Sums))
+
+
+def sums_of_workers(now: Mapping[int, WorkerCounts], before: Snapshot | None) -> dict[str, float]:
+    """Return the sums of all workers that there were: those up to the snapshot before, and what has come since."""
+    earlier = {} if before is None else before.by_worker
+    new = [worker.since(earlier.get(number)) for number, worker in now.items()]
+    return {name: getattr(before, name, 0) + sum(getattr(each, name) for each in new) for name in _SUMS_OF_WORKERS}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Observed(Counts, AboutLoader):
-    """What was measured over a window of time, which begins and ends when a batch is handed over."""
+class Window(Snapshot):
+    """What was measured over a time that begins and ends when a batch is handed over, and what follows from it."""
 
     elapsed_s: float = 0.0  # with the time between passes, of which CPU times are, too; 0.0: `seconds`
-    most_workers: int = 0  # to which `workers="auto"` may go; 0: the number is the user's
-    in_vain: int = 0  # more workers that it tried last, and took back; 0: none
     paces: tuple[Pace, ...] = ()  # of this training, of other numbers of workers, too
 
     @property
@@ -161,33 +203,23 @@ class Observed(Counts, AboutLoader):
 
     @property
     def step_s(self) -> float:
-        """Of a step, on average; 0.0 before there is one."""
         return self.seconds / self.steps if self.steps else 0.0
 
     @property
     def samples_per_s(self) -> float:
-        """Of what was consumed; 0.0 before there is a step."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def wait_share(self) -> float:
-        """Of the window, 0.0 to 1.0."""
         return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
 
     @property
-    def start_wait_share(self) -> float:
-        """Of the time since the first batch: waiting."""
-        rest_s = self.seconds - self.start_s
-        return max(0.0, self.wait_s - self.start_s) / rest_s if rest_s > 0 else 0.0
-
-    @property
     def steady_wait_s(self) -> float:
-        """Waiting within epochs."""
+        """Waiting within epochs: at their beginning more workers would not help."""
         return max(0.0, self.wait_s - self.start_s - self.epoch_starts_s)
 
     @property
     def steady_wait_share(self) -> float:
-        """Of the time within epochs: waiting. At their beginning more workers would not help."""
         seconds = self.seconds - self.start_s - self.epoch_starts_s
         return self.steady_wait_s / seconds if seconds > 0 else 0.0
 
@@ -197,7 +229,7 @@ class Observed(Counts, AboutLoader):
 
         Not where they are longer than the average step: data were ready because a few of them were long.
         """
-        return self.ready_steps >= LEAST_READY_STEPS and 0 < self.ready_steps_s / self.ready_steps <= self.step_s
+        return self.ready_steps >= _LEAST_READY_STEPS and 0 < self.ready_steps_s / self.ready_steps <= self.step_s
 
     @property
     def ready_s(self) -> float:
@@ -221,11 +253,6 @@ class Observed(Counts, AboutLoader):
         return min(1.0, self.queued_s / self.busy_s) if self.busy_s else 0.0
 
     @property
-    def knows_cpu_time(self) -> bool:
-        """Whether CPU time of workers was measured, which it is not on other machines, or not on each system."""
-        return self.cpu_s > 0
-
-    @property
     def cpu_share(self) -> float:
         """Of the time at tickets, waiting for a CPU left out: computing."""
         return min(1.0, self.batch_cpu_s / self.making_s) if self.making_s else 0.0
@@ -233,28 +260,12 @@ class Observed(Counts, AboutLoader):
     @property
     def computes(self) -> bool:
         """Whether the function computes, rather than waits for anything else than a CPU."""
-        return self.cpu_share >= COMPUTES_ABOVE
+        return self.cpu_share >= _COMPUTES_ABOVE
 
     @property
     def slow_s(self) -> float:
         """How long calls took that took over 8 times the median one, less that median."""
         return self.calls.slow_ns / 1e9
-
-    @property
-    def has_slow_calls(self) -> bool:
-        """Whether a few calls explain the waiting, those left out that are slow as they had no CPU for a while."""
-        return self.slow_s - self.queued_s >= max(SLOW_CALLS_EXPLAIN * self.steady_wait_s, 1e-9)
-
-    @property
-    def lacks_slots(self) -> bool:
-        """Whether the memory limit leaves far fewer slots than there would be."""
-        return 0 < self.slots * FEWER_BY <= self.slots_wanted
-
-    @property
-    def would_hide_slow_calls(self) -> bool:
-        """Whether the slots that the memory limit takes would hold what is consumed during the slowest call."""
-        more_s = (self.slots_wanted - self.slots) * self.ready_s
-        return self.lacks_slots and more_s * 1e9 >= max((call.ns for call in self.calls.slowest), default=0)
 
     # -- what a batch takes, in seconds
 
@@ -281,7 +292,6 @@ class Observed(Counts, AboutLoader):
 
     @property
     def batch_cpu_s(self) -> float:
-        """Of CPU time, of workers."""
         return self._making_cpu_s / self._batches_made
 
     @property
@@ -361,30 +371,70 @@ class Observed(Counts, AboutLoader):
     def enough_workers(self, step_s: float) -> int:
         """Return how many workers feed such a step with some to spare; no more than there are."""
         is_held_up = self.slow_s > WAITS_ABOVE * self.seconds  # and hidden by workers that go on meanwhile
-        if is_held_up or not self.knows_cpu_time:
+        if is_held_up or not self.cpu_s:
             return self.workers
         return min(self.workers, max(1, math.ceil(SPARE * self.making_s / step_s)))
-
-    def at_most_lanes(self, workers: int) -> int:
-        """Return how many of so many workers would have something to do."""
-        return min(workers, self.lanes or workers)
 
     def slower_paces(self) -> list[Pace]:
         """Return the paces of so few workers that they should have been slower by far, the fewest first."""
         return sorted(pace for pace in self.paces if 0 < pace.workers * FEWER_BY <= self.workers)
-
-    def fewer_as_fast(self) -> Pace | None:
-        """Return the pace of the fewest workers that were no slower than these, though they should have been."""
-        enough = (1 - TOLERANCE) * self.samples_per_s
-        return next((pace for pace in self.slower_paces() if pace.samples_per_s >= enough), None)
-
-    def fewer_about_as_fast(self) -> Pace | None:
-        """Return the pace of the fewest workers beside which these bring next to nothing."""
-        now = Pace(self.workers, self.samples_per_s)
-        return next((pace for pace in self.slower_paces() if now.is_in_vain_beside(pace)), None)
 
     def more_as_slow(self) -> Pace | None:
         """Return the pace of the fewest of so many more workers that they should have been faster, and were not."""
         now = Pace(self.workers, self.samples_per_s)
         more = (each for each in self.paces if each.workers >= FEWER_BY * now.workers and each.is_in_vain_beside(now))
         return min(more, key=lambda pace: pace.workers, default=None)
+
+
+def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
+    """Return what was measured in the last so many seconds of these snapshots, the latest of which is the last."""
+    has_begun, snapshots = not snapshots[0].number, _after_compiling(snapshots)
+    last = snapshots[-1]
+    earlier = [each for each in snapshots[:-1] if each.now_ns >= last.now_ns - seconds * 1e9] or list(snapshots[-2:-1])
+    same = list(itertools.takewhile(lambda each: each.workers == last.workers, reversed(earlier)))
+    if same and last.steps - same[-1].steps >= LEAST_STEPS:  # enough is known of the number of workers of now
+        first = same[-1]
+    else:
+        first = earlier[0] if earlier else last
+    sums = dict(vars(last.since(first)))
+    # The first one is of the first batch. What came before is told where it is most of the waiting, and not yet past.
+    start_s = last.start_s if has_begun and first is snapshots[0] else 0.0
+    if start_s <= sums["wait_s"] or start_s < _STARTS * (sums["seconds"] + start_s):
+        start_s = 0.0
+    sums |= {"seconds": sums["seconds"] + start_s, "wait_s": sums["wait_s"] + start_s, "start_s": start_s}
+    lent = max(each.slots_lent for each in snapshots if each.now_ns >= first.now_ns)
+    return Window(
+        **{**vars(last), **sums, "calls": last.calls.since(first.calls), "slots_lent": lent},
+        elapsed_s=(last.now_ns - first.now_ns) / 1e9 + start_s,
+        paces=tuple(_paces(snapshots)),
+    )
+
+
+def _after_compiling(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
+    """Leave out the first steps, each of which has one, up to the last one that took the consumer far longer."""
+    after = next((number for number, each in enumerate(snapshots) if each.steps >= FIRST_STEPS), len(snapshots) - 1)
+    usual_s = _own_step_s(snapshots[after], snapshots[-1])
+    compiling = [at for at in range(after) if _own_step_s(*snapshots[at : at + 2]) > _COMPILES * usual_s]
+    return snapshots[max(compiling) + 1 :] if compiling and usual_s else snapshots
+
+
+def _own_step_s(first: Snapshot, last: Snapshot) -> float:
+    """How long the consumer takes for a step, waiting left out; 0.0: there was none."""
+    own_s = last.seconds - last.wait_s - (first.seconds - first.wait_s)
+    return own_s / (last.steps - first.steps) if last.steps > first.steps else 0.0
+
+
+def _paces(snapshots: Sequence[Snapshot]) -> list[Pace]:
+    """Return how fast each number of workers was, of those that there were lately."""
+    parts: dict[int, list[Sums]] = collections.defaultdict(list)
+    for (workers, _), group in itertools.groupby(snapshots, lambda each: (each.workers, each.by_worker.keys())):
+        first, *later = group
+        if later:
+            parts[workers].append(later[-1].since(first))
+    paces = []
+    for workers, found in sorted(parts.items()):
+        seconds = sum(each.seconds - each.epoch_starts_s for each in found)
+        samples = sum(each.samples for each in found)
+        if seconds and workers and sum(each.steps for each in found) >= LEAST_STEPS:
+            paces.append(Pace(workers, samples / seconds, sum(each.cpu_s for each in found) / max(1, samples)))
+    return paces
