@@ -28,11 +28,12 @@ ROOMS = (
 
 # Methods that only forward to a higher room, imported when they are called: from where, to where.
 FORWARDS = {
-    "loaderpool.trainer.loader": {"loaderpool.adapters.sequence_hooks", "loaderpool.adapters.shards"},
-    "loaderpool.trainer.loader_views": {
+    "loaderpool.trainer.loader": {
         "loaderpool.adapters.eager_tensors",
         "loaderpool.adapters.jax_arrays",
         "loaderpool.adapters.keras_fit",
+        "loaderpool.adapters.sequence_hooks",
+        "loaderpool.adapters.shards",
         "loaderpool.adapters.tensorflow",
         "loaderpool.adapters.torch_tensors",
     },
@@ -272,7 +273,7 @@ BREAKERS = [
     (upward, "loaderpool.config", "from loaderpool import __version__", 1),
     (upward, "loaderpool.errors", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import loaderpool.plan", 1),
     (upward, "loaderpool.trainer.loader", "from loaderpool.adapters import tensorflow", 1),
-    (upward, "loaderpool.trainer.loader_views", "def f():\n    from loaderpool.adapters import tensorflow", 0),
+    (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.adapters import tensorflow", 0),
     (upward, "loaderpool.trainer.loader", "def f():\n    from loaderpool.tools.cli import main", 1),
     (upward, "loaderpool.worker.work", "import loaderpool.system.machine\nfrom . import rows\nimport numpy", 0),
     (outside, "loaderpool.worker.work", "import tensorflow as tf", 1),

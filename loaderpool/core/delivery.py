@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig, UnitKind
-from loaderpool.element.spec import ElementSpec
+from loaderpool.element.spec import ElementSpec, widened
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
 from loaderpool.plan.base import LanePlaces
 from loaderpool.plan.order import Plan
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loaderpool.memory.recorder import Origin
     from loaderpool.transport.payload.captured_state import CapturedState
     from loaderpool.transport.reports import Failure, RowFailure
+    from loaderpool.worker.jobs import Probe
 
 _BYTE = ctypes.c_byte
 
@@ -228,6 +229,46 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End; runs end with it."""
+
+
+SECOND = 1  # the batch that is looked at
+
+
+class SecondLook:
+    """What the second batch is like, where a call makes a whole one: the first does not show which axes vary.
+
+    Args:
+        given: the user's element_spec, beside which none is wanted.
+        plan: the loader's plan.
+        unit: what one call of the function makes.
+
+    Attributes:
+        is_over: there is nothing more to come: it was found, or could not be made, which its turn will tell.
+        is_awaited: the batch is being made.
+    """
+
+    def __init__(self, given: ElementSpec | None, plan: Plan, unit: UnitKind) -> None:
+        has_no_index = plan.is_open and not plan.is_endless
+        self.is_over = unit == "sample" or given is not None or has_no_index or plan.batches_per_epoch <= SECOND
+        self.is_awaited = False
+        self._seen: ElementSpec | None = None
+
+    def ask(self) -> bool:
+        """Note that the spec of all batches is wanted; returns whether that is new, and the batch is to be made."""
+        was_awaited, self.is_awaited = self.is_awaited, not self.is_over
+        return self.is_awaited and not was_awaited
+
+    def end(self, probe: Probe | None) -> None:
+        """This is what the second batch is like; None: it cannot be made."""
+        self.is_over, self.is_awaited, self._seen = True, False, None if probe is None else probe.spec
+
+    def widen(self, spec: ElementSpec) -> ElementSpec:
+        """The spec of the first batch, None for the axes in which the second differs."""
+        if self._seen is None:
+            return spec
+        from loaderpool.core.forms import spec_of_whole_batches  # which few loaders need here
+
+        return widened(spec, spec_of_whole_batches(self._seen))
 
 
 class CheckedArguments(NamedTuple):

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from loaderpool.cache.setting import NO_COUNTS
 from loaderpool.core import failures
-from loaderpool.core.delivery import CheckedArguments
+from loaderpool.core.delivery import SECOND, CheckedArguments, SecondLook
 from loaderpool.core.engine_statistics import DeliveryCounts, EngineStatistics, SlotCounts, shipped, with_counts
-from loaderpool.core.forms import SECOND, SecondLook
 from loaderpool.core.messages import Ended, Found, Load, Loaded, LoaderFailed, Look, Unload, Update
 from loaderpool.core.pool import Pool
 from loaderpool.core.run import PoolRun
@@ -220,7 +219,7 @@ class PoolEngine:
             return SlotCounts()
         from loaderpool.core.forms import wanted_slots  # as only reports are made of it
 
-        wanted = wanted_slots(self.known_form, self.config, self.plan, self.session.workers_wanted)
+        wanted = wanted_slots(self.known_form, self.config, self.session.workers_wanted)
         return SlotCounts(self.slots, self.slot_bytes, wanted, sum(map(len, self.lent)))
 
     def cache_counts(self) -> Sequence[int]:

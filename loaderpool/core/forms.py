@@ -5,81 +5,98 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import LoaderConfig, UnitKind, unit_of
 from loaderpool.core.records import MOST_TICKETS, Layout
 from loaderpool.core.slots import slots_of
-from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_of, widened
+from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_of
 from loaderpool.errors import MemoryLimitError, SpecMismatchError, shortened
 from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.memory.layout import BatchForm, FixedLayout, batch_form
 from loaderpool.plan.order import Plan
 from loaderpool.system import capacity
-from loaderpool.worker.jobs import Probe
+
+if TYPE_CHECKING:
+    from loaderpool.worker.jobs import Probe
 
 _DEFAULT_BYTES = 2 << 30  # of a run's slots; no more than
 _SHARE_OF_FREE = 4  # ... this part of what is free
 _LEAST_SLOTS = 2  # one is filled while the consumer has views of another
 _CALLS_AHEAD = 8  # for each thread. Less: threads idle while one call takes much longer than others
 _MOST_ROOM = 256  # tickets of a worker with threads
+# What a batch is taken to last until one was timed. Less: the first batches of a slow function would not be cut into
+# row ranges, and each would wait for one worker. More: the first ranges of a fast one are shorter than a hand-over.
+_UNTIMED_BATCH_NS = 1_000_000_000
 
 
 def stated(payload: Mapping[str, Any]) -> Probe | None:
-    """Return what the first sample would show, if `element_spec` says it all; None: it must be made."""
-    config, plan = payload["config"], payload["plan"]
-    return stated_probe(payload["given_spec"], config, plan, unit_of(config, payload["batch_fn"]))
+    """What the first call would tell, where `element_spec` says it all; None: it must be made.
+
+    Then nothing need wait for the first sample: one slow read there would hold up all others. Where an axis or a row's
+    number varies, or text must be seen to be str or bytes, the first sample tells what the spec does not.
+    """
+    config, plan, given = payload["config"], payload["plan"], payload["given_spec"]
+    if given is None or unit_of(config, payload["batch_fn"]) != "sample" or plan.is_open or plan.rows_vary:
+        return None
+    if config.pad is not False or config.ragged:
+        return None
+    if any(c.text is not None or c.ragged or not c.shape or None in c.shape[1:] for c in given.components):
+        return None
+    from loaderpool.worker.jobs import Probe  # which the main process, whose reports count slots, has no use for
+
+    rows = [ArraySpec(component.shape[1:], component.dtype) for component in given.components]
+    nbytes = sum(math.prod(size or 0 for size in row.shape) * row.dtype.itemsize for row in rows)
+    spec = ElementSpec(given.structure, tuple(rows))
+    return Probe(spec, spec, nbytes, 1, _UNTIMED_BATCH_NS // max(1, plan.most_rows), plan.most_rows)
 
 
 def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[BatchForm, Layout, float]:
     """Return the form of a loader's batches, the layout of its slots, and the seconds that a row is taken to last.
 
-    Args:
-        probe: the first sample.
-        payload: of the loader.
-        workers: of the pool.
-
     Raises:
         SpecMismatchError: the given spec has another structure than what the function returns.
         MemoryLimitError: two batches do not fit the limit, or the machine.
     """
-    config: LoaderConfig = payload["config"]
-    plan: Plan = payload["plan"]
-    unit = unit_of(config, payload["batch_fn"])
-    form = choose_form(probe, payload["given_spec"], config, plan, unit)
-    calls = plan.most_rows if unit == "sample" else 1
-    room = room_of(config, calls)
-    free = capacity.available_memory_bytes()
+    config, plan = payload["config"], payload["plan"]
+    form = choose_form(probe, payload["given_spec"], config, plan, unit_of(config, payload["batch_fn"]))
+    free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
     limit = _limit_of(config)
-    wanted = slots_of(form.slot_bytes, form.max_chunk, workers, room, 1 << 62)
+    wanted = wanted_slots(form, config, workers)
     most = 1 if plan.lanes else max(1, min(form.max_chunk, form.max_chunk * limit // (form.slot_bytes * wanted)))
     form = with_batches(form, most)
-    layout = layout_of(form, limit, room)
-    _check_room(form, layout.slot_bytes, config.limits.memory, limit, max(0, free - HEADROOM_BYTES))
-    row_s = probe.elapsed_ns / 1e9 / max(1, probe.rows) * form.batch_rows / min(config.threads, calls) / plan.most_rows
-    return form, layout, row_s
-
-
-def wanted_slots(form: BatchForm, config: LoaderConfig, plan: Plan, workers: int) -> int:
-    """Return how many slots a run has if memory is no limit."""
-    calls = plan.most_rows if form.unit == "sample" else 1
-    return slots_of(form.slot_bytes, form.max_chunk, workers, room_of(config, calls), 1 << 62)
-
-
-def room_of(config: LoaderConfig, calls: int) -> int:
-    """Return how many tickets a worker may have, with so many calls of the function for each batch."""
-    if config.threads == 1:
-        return MOST_TICKETS
-    return min(_MOST_ROOM, max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * config.threads // max(1, calls))))
+    layout = _layout_of(form, config, limit)
+    least = layout.slot_bytes * _LEAST_SLOTS
+    if least > free and form.max_chunk == 1:
+        rows = 0 if form.unit == "element" else form.batch_rows
+        # Of varying components the size of the items tells.
+        sizes = [item.dtype.itemsize for item in form.spec.components] if form.fixed is None else form.fixed.row_bytes
+        largest = form.spec.components[max(range(len(sizes)), key=sizes.__getitem__)].dtype
+        raise MemoryLimitError(capacity.batch_advice(least, rows, form.unit == "sample", largest, limit, free))
+    if limit < least:
+        memory = config.limits.memory
+        setting = f"Limits(memory={memory:,})" if memory is not None else f"the default of {limit:,} bytes"
+        raise MemoryLimitError(
+            f"{setting} is too small: one batch takes {layout.slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch "
+            f"buffers are needed. Set Limits(memory={least}) ({least / 2**20:.1f} MiB) or more, or lower batch_size."
+        )
+    call_s = probe.elapsed_ns / 1e9 / max(1, probe.rows)
+    return form, layout, call_s / min(config.threads, _calls_of(form))
 
 
 def known_layout(form: BatchForm, payload: Mapping[str, Any]) -> Layout:
     """Return the layout of slots for batches of a form that was chosen before."""
-    config, plan = payload["config"], payload["plan"]
-    calls = plan.most_rows if unit_of(config, payload["batch_fn"]) == "sample" else 1
-    return layout_of(form, _limit_of(config), room_of(config, calls))
+    return _layout_of(form, payload["config"], _limit_of(payload["config"]))
+
+
+def wanted_slots(form: BatchForm, config: LoaderConfig, workers: int) -> int:
+    """Return how many slots a run has if memory is no limit."""
+    return slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config), 1 << 62)
+
+
+def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:
+    pages = -(-form.slot_bytes // 4096) * 4096
+    return Layout(pages, form.max_chunk, form.can_split, limit, _room_of(form, config))
 
 
 def _limit_of(config: LoaderConfig) -> int:
@@ -87,135 +104,70 @@ def _limit_of(config: LoaderConfig) -> int:
     return min(_DEFAULT_BYTES, capacity.available_memory_bytes() // _SHARE_OF_FREE) if limit is None else limit
 
 
-def layout_of(form: BatchForm, limit: int, room: int) -> Layout:
-    """Return the layout of slots for batches of this form."""
-    return Layout(-(-form.slot_bytes // 4096) * 4096, form.max_chunk, form.can_split, limit, room)
+def _room_of(form: BatchForm, config: LoaderConfig) -> int:
+    """Return how many tickets a worker may have."""
+    if config.threads == 1:
+        return MOST_TICKETS
+    return min(_MOST_ROOM, max(MOST_TICKETS, 1 - (-_CALLS_AHEAD * config.threads // _calls_of(form))))
+
+
+def _calls_of(form: BatchForm) -> int:
+    return form.batch_rows if form.unit == "sample" else 1
 
 
 def with_batches(form: BatchForm, most: int) -> BatchForm:
     """Return the form with slots for at most so many batches."""
-    if most == form.max_chunk:
-        return form
     if form.fixed is None:
         return dataclasses.replace(form, max_chunk=most, slot_bytes=form.slot_bytes // form.max_chunk * most)
     fixed = FixedLayout(form.fixed.row_shapes, form.fixed.dtypes, form.batch_rows * most)
     return dataclasses.replace(form, max_chunk=most, fixed=fixed, slot_bytes=fixed.slot_bytes)
 
 
-def _check_room(form: BatchForm, slot_bytes: int, memory: int | None, limit: int, room: int) -> None:
-    least = slot_bytes * _LEAST_SLOTS
-    if least > room and form.max_chunk == 1:
-        rows = 0 if form.unit == "element" else form.batch_rows
-        dtype = _largest_dtype(form)
-        raise MemoryLimitError(capacity.batch_advice(least, rows, form.unit == "sample", dtype, limit, room))
-    if limit < least:
-        setting = f"Limits(memory={memory:,})" if memory is not None else f"the default of {limit:,} bytes"
-        raise MemoryLimitError(
-            f"{setting} is too small: one batch takes {slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch "
-            f"buffers are needed. Set Limits(memory={least}) ({least / 2**20:.1f} MiB) or more, or lower batch_size."
-        )
-
-
-def _largest_dtype(form: BatchForm) -> np.dtype[Any]:
-    """Return the dtype of the component that has most bytes; of varying ones, of the largest items."""
-    sizes = form.fixed.row_bytes if form.fixed is not None else [item.dtype.itemsize for item in form.spec.components]
-    return form.spec.components[max(range(len(sizes)), key=sizes.__getitem__)].dtype
-
-
-# What a batch is taken to last until one was timed. Less: the first batches of a slow function would not be cut into
-# row ranges, and each would wait for one worker. More: the first ranges of a fast one are shorter than a hand-over.
-_UNTIMED_BATCH_NS = 1_000_000_000
-
-
-def stated_probe(given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind) -> Probe | None:
-    """What the first call would tell, where `element_spec` says it all; None: it must be made.
-
-    Then nothing need wait for the first sample: one slow read there would hold up all others. Where an axis or a row's
-    number varies, or text must be seen to be str or bytes, the first sample tells what the spec does not.
-    """
-    if given is None or unit != "sample" or plan.is_open or plan.rows_vary or config.pad is not False or config.ragged:
-        return None
-    if any(c.text is not None or c.ragged or not c.shape or None in c.shape[1:] for c in given.components):
-        return None
-    rows = [ArraySpec(component.shape[1:], component.dtype) for component in given.components]
-    nbytes = sum(math.prod(size or 0 for size in row.shape) * row.dtype.itemsize for row in rows)
-    elapsed_ns = _UNTIMED_BATCH_NS // max(1, plan.most_rows)
-    spec = ElementSpec(given.structure, tuple(rows))
-    return Probe(spec, spec, nbytes, 1, elapsed_ns, plan.most_rows)
-
-
 def choose_form(probe: Probe, given: ElementSpec | None, config: LoaderConfig, plan: Plan, unit: UnitKind) -> BatchForm:
-    """The form of a loader's batches.
-
-    Args:
-        probe: what the first calls told.
-        given: the user's element_spec, of a batch.
-        config: the loader's settings.
-        plan: the loader's plan.
-        unit: what one call of the function makes.
+    """The form of a loader's batches, of which the first calls told this.
 
     Raises:
-        SpecMismatchError: the given spec has another structure than what the function returns.
+        SpecMismatchError: `element_spec` or `pad` has another structure than what the function returns.
     """
+    padding: tuple[Any, ...] = ()
+    if given is not None:
+        spec = _as_function_returns(given, probe.spec, config, unit)
+    elif unit != "sample":
+        spec = spec_of_whole_batches(probe.spec)
+    else:
+        padded = () if config.pad is False else padding_of(config.pad, probe.spec.structure)
+        rows = config.static_rows
+        spec = spec_of_batches(probe.spec, probe.seen, padding=padded, ragged=config.ragged, static_rows=rows)
+    if unit == "sample" and config.pad is not False:
+        padding = _padding_of(spec, given is not None, config)
     # A source of fewer items than `batch_size` has no batch as large.
-    rows = None if config.batch_size is None else plan.most_rows
+    most_rows = None if config.batch_size is None else plan.most_rows
     # Of batches of varied rows the sample's own is the usual one: long samples come in smaller batches.
-    usual_rows = probe.batch_rows if plan.rows_vary else rows or 1
-    spec = choose_spec(probe, given, config, unit)
+    usual_rows = probe.batch_rows if plan.rows_vary else most_rows or 1
     return batch_form(
         spec,
         unit,
-        batch_size=rows,
+        batch_size=most_rows,
         batch_bytes_seen=probe.nbytes * usual_rows if unit == "sample" else probe.nbytes,
         may_leave_rows_out=config.on_error.action == "skip" or plan.lanes > 0,
         may_replace_rows=config.on_error.action == "replace",
         rows_vary=plan.rows_vary,
-        padding=choose_padding(spec, given is not None, config) if unit == "sample" else (),
+        padding=padding,
     )
 
 
-def choose_spec(probe: Probe, given: ElementSpec | None, config: LoaderConfig, unit: UnitKind) -> ElementSpec:
-    """The spec of a batch, batch axis included.
-
-    Args:
-        probe: what the first calls of the function told.
-        given: the user's element_spec, of a batch.
-        config: the loader's settings.
-        unit: what one call of the function makes.
-
-    Raises:
-        SpecMismatchError: the given spec or `pad` has another structure than what the function returns.
-    """
-    if given is not None:
-        return _as_function_returns(given, probe.spec, config.static_rows, config, unit)
-    if unit != "sample":
-        return spec_of_whole_batches(probe.spec)
-    return spec_of_batches(
-        probe.spec,
-        probe.seen,
-        padding=() if config.pad is False else padding_of(config.pad, probe.spec.structure),
-        ragged=config.ragged,
-        static_rows=config.static_rows,
-    )
-
-
-def choose_padding(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tuple[Any, ...]:
+def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tuple[Any, ...]:
     """What fills up the rows of each component, None for the default; False: they have one shape.
 
     A length that the user's spec has is what a batch is padded to, whatever its rows are.
-
-    Raises:
-        SpecMismatchError: a value does not fit the component, or `pad` is built otherwise than the spec.
     """
-    if config.pad is False:
-        return ()
     padding = padding_of(config.pad, spec.structure)
     for number, (component, path) in enumerate(zip(spec.components, spec.paths, strict=True)):
         has_open_axis = None in component.shape[1:]
         if component.ragged or not (has_open_axis or (is_given and component.shape[1:])):
             padding[number] = False
         elif has_open_axis and padding[number] is not False:
-            fill_value(padding[number], component, path)
+            fill_value(padding[number], component, path)  # raises where it does not fit
     return tuple(padding)
 
 
@@ -230,14 +182,9 @@ def spec_of_whole_batches(seen: ElementSpec) -> ElementSpec:
 def spec_of_batches(
     sample: ElementSpec, seen: ElementSpec, *, padding: Sequence[Any], ragged: bool, static_rows: int | None
 ) -> ElementSpec:
-    """The batch spec for samples like `sample`.
+    """The batch spec for samples like `sample`, with None in `seen` for the axes in which others differed.
 
-    Args:
-        sample: of the first sample, without a batch axis.
-        seen: the same, None for the axes in which others differed.
-        padding: for each component what fills it up, or False; empty: none is padded.
-        ragged: whether the first axis of a sample may be ragged.
-        static_rows: rows of every batch; None: they differ.
+    `padding` says for each component what fills it up, or False; empty: none is padded.
     """
     components = []
     for number, (exact, varied) in enumerate(zip(sample.components, seen.components, strict=True)):
@@ -251,9 +198,7 @@ def spec_of_batches(
     return ElementSpec(sample.structure, tuple(components))
 
 
-def _as_function_returns(
-    given: ElementSpec, seen: ElementSpec, static_rows: int | None, config: LoaderConfig, unit: UnitKind
-) -> ElementSpec:
+def _as_function_returns(given: ElementSpec, seen: ElementSpec, config: LoaderConfig, unit: UnitKind) -> ElementSpec:
     """The given spec, its batch axis as the loader's batches really have it.
 
     A `tf.string` does not say whether the NumPy side has str or bytes: what the function returns does. An axis of None
@@ -276,50 +221,8 @@ def _as_function_returns(
                     f"element_spec{path} is {component}, but a batch has batch_size={batch_size} rows. Use "
                     "None if the last batch may be smaller"
                 )
-            shape = (static_rows, *shape[1:])
+            shape = (config.static_rows, *shape[1:])
         text = actual.text if component.text is not None and actual.text is not None else component.text
         is_ragged = component.ragged or (config.ragged and shape[1:2] == (None,))
         components.append(ArraySpec(shape, component.dtype, text, is_ragged))
     return ElementSpec(given.structure, tuple(components))
-
-
-SECOND = 1
-"""The batch that is looked at."""
-
-
-class SecondLook:
-    """What was found; none is wanted of samples, beside an `element_spec`, or of what has no index.
-
-    Args:
-        given: the user's element_spec.
-        plan: the loader's plan.
-        unit: what one call of the function makes.
-
-    Attributes:
-        is_over: there is nothing more to come: it was found, or could not be made, which its turn will tell.
-    """
-
-    def __init__(self, given: ElementSpec | None, plan: Plan, unit: UnitKind) -> None:
-        self._is_asked = False
-        has_no_index = plan.is_open and not plan.is_endless
-        self.is_over = unit == "sample" or given is not None or has_no_index or plan.batches_per_epoch <= SECOND
-        self._seen: ElementSpec | None = None
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the batch is being made."""
-        return self._is_asked and not self.is_over
-
-    def ask(self) -> bool:
-        """Note that the spec of all batches is wanted; returns whether that is new, and the batch is to be made."""
-        is_new, self._is_asked = not self._is_asked, True
-        return is_new and not self.is_over
-
-    def end(self, probe: Probe | None) -> None:
-        """This is what the second batch is like; None: it cannot be made."""
-        self.is_over = True
-        self._seen = None if probe is None else probe.spec
-
-    def widen(self, spec: ElementSpec) -> ElementSpec:
-        """The spec of the first batch, None for the axes in which the second differs."""
-        return spec if self._seen is None else spec_of_whole_batches(widened(spec, spec_of_whole_batches(self._seen)))

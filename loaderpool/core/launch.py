@@ -8,16 +8,18 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from loaderpool.system import machine
 from loaderpool.system.process import is_library_file
 
+# One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
+_ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
 _library: set[str] = set()  # modules that are known to be none of the user's
-
-
-class _File(NamedTuple):
-    path: str
-    changed_ns: int  # when it was written to
-    nbytes: int
 
 
 class ModuleFiles:
@@ -27,7 +29,7 @@ class ModuleFiles:
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, _File | None] = {}  # by module; None: it was told of, or cannot be looked at
+        self._files: dict[str, tuple[str, int, int] | None] = {}  # by module; None: told of, or cannot be looked at
 
     def note(self) -> None:
         """Note those that this process has imported and that were not noted before."""
@@ -47,9 +49,9 @@ class ModuleFiles:
         """Return a warning's text that names the files that have changed, each once; empty: there are none."""
         found = []
         for name, file in self._files.items():
-            if file is not None and (now := _look_at(file.path)) is not None and now != file:
+            if file is not None and _look_at(file[0]) not in (None, file):
                 self._files[name] = None
-                found.append(f"  {name} ({file.path})")
+                found.append(f"  {name} ({file[0]})")
         if not found:
             return ""
         what = "The files of these modules changed after the loader was created. New workers import the new files, and"
@@ -57,23 +59,13 @@ class ModuleFiles:
         return "\n".join([f"{what} older workers keep the old ones:", *found, cure])
 
 
-def _look_at(path: str) -> _File | None:
+def _look_at(path: str) -> tuple[str, int, int] | None:
+    """Return the path, when the file was written to, and its bytes; None: in an archive, or deleted."""
     try:
         found = os.stat(path)
-    except OSError:  # in an archive, or deleted: an import of it says so
+    except OSError:
         return None
-    return _File(path, found.st_mtime_ns, found.st_size)
-
-
-# One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
-_ONE_THREAD = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
+    return path, found.st_mtime_ns, found.st_size
 
 
 class Program(NamedTuple):
@@ -88,13 +80,6 @@ class Program(NamedTuple):
 
 
 SUPERVISOR = Program("loaderpool.core.supervisor")
-# A thread of the main process in its place, for workers that are processes of `multiprocess`: no process, and no fork.
-SPAWNED = Program("")
-
-
-def usual_program() -> Program:
-    """Return what directs the workers where a pool says nothing else: a process, where it could fork them."""
-    return SUPERVISOR if machine.can_fork_workers() else SPAWNED
 
 
 class Surroundings(NamedTuple):
@@ -114,26 +99,15 @@ class Surroundings(NamedTuple):
         directory = None
         with contextlib.suppress(FileNotFoundError):
             directory = os.getcwd()
+        # As imports read it: what is no str is passed over, "" is the working directory.
+        path = [str(entry) or directory for entry in sys.path if isinstance(entry, str)]
         argv = [str(argument) for argument in getattr(sys, "argv", ())]
-        return cls(directory, environment(), search_path(), argv)
+        return cls(directory, _environment(), [entry for entry in path if entry is not None], argv)
 
 
-def search_path() -> list[str]:
-    """The main process' sys.path as its imports read it: what is no str is passed over, "" is the working directory."""
-    path = []
-    for entry in sys.path:
-        if entry == "":
-            with contextlib.suppress(FileNotFoundError):  # it was deleted: nothing is found in it
-                path.append(os.getcwd())
-        elif isinstance(entry, str):
-            path.append(str(entry))
-    return path
-
-
-def environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Return the environment of the processes that run the user's code."""
-    variables = dict(os.environ)
-    variables.update(dict.fromkeys(_ONE_THREAD, "1"))
+    variables = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
     variables["CUDA_VISIBLE_DEVICES"] = ""
     variables["JAX_PLATFORMS"] = "cpu"  # or JAX would want the GPU that it is told of, or the main process' TPU
     if "jax" in sys.modules:  # set at run time, it would not travel, and workers would make float32 of what is float64

@@ -13,10 +13,10 @@ import numpy as np
 
 from loaderpool.cache.setting import NO_COUNTS
 from loaderpool.core.buffers import RUNNING_GENERATORS
-from loaderpool.core.delivery import CheckedArguments, Delivery, aligned_empty
+from loaderpool.core.delivery import SECOND, CheckedArguments, Delivery, SecondLook, aligned_empty
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.core.failures import sample_error, source_error
-from loaderpool.core.forms import SECOND, SecondLook, choose_form, stated_probe, with_batches
+from loaderpool.core.forms import choose_form, stated, with_batches
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SourceError
 from loaderpool.memory.board import BOARD_BYTES
@@ -70,6 +70,7 @@ class LocalEngine:
         payload = {**checked.payload, "cache": cache}
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         self._form: BatchForm | None = None
+        self._stated = stated(checked.payload)
         self._second = SecondLook(self.given_spec, self.plan, self.unit)
         self._is_making = False
         self._way: LongWork | None = None  # told of until generators stand where a pass goes on
@@ -91,9 +92,7 @@ class LocalEngine:
                 self.work.ensure_setup()
                 if self._stream is not None:
                     self._put_first(self._stream)
-                probe = stated_probe(self.given_spec, self.config, self.plan, self.unit)
-                if probe is None:
-                    probe = self.work.probe(self._first_epoch)
+                probe = self._stated or self.work.probe(self._first_epoch)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
         form = with_batches(choose_form(probe, self.given_spec, self.config, self.plan, self.unit), 1)

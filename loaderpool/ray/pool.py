@@ -84,7 +84,7 @@ class RayPool(Pool):
     def _sure_workers(self) -> int:
         return int(self._settings["nodes"] * self._settings["workers_per_node"])
 
-    def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
+    def _check_loader(self, checked: CheckedArguments) -> None:
         if checked.stream is not None or checked.plan.lanes:
             raise ArgumentError(
                 "RayPool needs a source that is read by index, and this one is an iterable. Pass workers=N to read it "
@@ -92,7 +92,6 @@ class RayPool(Pool):
             )
         if checked.payload["cache"] is not None:
             raise ArgumentError("RayPool cannot be combined with cache=. Pass workers=N, or remove cache=")
-        return checked
 
     def resize(self, nodes: int | Literal["auto"]) -> None:
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, SourceError
-from loaderpool.settings.checks import attribute_hint, known_names_only, whole_number
+from loaderpool.settings.checks import attribute_hint, known_names_only, read_path, read_seconds, whole_number
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.arguments import check_arguments, with_lengths
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
-from loaderpool.trainer.loader_reports import LoaderReports
-from loaderpool.trainer.loader_views import LoaderViews
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from loaderpool.cache.setting import Cache
     from loaderpool.memory.layout import BatchForm
     from loaderpool.settings.groups import Buckets, Limits, Shard
+    from loaderpool.trainer.epochs.statistics import Statistics
+    from loaderpool.trainer.explain.explanation import Explanation
     from loaderpool.trainer.lengths import Lengths
     from loaderpool.trainer.loader_iterator import LoaderIterator
 
 
-class Loader(LoaderViews, LoaderReports):
+class View(Protocol):
+    """Batches of a loader as tensors. Each iteration is one epoch; its iterators work like `LoaderIterator`."""
+
+    def __iter__(self) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+class Loader:
     """Load batches with a Python function in parallel worker processes.
 
     Batches are bit-identical for any number of workers. Iterating yields NumPy arrays; one iteration is one epoch. Pass
@@ -118,8 +127,10 @@ class Loader(LoaderViews, LoaderReports):
         if checked.needs_lengths and process.is_trainer():
             checked, own_pool = with_lengths(checked, arguments, Loader)
         self._core = LoaderCore(arguments, checked, own_pool)
-        # Now that the supervisor starts; at the first pass there may be no descriptor left to import it with.
-        import loaderpool.trainer.loader_iterator  # noqa: F401
+        # Imported now that the supervisor starts; at the first pass there may be no descriptor left to do it with.
+        from loaderpool.trainer.loader_iterator import LoaderIterator
+
+        self._iterate = LoaderIterator
 
     # ---- the interface ----
 
@@ -171,14 +182,7 @@ class Loader(LoaderViews, LoaderReports):
 
     def __iter__(self) -> LoaderIterator:
         self._core.check_usable()
-        return self._iterator_type(self._core)
-
-    @functools.cached_property
-    def _iterator_type(self) -> type[LoaderIterator]:
-        """Imported once, as an import is some 20 us between two epochs; and not before workers start."""
-        from loaderpool.trainer.loader_iterator import LoaderIterator
-
-        return LoaderIterator
+        return self._iterate(self._core)  # an import here would be some 20 us between two epochs
 
     @classmethod
     def from_sequence(
@@ -259,7 +263,7 @@ class Loader(LoaderViews, LoaderReports):
             if name.startswith("_"):
                 raise ArgumentError(f"Loader has no argument named {name}")
         stream = self._core.stream
-        is_read = stream is not None and (stream.was_opened or self._core.has_processes)  # a pool's at once
+        is_read = stream is not None and (stream.was_opened or self._core.pool is not None)  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
             raise SourceError(
                 f"source is a {stream.kind}, which can be read only once, and this loader has read it. Pass a new one, "
@@ -304,9 +308,155 @@ class Loader(LoaderViews, LoaderReports):
             core.tracker.drop_parked()
             core.tracker.resume_at(position)
 
+    # ---- batches for frameworks: each method forwards to its adapter when it is called
+
+    @known_names_only
+    def as_dataset(
+        self,
+        epochs: int | None = 1,
+        prefetch: int = 2,
+        device: str | None = None,
+    ) -> tf.data.Dataset:
+        """Return a `tf.data.Dataset` of the batches, without a copy except for strings and very small batches.
+
+        Args:
+            epochs: Epochs in one iteration over the dataset; `None`: endless, for `steps_per_epoch`. Default: 1.
+            prefetch: Number of batches that `tf.data` prefetches, or `tf.data.AUTOTUNE`. Default: 2.
+            device: Device to prefetch to, such as `"/GPU:0"`. Default: `None`, no device.
+        """
+        from loaderpool.adapters.tensorflow import as_dataset
+
+        return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device)
+
+    @known_names_only
+    def as_distributed_dataset(
+        self,
+        strategy: tf.distribute.Strategy,
+        epochs: int | None = 1,
+        prefetch: int = 2,
+    ) -> tf.distribute.DistributedDataset:
+        """Return a dataset for a `tf.distribute` strategy. Several processes need `shard="auto"`.
+
+        Args:
+            strategy: Strategy such as `MirroredStrategy`. The loader's `batch_size` is then per replica.
+            epochs: As in `as_dataset`.
+            prefetch: As in `as_dataset`.
+        """
+        from loaderpool.adapters.tensorflow import as_distributed_dataset
+
+        return as_distributed_dataset(self._core, strategy, epochs=epochs, prefetch=prefetch)
+
+    @known_names_only
+    def for_keras(self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None) -> Any:
+        """Return what `fit`, `evaluate` and `predict` of Keras 3.7 or later accept, on TensorFlow, JAX or PyTorch.
+
+        Args:
+            epochs: Epochs of the loader in each epoch of Keras; `None`: endless, for `steps_per_epoch`. Default: 1.
+            class_weight: Weight of each class, for batches `(x, y)`; use it instead of `fit(class_weight=...)`.
+        """
+        from loaderpool.adapters.keras_fit import LoaderAdapter
+
+        return LoaderAdapter(self._core, epochs, class_weight)
+
+    @known_names_only
+    def tensors(self, device: str | None = None, prefetch: int = 2) -> View:
+        """Return the batches as eager TensorFlow tensors, without `tf.data`, and without a copy except for strings.
+
+        Args:
+            device: Device to copy batches to, such as `"/GPU:0"`. Default: `None`, no copy.
+            prefetch: Number of batches to copy to the device before you ask for them. Default: 2.
+        """
+        from loaderpool.adapters.eager_tensors import tensors
+
+        return tensors(self._core, device, prefetch)
+
+    @known_names_only
+    def as_torch(self, device: Any = None, prefetch: int = 2) -> View:
+        """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy. Strings stay NumPy arrays.
+
+        Args:
+            device: Device to copy batches to, such as `"cuda"`. Default: `None`, no copy.
+            prefetch: As in `tensors`.
+        """
+        from loaderpool.adapters.torch_tensors import as_torch
+
+        return as_torch(self._core, device, prefetch)
+
+    @known_names_only
+    def as_jax(self, sharding: Any = None, prefetch: int = 2) -> View:
+        """Return the batches as `jax.Array` objects, on the CPU without a copy.
+
+        Args:
+            sharding: A `jax.sharding.Sharding` or a device. If it spans several processes, each adds its own rows.
+            prefetch: As in `tensors`.
+        """
+        from loaderpool.adapters.jax_arrays import as_jax
+
+        return as_jax(self._core, sharding, prefetch)
+
+    # ---- what it tells of itself
+
+    def explain(self, seconds: float | None = 60.0) -> Explanation:
+        """Explain why training waits for data: the bottleneck, the evidence, and one change to try.
+
+        Args:
+            seconds: Seconds of training to analyze; `None`: about two minutes. Default: 60.
+        """
+        from loaderpool.trainer.explain.explanation import explain
+
+        wanted_s = read_seconds("seconds", seconds)
+        return explain(self._core.observer.observed(float("inf") if wanted_s is None else wanted_s))
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write everything known about the loader to one HTML file, without data or paths. Works after `close()`, too.
+
+        Args:
+            path: File to write, replaced if it exists; `OSError` if that fails. Its charts need matplotlib.
+        """
+        from loaderpool.trainer.report import document, loader_settings, report_content
+
+        file = read_path("path", path)
+        if problem := process.why_no_file(file, "report.html"):
+            raise ArgumentError(f"path: {problem}")
+        core = self._core
+        settings = loader_settings(core.arguments, core.config, core.plan)
+        content = report_content(core.observer.latest(), core.observer.calls(), self.statistics(), settings)
+        process.write_whole(file, document(content).encode())
+
+    def trace(self, path: str | os.PathLike[str], seconds: float | None = 30.0) -> None:
+        """Write a timeline of the workers and the training, for https://ui.perfetto.dev.
+
+        Args:
+            path: File to write, `.json` or `.json.gz`, replaced if it exists; `OSError` if that fails.
+            seconds: Seconds to look back; `None`: as far as recorded. Default: 30.
+
+        Raises:
+            ClosedError: If the loader is closed.
+        """
+        from loaderpool.trainer.tracing import check_trace_path, chrome_trace, write_trace
+
+        wanted_s = read_seconds("seconds", seconds)
+        file = read_path("path", path)
+        if problem := check_trace_path(file):
+            raise ArgumentError(f"path: {problem}")
+        write_trace(file, chrome_trace(self._core.observer.recording(), wanted_s).text)
+
+    def statistics(self) -> Statistics:
+        """Return the counts since the loader was made."""
+        from loaderpool.trainer.epochs.statistics import take_statistics
+
+        core = self._core
+        return take_statistics(core.tracker, core.engine, core.observer)
+
+    # ---- workers, and the end
+
     def resize(self, workers: int) -> None:
         """Set the number of workers, at least 1. The batches stay the same."""
-        self._core.resize(workers)
+        core = self._core
+        core.check_usable()
+        if core.pool is None:
+            raise ArgumentError("a loader with workers=0 cannot be resized. Use replace(workers=...)")
+        core.pool.resize(workers)
 
     def close(self) -> None:
         """End the loader and its own workers. Arrays that you hold stay valid."""

@@ -6,26 +6,24 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.config import LoaderConfig
 from loaderpool.core.delivery import CheckedArguments
-from loaderpool.errors import ArgumentError, ClosedError, closed_error, counted, foreign_error
-from loaderpool.plan.order import Plan
-from loaderpool.sources.stream import StreamSource
+from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
-from loaderpool.trainer.epochs.epoch_tracker import EpochHooks, EpochTracker
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
+    from loaderpool.cache.setting import Cache
     from loaderpool.core.delivery import Engine
-    from loaderpool.trainer.epochs.fingerprint import Fingerprint
     from loaderpool.trainer.epochs.observer import Observer
-    from loaderpool.trainer.explain.window import Autotuned
 
+# Keras shows the `repr` of what it is given and cannot use.
+FOR_KERAS = "for Keras: model.fit(loader.for_keras())"
 _workers_are_allowed = True
 
 
@@ -38,66 +36,6 @@ def without_workers() -> Iterator[None]:
         yield
     finally:
         _workers_are_allowed = before
-
-
-def start_engine(
-    checked: CheckedArguments, pool: Pool | None, epoch: int, own_pool: Pool | None = None
-) -> tuple[Engine, Pool | None]:
-    """Start an engine in the background; what can go wrong in the caller's line goes wrong here.
-
-    Runs in: a block of `InterruptsHeld`, in which the caller notes how both are ended.
-
-    Ownership: the caller ends both, by `end_engine`; where this raises, both are ended.
-
-    Args:
-        checked: what the loader was made with.
-        pool: the pool that it shares, or None.
-        epoch: of its first pass.
-        own_pool: what was made for it already.
-
-    Returns:
-        The engine, and the pool that was made for it; None where the pool is shared or the work is done here.
-    """
-    payload, config = checked.payload, checked.config
-    has_workers = (pool is not None or config.workers != 0) and _workers_are_allowed
-    with contextlib.ExitStack() as undo:
-        if has_workers and pool is None:
-            pool = own_pool = own_pool or Pool(config.workers, config.limits.restarts)
-        if own_pool is not None:
-            undo.callback(own_pool.close)
-        if pool is not None:
-            checked = pool._check_loader(checked)
-        shared = None
-        if payload["cache"] is not None:
-            from loaderpool.trainer.epochs.cache_watch import make_cache  # which `import loaderpool` shall not wait for
-
-            with InterruptsAllowed():  # it pickles function and source
-                shared = make_cache(payload["cache"], payload, checked.plan.size)
-            undo.callback(shared.close)
-        engine: Engine
-        if has_workers:
-            assert pool is not None
-            session = pool.session  # first: its supervisor begins while this process imports the rest and pickles
-            from loaderpool.core.engine import PoolEngine
-
-            engine = PoolEngine(session, checked, epoch, shared)
-        else:
-            from loaderpool.core.local_engine import LocalEngine
-
-            engine, own_pool = LocalEngine(checked, epoch, shared), None
-        undo.pop_all()
-    return engine, own_pool
-
-
-def end_engine(engine: Engine, own_pool: Pool | None) -> None:
-    """End the engine, and the pool with it if it was made for it."""
-    if own_pool is not None:
-        own_pool.close()
-    engine.close()  # after the workers, if they end too: then its memory is free at once, even where the loader is kept
-
-
-# Keras shows the `repr` of what it is given and cannot use.
-FOR_KERAS = "for Keras: model.fit(loader.for_keras())"
 
 
 class LoaderCore:
@@ -113,78 +51,92 @@ class LoaderCore:
 
     def __init__(self, arguments: dict[str, Any], checked: CheckedArguments, own_pool: Pool | None) -> None:
         self.arguments = arguments
-        self.config: LoaderConfig = checked.config
-        self.plan: Plan = checked.plan
-        self.stream: StreamSource | None = checked.stream
+        self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
         self.engine: Engine | None = None
         self.pool: Pool | None = shared_pool(arguments)  # shared, or its own
         self.is_closed = False
-        self._is_without_lengths = checked.needs_lengths  # inside a worker nothing asks for them
+        self._needs_lengths = checked.needs_lengths
         self._owner_pid = os.getpid()
         self._undoing: Undoing | None = None  # ends what other processes or files have of it
-        hooks: EpochHooks | None = arguments["_hooks"]
-        # The tracker outlives the core in its iterators' finalizers, so it reaches the engine without holding the core.
-        self.tracker = EpochTracker(_EngineHandle(self), self.config, self.plan, hooks)
-        self._calls_of: Literal["sample", "batch"] = "sample" if checked.unit == "sample" else "batch"
-        self._has_cache = checked.payload["cache"] is not None
-        self.tracker.counters.on_mark = _LookHandle(self)
+        # The tracker outlives the core in its iterators' finalizers, so it must not keep it alive.
+        engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
+        self.tracker = EpochTracker(engine, self.config, self.plan, arguments["_hooks"])
+        self.tracker.counters.on_mark = functools.partial(_call, weakref.ref(self), LoaderCore.look)
         if process.is_trainer():
             self._start(checked, own_pool)
 
     def _start(self, checked: CheckedArguments, own_pool: Pool | None) -> None:
-        cache = checked.payload["cache"]
+        """Start the engine, in the background; what can go wrong in the caller's line goes wrong here."""
+        cache: Cache | None = checked.payload["cache"]
         gate_handlers()
-        with InterruptsHeld():
+        with InterruptsHeld(), contextlib.ExitStack() as undo:
+            has_workers = _workers_are_allowed and (self.pool is not None or self.config.workers != 0)
+            if has_workers and self.pool is None:
+                self.pool = own_pool = own_pool or Pool(self.config.workers, self.config.limits.restarts)
+                undo.callback(own_pool.close)
+            if self.pool is not None:
+                self.pool._check_loader(checked)
+            shared = None
+            if cache is not None:
+                from loaderpool.trainer.epochs.cache_watch import CacheWatch, make_cache
+
+                with InterruptsAllowed():  # it pickles function and source
+                    shared = make_cache(cache, checked.payload, self.plan.size)
+                undo.callback(shared.close)
+                self.tracker.at_end = CacheWatch(cache.where, shared.counts)
             # The payload is not kept: what travelled is in shared memory, and a local engine has it.
-            self.engine, own_pool = start_engine(checked, self.pool, self.tracker.epoch, own_pool)
-            if self.pool is not None or own_pool is not None or cache is not None:
-                self._undoing = Undoing(self, functools.partial(end_engine, self.engine, own_pool))
-            self.pool = self.pool or own_pool
+            if self.pool is not None and has_workers:
+                session = self.pool.session  # first: its supervisor begins while this process imports and pickles
+                from loaderpool.core.engine import PoolEngine
+
+                self.engine = PoolEngine(session, checked, self.tracker.epoch, shared)
+            else:
+                from loaderpool.core.local_engine import LocalEngine
+
+                self.engine = LocalEngine(checked, self.tracker.epoch, shared)
+            undo.pop_all()
+            if self.pool is not None or cache is not None:
+                self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
         if self.engine.captured is not None:
             from loaderpool.core.warnings import warn_of_changes  # which a pool has imported
 
             self.tracker.at_begin = functools.partial(warn_of_changes, self.engine.captured)
             if self.pool is not None:
                 self.pool.session.modules.note()
-        if cache is not None:
-            from loaderpool.trainer.epochs.cache_watch import CacheWatch  # which `import loaderpool` shall not wait for
-
-            self.tracker.at_end = CacheWatch(cache.where, self.engine.cache_counts)
 
     @functools.cached_property
-    def fingerprint(self) -> Fingerprint:
-        """What a saved state must have, too, to be of this loader."""
-        from loaderpool.trainer.epochs.fingerprint import Fingerprint  # few loaders are asked for their state
+    def fingerprint(self) -> dict[str, Any]:
+        """What a saved state must have, too, to be of this loader. Takes some hundred microseconds."""
+        from loaderpool.trainer.epochs.saved_state import fingerprint  # few loaders are asked for their state
 
-        functions = self.arguments["fn"] or self.arguments["batch_fn"], self.arguments["augment"]
-        return Fingerprint(self.arguments["source"], *functions, self.config, self.plan)
+        return fingerprint(self.arguments, self.config, self.plan)
 
     @functools.cached_property
     def observer(self) -> Observer:
         """What was seen of it lately."""
         from loaderpool.trainer.epochs.observer import Observer  # which `import loaderpool` shall not wait for
+        from loaderpool.trainer.explain.window import Autotuned
 
-        loader = self.tracker, self.engine, self.config, self.plan
-        cache = self._calls_of, self._has_cache
-        return Observer(*loader, *cache, functools.partial(_autotuned_of, self.pool))
+        calls_of: Literal["sample", "batch"] = "sample" if self._unit == "sample" else "batch"
+        has_cache = self.arguments["cache"] is not None
+        autotuned = Autotuned if self.pool is None else self.pool._autotuned
+        return Observer(self.tracker, self.engine, self.config, self.plan, calls_of, has_cache, autotuned)
 
     def look(self, now_ns: int) -> None:
         """Look at what it does. Runs in: the thread that takes batches."""
-        now = self.observer.look(now_ns)
-        if self.pool is not None:
-            self.pool._look(self, now)
+        try:
+            now = self.observer.look(now_ns)
+            if self.pool is not None:
+                self.pool._look(self, now)
+        except Exception as error:  # who only looks shall end no training
+            if is_of_a_handler(error):
+                raise
+            self.tracker.counters.on_mark = None
 
     @property
     def workers(self) -> int:
         """How many worker processes there are; 0: this process."""
-        if self.pool is not None:  # it may have been resized
-            return self.pool.workers
-        return first_workers(self.config.workers)
-
-    @property
-    def has_processes(self) -> bool:
-        """Whether something outside this object works for it, or holds files."""
-        return self._undoing is not None
+        return first_workers(self.config.workers) if self.pool is None else self.pool.workers
 
     @property
     def description(self) -> str:
@@ -201,7 +153,7 @@ class LoaderCore:
         Raises:
             TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream or endless.
         """
-        if self._is_without_lengths:
+        if self._needs_lengths:  # inside a worker nothing asks for them
             self.check_usable()
         if self.plan.is_endless:
             raise TypeError("an endless sequence has no length. Pass steps_per_epoch to fit, or break out of the loop")
@@ -245,17 +197,6 @@ class LoaderCore:
         if os.getpid() != self._owner_pid and self.workers:
             raise foreign_error(self._owner_pid)
 
-    def resize(self, workers: int) -> None:
-        """Have this many workers from now on.
-
-        Raises:
-            ArgumentError: the loader runs in this process (workers=0), or `workers` is below 1.
-        """
-        self.check_usable()
-        if self.pool is None:
-            raise ArgumentError("a loader with workers=0 cannot be resized. Use replace(workers=...)")
-        self.pool.resize(workers)
-
     def close(self) -> None:
         """End the engine, and the pool if it is the loader's own. Twice is fine."""
         with InterruptsHeld():
@@ -269,37 +210,15 @@ class LoaderCore:
                 self._undoing.now()
 
 
-def _autotuned_of(pool: Pool | None) -> Autotuned:
-    from loaderpool.trainer.explain.window import Autotuned  # which `import loaderpool` shall not wait for
-
-    return Autotuned() if pool is None else pool._autotuned
-
-
-class _LookHandle:
-    """Has a loader look at itself without keeping it alive."""
-
-    def __init__(self, core: LoaderCore) -> None:
-        self._core = weakref.ref(core)
-
-    def __call__(self, now_ns: int) -> None:
-        core = self._core()
-        if core is not None:
-            try:
-                core.look(now_ns)
-            except Exception as error:  # who only looks shall end no training
-                if is_of_a_handler(error):
-                    raise
-                core.tracker.counters.on_mark = None
+def _end(engine: Engine, own_pool: Pool | None) -> None:
+    if own_pool is not None:
+        own_pool.close()
+    engine.close()  # after the workers, if they end too: then its memory is free at once, even where the loader is kept
 
 
-class _EngineHandle:
-    """Reaches a loader's engine without keeping the loader alive."""
-
-    def __init__(self, core: LoaderCore) -> None:
-        self._core = weakref.ref(core)
-
-    def __call__(self) -> Engine:
-        core = self._core()
-        if core is None:
-            raise ClosedError("the Loader was garbage-collected and closed. Keep a reference to it while you iterate")
-        return core.running_engine()
+def _call(core: weakref.ref[LoaderCore], method: Callable[..., Any], *given: Any) -> Any:
+    """Call a method of a loader that this call does not keep alive."""
+    found = core()
+    if found is None:  # closed when it was collected
+        raise closed_error("this Loader")
+    return method(found, *given)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import Auto, check_workers
-from loaderpool.errors import ArgumentError, ClosedError, UnpicklableError, brief, closed_error, counted
+from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted
 from loaderpool.settings.checks import known_names_only, whole_number
 from loaderpool.settings.groups import DEFAULT_RESTARTS, MAX_WORKERS, check_restarts
-from loaderpool.system import capacity, machine, process
+from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 if TYPE_CHECKING:
@@ -31,30 +31,6 @@ def shared_pool(arguments: Mapping[str, Any]) -> Pool | None:
     """The pool that a loader with these arguments shares with others, or None."""
     workers = arguments["workers"]
     return workers if isinstance(workers, Pool) else None
-
-
-def _program_of(start: Any) -> Program:
-    """What directs the workers that are started so."""
-    if start not in ("fork", "spawn"):
-        raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
-    if start == "fork" and not machine.can_fork_workers():
-        raise ArgumentError('start="fork" needs os.fork and os.memfd_create, which this Python lacks. Remove start=')
-    from loaderpool.core.launch import SPAWNED, SUPERVISOR  # with subprocess and sockets: not at import
-
-    return SPAWNED if start == "spawn" else SUPERVISOR
-
-
-def _start_session(workers: int, restarts: tuple[int, float] | None, program: Program | None) -> Session:
-    from loaderpool.core.launch import SPAWNED, usual_program  # with subprocess and sockets: not at import
-
-    program = program or usual_program()
-    if program is SPAWNED:
-        from loaderpool.core.spawned import SpawnedPool
-
-        return SpawnedPool(workers, restarts)
-    from loaderpool.core.pool import Pool as ForkedPool
-
-    return ForkedPool(workers, restarts, program)
 
 
 class Pool:
@@ -84,14 +60,20 @@ class Pool:
         _program: Program | None = None,
     ) -> None:
         checked = check_workers(workers, of_pool=True)
+        self._workers, self._auto = first_workers(checked), checked if isinstance(checked, Auto) else None
         self._restarts = check_restarts("restarts", restarts)
-        self._workers, self._program = first_workers(checked), _program
-        if start is not None:
-            self._program = _program_of(start)
+        if start not in ("fork", "spawn", None):
+            raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
+        can_fork = machine.can_fork_workers()
+        if start == "fork" and not can_fork:
+            raise ArgumentError(
+                'start="fork" needs os.fork and os.memfd_create, which this Python lacks. Remove start='
+            )
+        self._program = _program
+        self._is_spawned = start == "spawn" or not (can_fork or _program)
         self._session: Session | None = None
         self._undoing: Undoing  # of the session, from its start on
         self._is_closed = False
-        self._auto = checked if isinstance(checked, Auto) else None
         self._autotune: PoolWorkers | None = None  # from the first look at a loader on
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
 
@@ -108,46 +90,41 @@ class Pool:
         """How many workers it has, and keeps unless it is told otherwise; 0: they come and go."""
         return self._workers
 
-    def _check_loader(self, checked: CheckedArguments) -> CheckedArguments:
-        """What a loader is started with here; raises where the workers cannot make its batches."""
-        if checked.payload["cache"] is None or not checked.payload["cache"].in_memory:
-            return checked
-        from loaderpool.core.launch import SPAWNED, usual_program
-
-        if (self._program or usual_program()) is SPAWNED:
+    def _check_loader(self, checked: CheckedArguments) -> None:
+        """Raise where the workers cannot make a loader's batches."""
+        cache = checked.payload["cache"]
+        if self._is_spawned and cache is not None and cache.in_memory:
             raise ArgumentError(
                 'cache="memory" needs workers started with fork(), but this pool starts them with spawn. Pass a '
                 "directory as cache="
             )
-        return checked
 
     @property
     def session(self) -> Session:
-        """The running session; started now if it was not.
-
-        Raises:
-            ClosedError: asked for in a worker or supervisor.
-        """
-        if not process.is_trainer():
-            raise ClosedError(
-                f"a loader was used inside a loaderpool {process.role()} (pid {os.getpid()}): only the main process "
-                "can iterate over it. Create and iterate loaders outside of fn and setup"
-            )
+        """The running session; started now if it was not."""
         session = self._session
-        return self._start() if session is None else session
+        if session is None:
+            with InterruptsHeld(), self._turn():
+                if self._session is None and not self._is_closed:  # by another thread
+                    started = self._make_session()
+                    self._session, self._undoing = started, Undoing(self, started.close)
+                    if self._is_closed:  # by a signal's handler or a finalizer on this very thread, which did not wait
+                        self.close()
+                session = self._session
+        if session is None:
+            raise closed_error("this Pool")
+        return session
 
-    def _start(self) -> Session:
-        """The session; started now unless another thread has."""
-        with InterruptsHeld(), self._turn():
-            if self._is_closed:
-                raise closed_error("this Pool")
-            if self._session is None:
-                session = _start_session(self._workers, self._restarts, self._program)
-                if self._is_closed:  # by a signal's handler or a finalizer on this very thread: it did not wait for us
-                    session.close()
-                    raise closed_error("this Pool")
-                self._session, self._undoing = session, Undoing(self, session.close)
-            return self._session
+    def _make_session(self) -> Session:
+        # With subprocess and sockets, or with `multiprocess`: not at import.
+        if self._is_spawned:
+            from loaderpool.core.spawned import SpawnedPool
+
+            return SpawnedPool(self._workers, self._restarts)
+        from loaderpool.core.launch import SUPERVISOR
+        from loaderpool.core.pool import Pool as ForkedPool
+
+        return ForkedPool(self._workers, self._restarts, self._program or SUPERVISOR)
 
     def _turn(self) -> threading.RLock:
         """The lock on starting and ending. A fork has one of its own: a thread that is not there may hold the other."""
@@ -192,9 +169,8 @@ class Pool:
         if self._autotune is not None:
             self._autotune.forget(loader)
 
-    @property
     def _autotuned(self) -> Autotuned:
-        """What "auto" has changed."""
+        """Return what "auto" has changed."""
         from loaderpool.trainer.explain.window import Autotuned  # which `import loaderpool` shall not wait for
 
         found = Autotuned() if self._autotune is None else self._autotune.autotuned

@@ -61,22 +61,20 @@ class Call:
     position: int  # where the epoch has it; keys the random streams
     batch: int  # of this shard
     row: int  # within the batch
-    indices: tuple[int, ...]  # all that the call is for, in the order in which it gets them
-    positions: tuple[int, ...]
+    indices: list[int]  # all that the call is for, in the order in which it gets them
+    positions: list[int]
 
 
 class Replay:
     """Makes the very sample that a training makes of a source index: same call, same random streams, same bits.
 
-    Runs in: the process that asks; no worker is started. The loader stays as it is.
+    Runs in: the process that asks; no worker is started. The loader stays as it is. Where the training finds out only
+    on the way that its one function draws from `random` or `numpy.random`, they are seeded here from the start.
 
-    The function is called once. Where the training finds out only on the way that it draws from `random` or
-    `numpy.random` (`seed_globals="auto"`), they are seeded here from the start: the training ends up with that.
-
-    Args:
-        loader: whose source, function and settings it is.
-        index: index into the source, from 0.
-        epoch: from 0.
+    Attributes:
+        call: what is called.
+        has_hooks: the training has hooks between epochs. None is run here, so the data is that before epoch 0.
+        why_no_out: the first sample's error, which leaves `out` None for this one.
 
     Raises:
         ArgumentError: no such index or epoch, or one that this loader never makes; says why.
@@ -85,11 +83,25 @@ class Replay:
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
         here = {"workers": 0, "threads": 1, "seed_globals": bool(loader.config.seed_globals), "cache": None}
-        self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), first_epoch=0)
-        epoch = whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
-        self.call = _find_call(self._engine, index, epoch)
-        self.why_no_out: LoaderpoolError | None = None  # the first sample's error, which leaves `out` None for this one
-        self.has_hooks = loader._core.tracker.has_hooks  # it runs none, so it sees the data before epoch 0
+        engine = self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), first_epoch=0)
+        self.has_hooks = loader._core.tracker.has_hooks
+        self.why_no_out: LoaderpoolError | None = None
+        plan, epoch = engine.plan, whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
+        if plan.is_open and not plan.is_endless:
+            what = "generators, which have" if plan.lanes else "a stream, which has"
+            raise ArgumentError(f"the source is {what} no index. Run the loader with workers=0 instead")
+        if not 0 <= index < plan.size:
+            raise ArgumentError(f"index must be 0 to {plan.size - 1} (the source has {plan.size:,} items), got {index}")
+        position = plan.position_of(epoch, index)
+        place = plan.place(epoch, position)
+        if place is None:
+            raise ArgumentError(_why_nowhere(plan, index, epoch, position))
+        batch, row = place
+        positions = plan.positions(epoch, batch)
+        if engine.unit != "batch":
+            positions = positions[row : row + 1]
+        indices = plan.indices(epoch, positions)
+        self.call = Call(epoch, index, position, batch, row, list(indices), positions.tolist())
 
     def run(self) -> Any:
         """What the function returns, as it is; a whole batch or element where one call makes that.
@@ -103,9 +115,13 @@ class Replay:
                 work.ensure_setup()
             except WorkFailed as failed:
                 raise failed.error from None
-            if self._engine.takes_out:
-                self._learn_form()
-            return work.call(call.epoch, list(call.positions), list(call.indices))
+            if self._engine.takes_out:  # it writes into a row of a batch, and how that looks the first sample tells
+                try:
+                    self._engine.form()
+                except LoaderpoolError as error:
+                    self.why_no_out = error
+                work.calls.kept.clear()
+            return work.call(call.epoch, call.positions, call.indices)
 
     def spec_of(self, result: Any) -> ElementSpec:
         """The result's structure, dtypes and shapes.
@@ -114,33 +130,6 @@ class Replay:
             SpecMismatchError: no batch can be made of it.
         """
         return sample_spec(result, self._engine.given_spec, self._engine.work.calls.origin)
-
-    def _learn_form(self) -> None:
-        """The function writes into a row of a batch; how that looks, the epoch's first sample tells."""
-        try:
-            self._engine.form()
-        except LoaderpoolError as error:
-            self.why_no_out = error
-        self._engine.work.calls.kept.clear()
-
-
-def _find_call(engine: LocalEngine, index: int, epoch: int) -> Call:
-    plan = engine.plan
-    if plan.is_open and not plan.is_endless:
-        what = "generators, which have" if plan.lanes else "a stream, which has"
-        raise ArgumentError(f"the source is {what} no index. Run the loader with workers=0 instead")
-    if not 0 <= index < plan.size:
-        raise ArgumentError(f"index must be 0 to {plan.size - 1} (the source has {plan.size:,} items), got {index}")
-    position = plan.position_of(epoch, index)
-    place = plan.place(epoch, position)
-    if place is None:
-        raise ArgumentError(_why_nowhere(plan, index, epoch, position))
-    batch, row = place
-    positions = plan.positions(epoch, batch)
-    if engine.unit != "batch":
-        positions = positions[row : row + 1]
-    indices = plan.indices(epoch, positions)
-    return Call(epoch, index, position, batch, row, tuple(indices), tuple(positions.tolist()))
 
 
 def _why_nowhere(plan: Plan, index: int, epoch: int, position: int) -> str:

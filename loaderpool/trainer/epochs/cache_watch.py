@@ -28,41 +28,31 @@ _NO_DISK = "the disk is full. Free some space, or set max_bytes"
 def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCache:
     """Return what the processes of a loader that is made now will share. Ownership: the caller closes it.
 
-    Args:
-        cache: the user's setting.
-        payload: has fn, setup and source.
-        items: of the source.
-
     Raises:
         CacheError: the directory is another function's or source's, or cannot be used.
     """
-    if cache.in_memory:
-        max_bytes = cache.max_bytes or capacity.available_memory_bytes() // _FREE_SHARE
-        return SharedCache.create(CachePlan(cache.where, max_bytes, items))
-    from loaderpool.cache.identity import describe
+    plan = CachePlan(cache.where, cache.max_bytes, items)
+    if not cache.in_memory:
+        from loaderpool.cache.identity import describe
 
-    fields = describe(payload["fn"], payload["setup"], payload["source"])
-    return SharedCache.create(CachePlan(cache.where, cache.max_bytes, items, fields))
+        plan = plan._replace(fields=describe(payload["fn"], payload["setup"], payload["source"]))
+    elif cache.max_bytes is None:
+        plan = plan._replace(max_bytes=capacity.available_memory_bytes() // _FREE_SHARE)
+    return SharedCache.create(plan)
 
 
 class CacheWatch:
-    """Says, once for each kind, what went wrong with a cache while workers used it.
-
-    Args:
-        where: the cache is, as its setting says it.
-        counts: gives what its processes have counted.
-    """
+    """Says, once for each kind, what went wrong with a cache while workers used it. Called at the end of a pass."""
 
     def __init__(self, where: str, counts: Callable[[], Sequence[int]]) -> None:
         self._where, self._counts = where, counts
         self._said: set[Count] = set()
 
     def __call__(self) -> None:
-        """Warn in the user's line where there is news. Runs in: the trainer, at the end of a pass."""
         counts = self._counts()
-        no_room = _NO_MEMORY if self._where == MEMORY else _NO_DISK
         for count, text in _TEXTS.items():
             if counts[count] and count not in self._said:
                 self._said.add(count)
+                no_room = _NO_MEMORY if self._where == MEMORY else _NO_DISK
                 text = text.format(no_room=no_room, damaged=counts[Count.DAMAGED])
                 warnings.warn(f"cache={brief(self._where)} {text}", LoaderpoolWarning, stacklevel=level_outside())

@@ -7,24 +7,29 @@ be the same: it is written down, and where it differs, loading names it.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import operator
+import os
+import pickle
 import reprlib
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from loaderpool.config import MAX_EPOCH
+import numpy as np
+
+from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.base import LanePlaces
 from loaderpool.plan.order import Plan
-from loaderpool.sources.stream import StreamSource
+from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-from loaderpool.trainer.epochs.fingerprint import Fingerprint
 from loaderpool.trainer.epochs.position import Position
 
 _VERSION = 1
-_NAMES = frozenset({"loaderpool_state", "epoch", "position", "taken", "num_shards", "lanes", "loader"})
+_NAMES = {"loaderpool_state", "epoch", "position", "taken", "num_shards", "loader"}
 # Batches taken out of turn, each of which takes some hundred bytes in the pass. Fewer: tiny batches that were
 # taken while an earlier one hung could not go on. More: a damaged count would take all memory.
 _MOST_TAKEN = 1 << 24
@@ -32,10 +37,6 @@ _MOST_TAKEN = 1 << 24
 
 def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
     """See that a state can say where a consumer stands, so that another process can go on from there.
-
-    Args:
-        stream: what items are read from, where they cannot be had by index.
-        tracker: of the loader.
 
     Raises:
         StateError: the source gives its items only once, or hooks change the loader's data; says what to do.
@@ -78,15 +79,11 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
             "tf.data prefetches batches, so the loader does not know how many were used. Call "
             "state_dict(batches_taken=n), with n counted since the iteration over the dataset began."
         )
-    if live:
-        found: Position = live[0].position
-        return found
-    if tracker.lost_at is not None:
-        return tracker.lost_at
-    return tracker.next_log().position(0)
+    found: Position | None = live[0].position if live else tracker.lost_at
+    return tracker.next_log().position(0) if found is None else found
 
 
-def write_state(position: Position, fingerprint: Fingerprint, plan: Plan) -> dict[str, Any]:
+def write_state(position: Position, fingerprint: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """Return the state of a loader whose consumer stands at this position."""
     lanes = position.lanes
     return {
@@ -96,11 +93,11 @@ def write_state(position: Position, fingerprint: Fingerprint, plan: Plan) -> dic
         "taken": [[first, count] for first, count in position.taken.items()],
         "num_shards": plan.num_shards,
         **({} if lanes is None else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}),
-        "loader": fingerprint.fields,
+        "loader": fingerprint,
     }
 
 
-def read_state(state: Any, fingerprint: Fingerprint, plan: Plan) -> Position:
+def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Position:
     """The position in a state, every part of which is checked against the plan: what is let through is a place in it.
 
     Raises:
@@ -116,15 +113,15 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: Plan) -> Position:
             f'"loaderpool_state": {_VERSION}, got {_shown(version)}.'
         )
     try:
-        _check_names("the state", state, _NAMES, optional={"lanes"})
+        _check_names("the state", state, _NAMES | ({"lanes"} & state.keys()))
         saved = state["loader"]
         if not isinstance(saved, Mapping):
             raise ValueError(f"loader is {_shown(saved)}")
-        _refuse_others(saved, fingerprint.fields)
+        _refuse_others(saved, fingerprint)
         epoch = _whole("epoch", state["epoch"], at_most=MAX_EPOCH)
         num_shards = _whole("num_shards", state["num_shards"], at_least=1)
         start = plan.read_start(state["position"])
-        in_order = bool(fingerprint.fields["deterministic"])
+        in_order = bool(fingerprint["deterministic"])
         if (state["taken"] or plan.lanes) and num_shards != plan.num_shards:
             raise StateError(
                 f"This state was saved with num_shards={_shown(num_shards)} and cannot be loaded with num_shards="
@@ -141,10 +138,8 @@ def read_state(state: Any, fingerprint: Fingerprint, plan: Plan) -> Position:
     return Position(epoch, start, taken, lanes)
 
 
-def _check_names(
-    what: str, mapping: Mapping[str, Any], names: AbstractSet[str], optional: AbstractSet[str] = frozenset()
-) -> None:
-    missing, unknown = names - optional - mapping.keys(), mapping.keys() - names
+def _check_names(what: str, mapping: Mapping[str, Any], names: set[str]) -> None:
+    missing, unknown = names - mapping.keys(), mapping.keys() - names
     if missing:
         raise ValueError(f"{what} lacks {', '.join(sorted(missing))}")
     if unknown:
@@ -225,3 +220,107 @@ def _shown(value: Any) -> str:
         return reprlib.repr(value)
     except Exception:  # a number of too many digits, or a repr of the user's
         return f"a {type(value).__name__}"
+
+
+# ---- which loader a state belongs to: source, function and plan in words that another process comes to as well
+
+
+def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) -> dict[str, Any]:
+    """Return what tells a loader with these arguments, settings and plan from others."""
+    source, function, augment = arguments["source"], arguments["fn"] or arguments["batch_fn"], arguments["augment"]
+    then = f" then {_describe_function(augment)}" if augment is not None else ""
+    fields: dict[str, Any] = {
+        "size": plan.size,
+        "batch_size": plan.batch_size,
+        "shuffle": config.shuffle_window or plan.shuffle,
+        "seed": plan.seed,
+        "drop_remainder": plan.drop_remainder,
+        "deterministic": config.deterministic,
+        "buckets": None,
+        "source": describe_source(source),
+        "function": _describe_function(function) + then,
+    }
+    if config.buckets is not None:
+        from loaderpool.plan.buckets import BucketPlan
+
+        assert isinstance(plan, BucketPlan)
+        sizes = [list(config.buckets.boundaries), list(config.buckets.batch_sizes)]
+        fields["buckets"] = [*sizes, plan.buckets.checksum]
+    if plan.lanes:  # where one stands says nothing of those of another number, or of another process
+        fields["generators"] = f"{plan.lanes} copies"
+        if source.shards is not None:
+            marked = _checksum(_pieces(source.shards))
+            fields["generators"] = f"{len(source.shards)} shards {marked}, {plan.lanes} at once"
+        fields["share"] = f"{plan.shard_index} of {plan.num_shards}"
+    return fields
+
+
+def describe_source(source: Any) -> str:
+    """Return the source's type, and, where items are cheap and plain, a checksum of some of them."""
+    kind = f"{type(source).__module__}.{type(source).__qualname__}"
+    if isinstance(source, range):
+        return repr(source)
+    if hasattr(type(source), "_loaderpool_fingerprint"):  # sources over files have one
+        return f"{kind} {source._loaderpool_fingerprint}"
+    if isinstance(source, ReplicatedSource):
+        return f"generators of {_describe_function(source.make_generator)}"
+    if isinstance(source, Interleave):
+        settings = [source.cycle_length, source.block_length]
+        return f"{kind} of {_describe_function(source.open_fn)} {_checksum(_pieces(source.files))} {settings}"
+    if isinstance(source, np.ndarray):
+        kind += f" {source.dtype} {source.shape}"
+    if not isinstance(source, (list, np.ndarray)) or not len(source):
+        return kind
+    pieces = []
+    for item in (source[0], source[(len(source) - 1) // 2], source[-1]):
+        plain = isinstance(item, (str, bytes, int, float))
+        array = isinstance(item, (np.ndarray, np.generic)) and not item.dtype.hasobject
+        if not plain and not array:  # another process may pickle the same in another way
+            return kind
+        pieces.append(pickle.dumps(item if plain else np.ascontiguousarray(item).tobytes(), 4))
+    return f"{kind} {_checksum(pieces)}"
+
+
+def _describe_function(function: Any) -> str:
+    """Return the function's name and a checksum of its code; what it calls is not looked at."""
+    if function is None:
+        return "none"
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    code = getattr(getattr(inner, "__func__", inner), "__code__", None)
+    if code is None:
+        code = getattr(vars(type(inner)).get("__call__"), "__code__", None)
+    return f"{name} {_checksum(_code_pieces(code))}" if isinstance(code, types.CodeType) else name
+
+
+def _checksum(pieces: Iterable[bytes]) -> str:
+    state = hashlib.blake2b(digest_size=8)
+    for piece in pieces:
+        state.update(piece)
+    return state.hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """Plain values, in lists and tuples too; of others their type."""
+    if isinstance(value, (list, tuple)):
+        yield f"{len(value)} of".encode()
+        for part in value:
+            yield from _pieces(part)
+    elif isinstance(value, (str, bytes, int, float, range, type(None))):
+        yield repr(value).encode() + b";"
+    elif isinstance(value, os.PathLike):
+        yield os.fsencode(value) + b";"
+    else:
+        yield type(value).__qualname__.encode() + b";"
+
+
+def _code_pieces(code: types.CodeType) -> Iterator[bytes]:
+    """Names and constants, not bytecode: that is another one in each version of Python."""
+    yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code_pieces(constant)
+        elif isinstance(constant, (str, bytes, int, float, complex, type(None))):
+            yield repr(constant).encode()

@@ -54,34 +54,30 @@ def _resized(item: Any, size: int = 1) -> Any:
 def test_what_is_meant_for_the_function_is_answered_with_a_partial() -> None:
     made: Any = lp.Loader
     told = r"^Loader has no argument named size: write functools\.partial\(_resized, size=\.\.\.\)$"
-    with pytest.raises(lp.ArgumentError, match=told):
-        made(range(3), _resized, size=2)
-    with pytest.raises(lp.ArgumentError, match=told):
-        made(range(3), workers=0, augment=_resized, size=2)
-    with pytest.raises(lp.ArgumentError, match=told):
-        made(range(3), _resized, workers=0).replace(size=2)
+    for act in (
+        lambda: made(range(3), _resized, size=2),
+        lambda: made(range(3), workers=0, augment=_resized, size=2),
+        lambda: made(range(3), _resized, workers=0).replace(size=2),
+    ):
+        with pytest.raises(lp.ArgumentError, match=told):
+            act()
 
 
 def test_methods_and_classes_of_others_are_answered_with_what_to_write() -> None:
-    loader = lp.Loader(range(3), workers=0)
-    for name, told in {
-        "batch": "batch_size=n",
-        "map": "Loader(source, fn)",
-        "take": "itertools.islice(loader, n)",
-        "repeat": "as_dataset(epochs=n)",
-        "shuffle": "shuffle=True",
-        "prefetch": "prefetched anyway",
-        "cache": 'cache="memory"',
-    }.items():
+    loader: object = lp.Loader(range(3), workers=0)
+    for owner, name, told in (
+        (loader, "batch", "batch_size=n"),
+        (loader, "map", "Loader(source, fn)"),
+        (loader, "take", "itertools.islice(loader, n)"),
+        (loader, "repeat", "as_dataset(epochs=n)"),
+        (loader, "shuffle", "shuffle=True"),
+        (loader, "prefetch", "prefetched anyway"),
+        (loader, "cache", 'cache="memory"'),
+        (loader, "no_such", "a Loader has no attribute 'no_such'"),
+        (lp, "DataLoader", "lp.Loader(dataset, batch_size=n, shuffle=True)"),
+        (lp, "Dataset", "lp.Loader(source, fn)"),
+        (lp, "BackupCallback", "it is in loaderpool.adapters.keras"),
+    ):
         with pytest.raises(AttributeError, match=re.escape(told)):
-            getattr(loader, name)
-    for name, told in {
-        "DataLoader": "lp.Loader(dataset, batch_size=n, shuffle=True)",
-        "Dataset": "lp.Loader(source, fn)",
-        "BackupCallback": "it is in loaderpool.adapters.keras",
-    }.items():
-        with pytest.raises(AttributeError, match=re.escape(told)):
-            getattr(lp, name)
-    with pytest.raises(AttributeError, match=r"a Loader has no attribute 'no_such'$"):
-        loader.no_such  # noqa: B018
+            getattr(owner, name)
     assert not hasattr(loader, "_no_such")

@@ -48,8 +48,7 @@ def test_a_group_is_a_value(group: lp.Limits | lp.Shard | lp.Buckets) -> None:
 
 
 def test_a_loader_that_is_replaced_takes_whole_groups() -> None:
-    with lp.Loader(range(30), workers=0, limits=lp.Limits(timeout_s=3, memory="1GiB"), shard=lp.Shard(3, 2)) as loader:
-        with loader.replace(limits=lp.Limits(restarts=None)) as other:
-            assert (other.config.limits, other.config.shard) == (lp.Limits(restarts=None), lp.Shard(3, 2))
-        with loader.replace(shard=None) as other:
-            assert [batch.tolist() for batch in other] == [list(range(30))]
+    loader = lp.Loader(range(30), workers=0, limits=lp.Limits(timeout_s=3, memory="1GiB"), shard=lp.Shard(3, 2))
+    other = loader.replace(limits=lp.Limits(restarts=None))
+    assert (other.config.limits, other.config.shard) == (lp.Limits(restarts=None), lp.Shard(3, 2))
+    assert [batch.tolist() for batch in loader.replace(shard=None)] == [list(range(30))]

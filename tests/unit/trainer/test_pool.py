@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -43,48 +42,32 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     return StandIn.made
 
 
-def during_the_start(pool: Pool, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> list[Any]:
-    """Start the pool while another thread does `act`, once; returns what that came to."""
-    came: list[Any] = []
-
-    def other() -> None:
-        came.append(act())
-
-    thread = threading.Thread(target=other)
+@pytest.mark.parametrize(
+    ("act", "workers"),
+    [(lambda pool: pool.session, 1), (Pool.close, None), (lambda pool: pool.resize(3), 3)],
+    ids=["start", "close", "resize"],
+)
+def test_another_thread_waits_for_the_start_and_then_does_what_it_wants(
+    act: Callable[[Pool], object], workers: int | None, sessions: list[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, came = Pool(1), list[object]()
+    thread = threading.Thread(target=lambda: came.append(act(pool)))
 
     def on_start() -> None:
-        if not thread.ident:
-            thread.start()
-            thread.join(GRACE_S)
+        thread.start()
+        thread.join(GRACE_S)
+        assert thread.is_alive()
 
     monkeypatch.setattr(StandIn, "on_start", on_start)
-    assert pool.session is not None
+    started = pool.session
     thread.join()
-    return came
-
-
-def test_two_threads_get_one_session(sessions: list[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Pool(1)
-    assert during_the_start(pool, monkeypatch, lambda: pool.session) == [pool.session]
-    assert len(sessions) == 1
-
-
-def test_a_close_ends_the_session_that_another_thread_starts(
-    sessions: list[StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = Pool(1)
-    during_the_start(pool, monkeypatch, pool.close)
-    assert [session.is_closed for session in sessions] == [True]
-    with pytest.raises(lp.ClosedError):
-        _ = pool.session
-
-
-def test_a_resize_reaches_the_session_that_another_thread_starts(
-    sessions: list[StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = Pool(1)
-    during_the_start(pool, monkeypatch, lambda: pool.resize(3))
-    assert [session.workers for session in sessions] == [3]
+    assert [session.is_closed for session in sessions] == [workers is None]
+    assert came in ([started], [None])
+    if workers is None:
+        with pytest.raises(lp.ClosedError):
+            _ = pool.session
+    else:
+        assert pool.session is started and sessions[0].workers == workers
 
 
 def test_a_close_by_a_finalizer_in_the_middle_of_the_start_leaves_no_session(
@@ -97,26 +80,13 @@ def test_a_close_by_a_finalizer_in_the_middle_of_the_start_leaves_no_session(
     assert [session.is_closed for session in sessions] == [True]
 
 
-def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(
-    sessions: list[StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(1)
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with pool._lock:
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=pool._lock.acquire)
     thread.start()
-    try:
-        assert held.wait(60)
-        monkeypatch.setattr(os, "getpid", lambda: 1)
-        closing = threading.Thread(target=pool.close)
-        closing.start()
-        closing.join(60)
-        assert pool.is_closed
-    finally:
-        done.set()
-        thread.join()
+    thread.join()  # it has not released it
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    closing.join(60)
+    assert pool.is_closed
