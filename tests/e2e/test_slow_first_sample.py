@@ -112,7 +112,7 @@ ROW = {"x": np.zeros(3, np.float32), "item": 1}
         ({"element_spec": lp.ArraySpec((None,), str)}, "text", True),
         ({"element_spec": lp.ArraySpec((None, None), np.float32)}, ROW["x"], True),
     ],
-    ids=str,
+    ids=["all is said", "nothing is", "padded", "stream", "text", "open axis"],
 )
 def test_what_a_spec_leaves_open_the_first_sample_tells(
     settings: dict[str, Any], row: Any, is_made: bool, tmp_path: Path
