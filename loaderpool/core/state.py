@@ -362,7 +362,9 @@ class State:
                 self.due.remove(job)
                 return job
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
-            if run.free and not run.is_ended and (batch := next_batch(run, worker.number, self._slots_of)) is not None:
+            if not run.free or run.is_ended or run.loader.failure is not None:
+                continue
+            if (batch := next_batch(run, worker.number, self._slots_of)) is not None:
                 first, *others = self._cutter.cut(run, batch, self._width)
                 self.due.extend(others)
                 return first

@@ -231,7 +231,7 @@ class Supervisor:
             if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own
                 refuse_open_handles()
         except BaseException as error:
-            self._refuse(number, error)
+            self._main.send(messages.LoaderFailed(number, self._refusal(error)))
             return
         finally:
             self._arena.board.loading = 0
@@ -251,13 +251,11 @@ class Supervisor:
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
         self._state.load(number, Numbering(payload["plan"]), leaves_out, most_deaths)
 
-    def _refuse(self, number: int, error: BaseException) -> None:
+    def _refusal(self, error: BaseException) -> bytes:
         failure = describe_failure(error, epoch=0, worker=None)
         place = f"the supervisor{f' on node {failure.node}' if failure.node else ''}"
         what = f"{place} could not load the function and the source"
-        self._main.send(
-            messages.LoaderFailed(number, failures.of_setup(failure, what, describe_load_error(error), place))
-        )
+        return failures.of_setup(failure, what, describe_load_error(error), place)
 
     def _freeze(self) -> None:
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
@@ -269,7 +267,7 @@ class Supervisor:
         try:
             self._payloads.update(message.loader, message.offset, message.nbytes)
         except BaseException as error:
-            self._refuse(message.loader, error)
+            self._state.fail(message.loader, self._refusal(error))  # or the next run would have batches of old data
             return
         self._freeze()
         self._main.send(messages.Loaded(message.loader, 0.0))
