@@ -232,7 +232,8 @@ class PoolRun:
         elif isinstance(message, BatchFailed):
             arrived = Arrived(message.batch - self._base, 1, 0, message.offset)
             arrived.make_error = functools.partial(failures.unpack, message.error)
-            self._put(arrived)
+            if not self.buffer.put(arrived):
+                self._release(arrived)
 
     def on_supervisor_lost(self) -> None:
         """Another supervisor is told when batches are taken."""
@@ -255,17 +256,17 @@ class PoolRun:
                 os.close(file)
         if message.is_last and not message.rows:
             self._session.lender.release(self.number, message.offset, message.ticket)
-        else:
-            self._put(arrived)
+        elif not self.buffer.put(arrived):
+            self._release(arrived)
         if message.is_last:  # where its lane's next batch would be, there is none
             self.buffer.put(Arrived(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
 
-    def _put(self, arrived: Arrived) -> None:
-        if not self.buffer.put(arrived):
-            assert arrived.slot is not None
-            self._session.lender.release(self.number, arrived.slot, arrived.ticket)
-            if self.feed is not None:
-                self.feed.take(range(arrived.first, arrived.first + arrived.count), self.buffer.done_before)
+    def _release(self, arrived: Arrived) -> None:
+        """All of it was taken before the run began again."""
+        assert arrived.slot is not None
+        self._session.lender.release(self.number, arrived.slot, arrived.ticket)
+        if self.feed is not None:
+            self.feed.take(range(arrived.first, arrived.first + arrived.count), self.buffer.done_before)
 
     # ---- the pool's lock is held
 
