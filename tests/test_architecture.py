@@ -46,12 +46,12 @@ OUTER_ROOMS = (
 )  # fmt: skip
 # Lines and files, which only fall: who takes something out lowers them, and who needs more takes out something else.
 BUDGETS = {
-    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (12_300, 72),
-    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "worker", "memory", "plan")): (12_800, 70),
-    (f"{PACKAGE}/core",): (8_700, 37),
-    (f"{PACKAGE}/ray",): (1_200, 6),
-    ("scripts",): (4_500, 27),
-    ("tests",): (48_300, 264),
+    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (11_900, 70),
+    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "worker", "memory", "plan")): (11_300, 51),
+    (f"{PACKAGE}/core",): (7_900, 34),
+    (f"{PACKAGE}/ray",): (1_120, 5),
+    ("scripts",): (4_150, 27),
+    ("tests",): (40_900, 248),
 }
 MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 
