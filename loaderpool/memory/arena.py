@@ -208,8 +208,7 @@ class Arena(SparseFile):
     """
 
     def __init__(self, descriptor: int, nbytes: int, tag: str = "") -> None:
-        named: Any = mmap.mmap
-        super().__init__(descriptor, named(-1, nbytes, tagname=tag) if tag else _map_unlocked(descriptor, nbytes))
+        super().__init__(descriptor, _map_named(tag, nbytes) if tag else _map_unlocked(descriptor, nbytes))
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
@@ -294,6 +293,13 @@ def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
         buffer = (ctypes.c_ubyte * nbytes).from_address(address)
         Undoing(buffer, machine.unmapping(address, nbytes))  # when the last array over it has died
     return buffer
+
+
+def _map_named(tag: str, nbytes: int) -> mmap.mmap:
+    """Map memory that another process has named. Windows only."""
+    make: Any = mmap.mmap
+    named: mmap.mmap = make(-1, nbytes, tagname=tag)
+    return named
 
 
 def _map_unlocked(descriptor: int, nbytes: int) -> mmap.mmap:
