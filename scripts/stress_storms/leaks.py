@@ -122,7 +122,7 @@ def _ahead_bytes(loader: lp.Loader) -> int:
     if engine.feeds is None:
         return 0
     held = [extent for feed in engine.feeds._feeds for extent in feed._held.values()]
-    spare = [extent for _, extent in engine.feeds._rooms._spare]
+    spare = [extent for _, extent in engine.feeds.rooms._spare]
     return sum(extent.nbytes for extent in held + spare)
 
 

@@ -115,9 +115,9 @@ def one_worker(items: int, fn: Callable[[int], int], threads: int) -> lp.Loader:
 
 
 def test_time_that_a_sample_ran_beside_earlier_ones_counts() -> None:
-    # The second runs for 1.2 s, of which 0.7 s are beside the first.
+    # The second runs for 1.7 s, of which 0.9 s are beside the first.
     def fn(index: int) -> int:
-        time.sleep({8: 0.7, 9: 1.2}.get(index, 0))
+        time.sleep({8: 0.9, 9: 1.7}.get(index, 0))
         return index
 
     with one_worker(16, fn, threads=4) as loader, pytest.raises(lp.SampleTimeoutError) as caught:
