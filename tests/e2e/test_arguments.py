@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -321,6 +324,37 @@ def test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup(pool: lp.Pool
 
 
 # ---- what a fresh pair of hands got wrong without being told ----
+
+
+LOADED = """
+import os
+if "LOADERPOOL_ROLE" in os.environ:
+    {line}
+else:
+    def fn(item):
+        return item
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("import no_such_module", r"cannot import the module 'no_such_module'.*on sys\.path, or define.*getcwd"),
+        ("from os import no_such_name", r"An import in your code failed in .*no_such_name"),
+        ("raise OSError('no disk')", r"raised OSError\. Modules are imported again there.*no disk"),
+        ("pass", r"is not in its module .*'fn'.*probably replaced at run time"),
+    ],
+)
+def test_what_workers_cannot_load_is_told_with_advice(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text(LOADED.format(line=line))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "only_here", raising=False)  # and again behind the test
+    module = importlib.import_module("only_here")
+    with lp.Loader(range(8), module.fn, workers=1) as loader, pytest.raises(SetupError, match=f"(?s){says}") as raised:
+        next(iter(loader))
+    assert "only_here" in str(raised.value)
 
 
 @pytest.mark.parametrize(("ragged", "shape"), [("no", (None, None)), (True, (None,))])

@@ -113,6 +113,18 @@ def test_a_run_that_stopped_half_way_leaves_its_half(on: Place, log: Log, tmp_pa
     assert len(rest) <= ITEMS - 16 + 3
 
 
+def test_a_pass_that_is_stopped_goes_on_with_a_cache(on: Place, where: Any, log: Log) -> None:
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **on(2))) as loader:
+        batches = iter(loader)
+        begun = read([next(batches) for _ in range(3)])
+        state = batches.state_dict()
+    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **on(0))) as loader:
+        loader.load_state_dict(state)
+        got = begun + read(loader)
+    log.take()
+    assert_same(got, reference(log, 1))
+
+
 def test_a_state_is_not_anothers_augmentations(log: Log) -> None:
     with lp.Loader(range(ITEMS), decoder(log), **settings(workers=0)) as loader:
         state = loader.state_dict()

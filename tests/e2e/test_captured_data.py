@@ -198,3 +198,15 @@ def test_captured_memoryviews_are_the_same_in_a_worker_or_refused_by_name() -> N
     view.release()
     with pytest.raises(lp.UnpicklableError, match=r"closure variable 'view' of function"):
         lp.Loader(range(3), lambda i: np.int64(view[i]), batch_size=3, workers=2)
+
+
+def test_a_field_without_a_default_has_none_in_a_worker_either() -> None:
+    @dataclasses.dataclass
+    class Settings:
+        size: int
+
+    def has_none(_: int) -> bool:
+        return dataclasses.fields(Settings)[0].default is dataclasses.MISSING
+
+    with lp.Loader(range(3), has_none, batch_size=3, workers=1) as loader:
+        assert next(iter(loader)).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,17 @@ def test_a_worker_is_killed_and_the_stream_is_the_same(workers: int) -> None:
     assert start.status in ("ok", "warn"), start  # a busy machine may be slow
     assert drill.status == "ok", drill
     assert "SIGKILL" in drill.found and "24 batches" in drill.found
+
+
+def test_a_look_that_raises_or_hangs_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loaderpool.tools.doctor._start", lambda workers: workers / 0)
+    (check,) = pool_checks(1)
+    assert (check.status, check.found) == ("fail", "ZeroDivisionError: division by zero")
+    ended = threading.Event()
+    monkeypatch.setattr("loaderpool.tools.doctor._start", lambda workers: ended.wait())
+    (check,) = pool_checks(1, deadline_s=0.1)
+    assert (check.status, check.found) == ("fail", "not finished after 0.1 s")
+    ended.set()
 
 
 def test_the_table_is_plain_where_it_is_piped(doctor: Callable[..., ChildResult]) -> None:

@@ -111,6 +111,16 @@ def test_a_pass_that_is_stopped_goes_on_elsewhere(on: Place, folder: Path, endin
             other.load_state_dict(state)
 
 
+def test_sources_of_sources_and_lines_give_the_same_bits_in_workers(on: Place, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("".join(f"{number}\n" for number in range(50_000)))
+    lines, rows = lp.TextLines(tmp_path / "x.txt"), lp.JsonLines(paths(folder, "jsonl"))
+    for source in (lp.mix([lines, rows], [1, 3]), lp.zip_sources(rows, lines, strict=False), lines):
+        made = [
+            read(lp.Loader(source, repr, batch_size=500, shuffle=True, seed=1, **on(workers))) for workers in (0, 2)
+        ]
+        assert_same(*made)
+
+
 def damage(path: Path, ending: str) -> set[int]:
     """Damage one place of a file; returns which of its numbers are lost."""
     data = bytearray(path.read_bytes())

@@ -372,6 +372,7 @@ def test_shuffle_permutes_whole_batches_and_only_where_asked() -> None:
         (lambda: lp.Loader.from_sequence(Plain(), batch_size=4), ValueError, "batch_size"),
         (lambda: lp.Loader.from_sequence(Plain(), fn=len), ValueError, "fn"),
         (lambda: lp.Loader.from_sequence(Plain(0)), ValueError, "empty"),
+        (lambda: lp.Loader.from_sequence(Plain(-1)), lp.SourceError, "has no usable length: len.. of a Plain raised"),
     ],
 )
 def test_wrong_arguments_fail_in_the_callers_line(make: Any, error: type[Exception], text: str) -> None:

@@ -89,6 +89,29 @@ def test_a_generator_that_hangs_is_an_error_that_shows_where(on_error: str) -> N
         assert next(iter(loader)).tolist() == [0, 1, 2, 3], "the workers serve on"
 
 
+def test_a_generator_that_hangs_before_its_first_item() -> None:
+    def make() -> Iterator[int]:
+        wait_for_ever()
+        yield 1
+
+    loader = lp.Loader.from_generator(make, workers=1, limits=lp.Limits(timeout_s=0.3))
+    with loader, pytest.raises(lp.SampleTimeoutError, match="item 0 of generator 0"):
+        next(iter(loader))
+
+
+def test_a_sample_that_hangs_is_left_out_and_its_generator_goes_on() -> None:
+    def fn(item: int) -> int:
+        return item if item != 107 else wait_for_ever()  # type: ignore[func-returns-value,return-value]
+
+    def make(shard: int) -> range:
+        return range(100 * shard, 100 * shard + 12)
+
+    settings: dict[str, Any] = {"shards": range(3), "batch_size": 4, "limits": lp.Limits(timeout_s=0.3)}
+    with lp.Loader.from_generator(make, fn=fn, workers=2, on_error="skip", **settings) as loader:
+        got = [n for batch in loader for n in batch.tolist()]
+    assert sorted(got) == [n for shard in range(3) for n in make(shard) if n != 107]
+
+
 def test_to_run_a_generator_again_is_no_hang(tmp_path: Path) -> None:
     """It takes longer than one sample may; but no single item does."""
 

@@ -106,11 +106,11 @@ def test_copies_are_told_which_they_are(on: Place) -> None:
 
 
 def test_generators_of_shards_are_told_which_they_are(on: Place) -> None:
-    def tell(shard: str, worker: lp.WorkerInfo, rng: np.random.Generator) -> Iterator[Any]:
+    def tell(shard: str | None, worker: lp.WorkerInfo, rng: np.random.Generator) -> Iterator[Any]:
         assert worker.shard == shard
         yield worker.index, worker.count, rng.random() < 1
 
-    with lp.Loader.from_generator(tell, shards=["a", "b", "c"], batch_size=1, **on(2)) as loader:
+    with lp.Loader.from_generator(tell, shards=["a", "b", None], batch_size=1, **on(2)) as loader:
         assert [(int(index[0]), int(count[0])) for index, count, _ in read(loader)] == [(0, 3), (1, 3), (2, 3)]
 
 

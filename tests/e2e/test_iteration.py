@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -55,11 +56,37 @@ def test_every_pass_is_whole_and_in_order(on: Place, workers: int) -> None:
     assert len(loader) == 7
 
 
+class Stream:
+    """Read by a process; with a lock, which cannot travel, by a thread."""
+
+    lock: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(2000))  # more than is read ahead of the first batch
+
+
+class ReadHere(Stream):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+SIDE_BY_SIDE: dict[str, Callable[..., lp.Loader]] = {
+    "items": lambda **how: lp.Loader(range(2000), **how),
+    "stream": lambda **how: lp.Loader(Stream(), **how),
+    "stream read here": lambda **how: lp.Loader(ReadHere(), **how),
+    "generators": lambda **how: lp.Loader.from_generator(
+        lambda shard: range(shard, shard + 500), shards=range(0, 2000, 500), cycle_length=1, **how
+    ),
+}
+
+
 @WORKERS
-def test_two_iterators_go_side_by_side(on: Place, workers: int) -> None:
-    loader = lp.Loader(range(60), batch_size=4, **on(workers))
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE)
+def test_two_iterators_go_side_by_side(on: Place, workers: int, kind: str) -> None:
+    loader = SIDE_BY_SIDE[kind](batch_size=4, **on(workers))
     pairs = list(zip(loader, loader, strict=True))
-    assert indices_in(left for left, _ in pairs) == indices_in(right for _, right in pairs) == list(range(60))
+    assert indices_in(left for left, _ in pairs) == indices_in(right for _, right in pairs) == list(range(2000))
+    loader.close()
 
 
 @WORKERS
@@ -163,6 +190,7 @@ def nested(index: int) -> Any:
 SAMPLES: dict[str, Any] = {
     "int": lambda index: index,
     "float": lambda index: index / 3,
+    "floats that are no numbers": lambda index: np.array([0x7FC00001, 0xFFC12345, index], np.uint32).view(np.float32),
     "bool": lambda index: index % 3 == 0,
     "complex": lambda index: complex(index, -index),
     "str": lambda index: "é\0x" * index,

@@ -216,7 +216,8 @@ def pool_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call
         return pools[-1]
 
     yield make
-    pools.pop().close()
+    for pool in pools:
+        pool.close()
 
 
 def large(index: int) -> Any:
@@ -248,6 +249,8 @@ def test_a_batch_that_the_machine_has_no_room_for_is_not_answered_with_a_limit(
         "Set batch_size=None: each sample is then delivered by itself.",
     ]
     assert len("".join(said)) < 1000
+    element = why_refused(source=range(9), fn=large, batch_size=None, workers=pool_where(300 << 20))
+    assert "cannot work here" in element and "batch_size" not in element and "Limits(" not in element
 
 
 def test_the_advice_for_a_batch_that_the_machine_has_no_room_for_works(

@@ -77,7 +77,8 @@ def test_a_closed_loader_leaves_the_pool_to_the_others() -> None:
 
 
 def test_resizing_changes_who_works_and_not_what_is_made() -> None:
-    with lp.Loader(range(400), who, batch_size=4, workers=1) as loader:
+    with lp.Loader(range(400), who, batch_size=4, workers=3) as loader:
+        loader.resize(1)  # before there is any
         batches = iter(loader)
         numbers = indices_in(next(batches)[0] for _ in range(5))
         assert len(wait_for_workers(loader, 1)) == 1

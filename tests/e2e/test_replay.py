@@ -16,6 +16,7 @@ from loaderpool.errors import ArgumentError
 from tests.support.child import ChildResult, run_command
 
 SIZE = 50
+BUCKETS = lp.Buckets([1 + index % 2 for index in range(SIZE)], [2])
 
 
 def draw(item: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -123,6 +124,8 @@ def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -
         ({"drop_remainder": True}, 49, "drop_remainder"),
         ({"shard": lp.Shard(2, 0)}, 5, r"Shard\(2, 1\)"),
         ({"shard": lp.Shard(2, 0), "drop_remainder": True}, 49, "drop_remainder"),
+        ({"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS}, 8, r"Shard\(2, 1\)"),
+        ({"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS}, 49, "among the last 2 rows"),
     ],
 )
 def test_an_index_that_the_loader_never_makes_is_said(settings: dict[str, Any], index: int, says: str) -> None:
@@ -164,6 +167,12 @@ def refuse():
     raise OSError("no shard here")
 
 
+def read_one():
+    loader = lp.Loader(range(20), lambda i: int(i), batch_size=4, workers=2)
+    print(next(iter(loader)).tolist(), open(f"/proc/self/task/{os.getpid()}/children").read().split())
+    return loader
+
+
 
 sharded = lp.Loader(range(20), fn, batch_size=4, shard=lp.Shard(2, 1))
 batches = lp.Loader(range(20), batch_fn=lambda items: np.array(items), batch_size=4)
@@ -198,6 +207,11 @@ def test_a_batch_is_shown_with_all_its_indices(command: Callable[..., ChildResul
     text = command("replay", "jobs:batches", "--index", "6").check().stdout
     assert "source indices 4, 5, 6, 7" in text
     assert "int64[4]" in text
+
+
+def test_a_target_may_read_a_loader_which_starts_no_process(command: Callable[..., ChildResult]) -> None:
+    text = command("replay", "jobs:read_one", "--index", "7").check().stdout
+    assert text.startswith("[0, 1, 2, 3] []\n") and "int64[]" in text
 
 
 def test_an_error_is_shown_with_the_user_s_frames(command: Callable[..., ChildResult]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,23 @@ def test_the_rest_is_the_same_to_the_bit(name: str, before: int, after: int, on:
             assert rest == (epochs[0][taken:] or epochs[1])
             if taken < length:
                 assert [plain(batch) for batch in again] == epochs[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_first_batch_that_fails_takes_nothing_of_the_rest(workers: int, on: Place, tmp_path: Path) -> None:
+    def fn(item: int) -> int:
+        if item == 8 and not (tmp_path / "mended").exists():
+            raise ValueError("not now")
+        return item
+
+    with lp.Loader(range(20), fn, batch_size=4, **on(workers)) as loader:
+        batches = iter(loader)
+        take(batches, 2)
+        loader.load_state_dict(batches.state_dict())  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="not now"):
+            list(loader)
+        (tmp_path / "mended").touch()
+        assert [int(batch[0]) for batch in loader] == [8, 12, 16]
 
 
 # ---- which pass a state belongs to ----

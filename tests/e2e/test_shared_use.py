@@ -54,6 +54,27 @@ def test_a_sample_that_takes_the_supervisor_along_does_not_go_on_for_ever(action
         list(loader)
 
 
+class Growing:
+    by = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(2, self.by + index)
+
+    def on_epoch_end(self) -> None:
+        self.by = 100  # changes once
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_made_by_replace_is_told_of_changes_itself(workers: int) -> None:
+    with lp.Loader.from_sequence(Growing(), workers=1) as one, one.replace(workers=workers) as other:
+        assert [int(batch[0]) for _ in range(2) for batch in one] == [0, 1, 2, 100, 101, 102]
+        list(other)
+        assert [int(batch[0]) for batch in other] == [100, 101, 102]
+
+
 def ragged(item: int) -> Any:
     return np.arange(item % 4, dtype=np.int32), "é" * (item % 3)
 

@@ -186,6 +186,22 @@ def test_what_is_as_good_as_before_is_not_told() -> None:
         loader = make(fn=load, workers=pool)
         del helper
         assert passes(loader) == []
+
+        class Batches:  # its hooks change what they like
+            def __init__(self):
+                self.order, self.settings = [0, 1], Settings()
+
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, i):
+                return np.full(2, self.order[i] + self.settings.z)
+
+            def on_epoch_end(self):
+                self.order, self.settings.z = self.order[::-1], self.settings.z + 1
+
+        batches = Batches()
+        check(functools.partial(lp.Loader.from_sequence, batches), "batches.order = [1, 0]")
         """
     )
 

@@ -66,6 +66,20 @@ def test_calls_are_told_with_the_slowest_item() -> None:
     assert 0.004 <= told.mean_s < 0.3
 
 
+def test_calls_of_workers_that_are_gone_count() -> None:
+    with lp.Loader(range(10**6), sample, batch_size=8, workers=3) as loader:
+        batches = iter(loader)
+        for _ in range(40):
+            next(batches)
+        before = loader.statistics().calls
+        loader.resize(1)
+        while len(loader.statistics().workers) > 1:
+            next(batches)
+        told = loader.statistics().calls
+    assert before is not None and told is not None
+    assert told.timed >= before.timed and told.slowest[0].index == 37
+
+
 def test_cpu_time_of_a_sample_is_that_of_its_call() -> None:
     told = train(lp.Loader(range(10**6), computing, batch_size=8, workers=1), 110, 0.0)
     assert told.cpu_s_per_sample is not None

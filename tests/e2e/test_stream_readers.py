@@ -18,6 +18,7 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, read, supervisor_of
 from tests.support.child import run_child
+from tests.support.notes import bytes_shared
 from tests.support.processes import is_alive, shared_bytes, wait_gone
 from tests.support.streams import Blocking, Ending, Failing, Large, Numbers, Telling, make
 
@@ -237,6 +238,21 @@ def test_arrays_arrive_as_they_were(on: Place, on_thread: bool) -> None:
         assert np.array_equal(np.concatenate(read(loader)), expected)
 
 
+class Holding:
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def test_what_a_stream_holds_is_shared_with_its_reader(on: Place) -> None:
+    rows = np.random.default_rng(1).random((2200, 1000))  # 17 MB
+    with lp.Loader(Holding(rows), lambda row: row.sum(), batch_size=100, **on(1)) as loader:
+        assert np.concatenate(read(loader)).tolist() == rows.sum(1).tolist()
+        assert bytes_shared(loader.statistics()) == rows.nbytes
+
+
 SCRIPT = """
     import collections, dataclasses, enum, os, typing
     import loaderpool as lp
@@ -289,6 +305,30 @@ def test_items_and_errors_are_of_the_scripts_own_classes_and_prints_are_seen() -
     result = run_child(SCRIPT).check()
     assert result.stdout == "reading\n" * 3 + "Failed True\n"
     assert result.stderr == ""
+
+
+def test_items_of_a_module_that_imports_tensorflow_bring_it_to_nobody_who_does_not_use_it(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text(  # a stand-in that tells who imports it
+        "import os\nprint(os.environ.get('LOADERPOOL_ROLE', 'trainer'), flush=True)\ndef op(x): return x\n"
+    )
+    (tmp_path / "items.py").write_text(
+        "import dataclasses\nimport tensorflow as tf\n@dataclasses.dataclass\nclass Item:\n    x: int\n"
+        "class Items:\n    def __iter__(self):\n        return map(Item, range(10))\n"
+        "class Needing:\n    def __iter__(self):\n        return map(Item, map(tf.op, range(10)))\n"
+        "def use(item):\n    assert isinstance(item, Item), type(item)\n    return item.x\n"
+    )
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import items
+        import loaderpool as lp
+        for source in (items.Items(), items.Needing()):
+            with lp.Loader(source, items.use, batch_size=5, workers=1) as loader:
+                assert [n for batch in loader for n in batch.tolist()] == list(range(10))
+            print("next", flush=True)
+    """
+    first, second, _ = run_child(script).check().stdout.split("next\n")
+    assert first == "trainer\n" and sorted(second.split()) == ["reader", "supervisor"]
 
 
 # ---- ends ----

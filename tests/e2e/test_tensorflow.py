@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.system import machine
 from tests.support import tensorflow_runtime
 from tests.support.child import run_child
 from tests.support.processes import descendants, lies_in_shared_memory, wait_gone
@@ -178,9 +179,13 @@ def test_a_stream_of_several_epochs_is_their_concatenation(tf: Any, workers: int
     with lp.Loader(range(10), lambda i: np.int64(i), batch_size=4, shuffle=True, workers=workers) as loader:
         wanted = [batch.tolist() for _ in range(3) for batch in loader]
         loader.epoch = 0
-        assert [batch.numpy().tolist() for batch in loader.as_dataset(epochs=3)] == wanted
+        assert [
+            batch.numpy().tolist() for batch in loader.as_dataset(epochs=np.uint8(3), prefetch=np.int64(2))
+        ] == wanted
         loader.epoch = 0
-        endless = [batch.numpy().tolist() for batch in loader.as_dataset(epochs=None).take(9)]
+        endless = [
+            batch.numpy().tolist() for batch in loader.as_dataset(epochs=None, prefetch=tf.data.AUTOTUNE).take(9)
+        ]
         assert endless == wanted
 
 
@@ -487,3 +492,12 @@ def test_a_dataset_leaves_the_allocator_as_it_was(tf: Any) -> None:
         """
     )
     assert max(before, after) < MAPPED < spoiled
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MALLOC_MMAP_THRESHOLD_", "33000000"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1")]
+)
+def test_what_the_environment_tells_the_allocator_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not machine.is_malloc_told()
+    monkeypatch.setenv(name, value)
+    assert machine.is_malloc_told()

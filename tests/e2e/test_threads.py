@@ -6,13 +6,14 @@ import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, read
+from tests.support.batches import Place, assert_same, read, read_while
 
 THREADS = 4
 
@@ -77,6 +78,11 @@ class Items:
         return index + 100
 
 
+class Stream:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(61))
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "fixed rows": {"fn": fixed},
     "tiny rows": {"fn": tiny, "size": 3000},
@@ -93,8 +99,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "augment": {"fn": tiny, "augment": lambda sample, rng: sample + rng.random(3, np.float32)},
     "a source that waits": {"source": Items()},
     "by length": {
-        "fn": fixed, "buckets": lp.Buckets([index % 7 for index in range(61)], [3, 5], [8, 4, 2]), },
+        "fn": fixed, "buckets": lp.Buckets(lambda index: jitter(index) or index % 7, [3, 5], [8, 4, 2]), },
     "shards": {"fn": fixed, "shard": lp.Shard(3, 1)},
+    "a stream": {"fn": fixed, "source": Stream(), "shuffle": 10},
 }  # fmt: skip
 
 
@@ -111,6 +118,21 @@ def test_the_bits_are_those_of_no_workers(on: Place, kind: str) -> None:
     with lp.Loader(**arguments(kind), **on(2), threads=THREADS) as loader:
         assert_same(read(loader, passes=2), expected)
         assert loader.statistics().restarts == 0
+
+
+def test_a_resize_and_a_state_that_goes_on_with_other_threads_change_no_bit(on: Place) -> None:
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    with lp.Loader(range(161), fixed, workers=0, **settings) as loader:
+        expected = read(loader)
+    with lp.Loader(range(161), fixed, workers=1, threads=THREADS, **settings) as loader:
+        batches = iter(loader)
+        made = read(next(batches) for _ in range(5))
+        state = batches.state_dict()
+        loader.resize(3)
+        assert_same(made + read_while(batches, {10: lambda: loader.resize(1)}), expected)
+    with lp.Loader(range(161), fixed, **on(2), threads=2, **settings) as loader:
+        loader.load_state_dict(state)
+        assert_same(made + read(loader), expected)
 
 
 @pytest.mark.parametrize("kind", ["fixed rows", "skip", "elements"])

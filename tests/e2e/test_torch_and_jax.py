@@ -120,6 +120,9 @@ def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(t
 
         show("module", numpy_only.load)
         show("module with jax", uses_jax.load)
+        jax.config.update("jax_enable_x64", True)
+        show("64 bits", lambda i: uses_jax.load(i).dtype.name, source=range(4))
+        jax.config.update("jax_enable_x64", False)
         warnings.simplefilter("default")
         import on_import
         show("on import", on_import.load)
@@ -129,6 +132,7 @@ def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(t
     assert lines == [
         f"module {BATCHES} fork []",
         f"module with jax {BATCHES} fork ['libjax_common']",
+        f"64 bits {[['float64'] * 4]} fork ['libjax_common']",
         f"on import {BATCHES} exec ['libjax_common']",
         f"captured {BATCHES} exec ['libjax_common']",
     ]

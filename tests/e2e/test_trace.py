@@ -164,14 +164,18 @@ def test_each_mistake_is_answered_on_one_line(arguments: list[str], answer: str,
 # -- in code
 
 
-def test_in_passes_and_after_them_from_any_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [None, "spawn"])
+def test_in_passes_and_after_them_from_any_thread(tmp_path: Path, start: Any) -> None:
     found: list[Loaded] = []
 
     def take(name: str) -> None:
         loader.trace(tmp_path / name)
         found.append(load((tmp_path / name).read_text()))
 
-    with lp.Loader(range(64), make, batch_size=4, workers=2) as loader:
+    with (
+        lp.Pool(1 if start else 2, start=start) as pool,
+        lp.Loader(range(64), make, batch_size=4, workers=pool) as loader,
+    ):
         take("before.json")
         for number, _ in enumerate(loader):
             if number == 8:

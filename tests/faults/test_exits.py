@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,26 @@ ENDS = {
     "in a pass": "it = iter(loader); next(it)",
     "several": "more = [lp.Loader(range(8), workers=1) for _ in range(3)]; its = [iter(l) for l in more]; next(its[1])",
     "batch and cycle kept": "it = iter(loader); loader.it = it; kept = next(it)[1:]",
+    "a thread waits, and another makes batches here": """
+from loaderpool.core import session
+here = lp.Loader(range(10**6), lambda item: time.sleep(0.01) or item, batch_size=4, workers=0)
+for each in (loader, here):
+    threading.Thread(target=list, args=(each,), daemon=True).start()
+time.sleep(0.5)
+session.child_process.start = lambda *_, **__: print("another supervisor")
+""",
+    "a Ctrl-C comes meanwhile": """
+import signal, subprocess
+it = iter(loader)
+next(it)
+wait = subprocess.Popen.wait  # by which a supervisor's end is waited for
+def interrupted(process, timeout=None):
+    signal.raise_signal(signal.SIGINT)
+    code = wait(process, timeout)
+    signal.raise_signal(signal.SIGINT)
+    return code
+subprocess.Popen.wait = interrupted
+""",
 }
 
 
@@ -114,6 +135,24 @@ def test_ctrl_c_unhandled_ends_with_one_traceback() -> None:
     assert result.returncode == -signal.SIGINT
     assert result.stderr.count("Traceback") == 1
     assert result.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_ctrl_c_in_the_instant_before_a_wait_is_not_lost(tmp_path: Path) -> None:
+    """The thread has found no batch and does not wait yet; nothing else would wake it."""
+    code = f"""
+from loaderpool.system import fault_points
+fault_points.arm({str(tmp_path)!r})
+next(batches := iter(loader))
+try:
+    with open({str(tmp_path / "trainer.waiting")!r}, "w") as file: file.write("SIGINT")
+    next(batches)
+except KeyboardInterrupt:
+    print("interrupted")
+loader.close()
+"""
+    result = run_child(SCRIPT + code, timeout_s=30).check()
+    assert (result.stdout, result.stderr) == ("interrupted\n", "")
+    assert (tmp_path / "trainer.waiting.met").exists()
 
 
 # ---- forks of the trainer ----
@@ -163,12 +202,13 @@ def add_one(item: int) -> int:
     return item + 1
 
 
-def test_multiprocessing_inside_the_function_works() -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+def test_multiprocessing_inside_the_function_works(threads: int) -> None:
     def fn(item: int) -> Any:
         with multiprocessing.get_context("fork").Pool(2) as inner:
             return np.array(inner.map(add_one, [item, item + 1]))
 
-    with lp.Loader(range(4), fn, batch_size=2, workers=2) as loader:
+    with lp.Loader(range(4), fn, batch_size=2, workers=2, threads=threads) as loader:
         assert np.concatenate(list(loader)).tolist() == [[i + 1, i + 2] for i in range(4)]
 
 

@@ -99,6 +99,12 @@ def test_what_is_closed_or_dropped_goes_without_the_collector_of_garbage() -> No
         def a_pass(loader):
             kept.append(list(loader)[-1])
 
+        def a_pass_that_failed(loader):
+            try:
+                kept.append(list(loader.replace(fn=lambda item: 1 // (item - 13))))
+            except ZeroDivisionError:
+                pass
+
         def use(done, closes):
             loader = lp.Loader(range(20), lambda item: item, batch_size=8, workers=1)
             done(loader)
@@ -111,7 +117,7 @@ def test_what_is_closed_or_dropped_goes_without_the_collector_of_garbage() -> No
         kept = []
         use(a_pass, True)  # imports what it needs
         before = os.listdir("/proc/self/fd")
-        for done in (nothing, an_iterator_that_never_began, within_a_pass, a_pass):
+        for done in (nothing, an_iterator_that_never_began, within_a_pass, a_pass, a_pass_that_failed):
             for closes in (True, False):
                 use(done, closes)
                 assert os.listdir("/proc/self/fd") == before, (done, closes)

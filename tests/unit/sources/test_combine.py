@@ -51,6 +51,15 @@ def test_a_weight_of_zero_leaves_a_source_out() -> None:
         assert list(lp.mix([SMALL, LARGE, SMALL], [0, 1, 0], stop=stop)) == LARGE
 
 
+def test_weights_are_hit_in_every_range_and_by_size_each_record_comes_once() -> None:
+    which = np.array([source for source, _ in origins(lp.mix([SMALL, LARGE], seed=5))])
+    assert sorted(lp.mix([SMALL, LARGE], seed=5)) == sorted(SMALL + LARGE)
+    windows = np.lib.stride_tricks.sliding_window_view(which == 0, 64).sum(axis=1)
+    assert 1 <= windows.min() <= windows.max() <= 16  # of 64 items about 64 / 11 are of the small one
+    given = np.array([lp.mix([range(9)] * 3, [0.1, 0.3, 0.6], seed, stop=512).origin(77)[0] for seed in range(1500)])
+    assert np.abs(np.bincount(given, minlength=3) / 1500 - [0.1, 0.3, 0.6]).max() < 0.05
+
+
 # ---- any item at once ----
 
 

@@ -104,6 +104,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("small") / "small.tar", MEMBERS, tarfile.USTAR_FORMAT)
 
 
+@hypothesis.given(data=st.binary(max_size=2000))
+def test_any_bytes_are_refused_by_our_own_errors(small: Path, data: bytes) -> None:
+    path = small.with_name("random.tar")
+    path.write_bytes(data)
+    with pytest.raises(lp.LoaderpoolError, match=r"random\.tar"):
+        lp.TarSamples(path)
+
+
 @hypothesis.given(
     size=st.one_of(st.integers(0, 5120 + 511), *(st.integers(begin - 2, begin + 2) for begin in BEGINS[1:]))
 )

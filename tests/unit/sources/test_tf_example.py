@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -135,6 +136,18 @@ def test_values_are_in_memory_of_their_own(tf: Any) -> None:
         array += 1
     second = lp.parse_example(record, asked)
     assert second["x"].tolist() == [1, 2] and second["i"].tolist() == list(range(60)) and second["d"].tolist() == [5, 6]
+
+
+@hypothesis.given(st.binary(max_size=60), st.integers(0, 80), st.integers(0, 255))
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_damage_is_an_error_of_ours_or_unseen(tf: Any, garbage: bytes, at: int, byte: int) -> None:
+    asked = {"i": ((None,), np.int64), "f": ((None,), np.float32), "name": ((None,), bytes)}
+    record = bytearray(example(tf, name=("bytes", [b"a name"]), i=("int64", [-1, 300] * 9), f=("float", [1.0, 2.0])))
+    record[at % len(record)] = byte
+    for data in (garbage, bytes(record)):
+        with contextlib.suppress(lp.ArgumentError):
+            parsed = lp.parse_example(data, asked)
+            assert [array.dtype for array in parsed.values()] == [np.int64, np.float32, object]
 
 
 # ---- what other writers may write ----

@@ -42,6 +42,9 @@ def test_a_dataset_as_the_source_is_told_to_be_given_by_path(file: h5py.File) ->
     for source in (file["train/images"], {"image": file["train/images"], "label": [1, 2, 3]}):
         text = refused({"source": as_source(source), "fn": None})
         assert text.startswith("Cannot send this to the workers: source") and "h5py" in text and advice in text
+    for closed in (file, file["train"]):
+        with pytest.raises(lp.SourceError, match=r"source is an open HDF5 \w+: pass loaderpool\.HDF5\(path, keys\)"):
+            as_source(closed)
 
 
 @pytest.mark.parametrize("name", ["file", "images"])
