@@ -309,6 +309,8 @@ class PoolEngine:
                 del self._sent[:-1]
         elif isinstance(message, LoaderFailed):
             self.failure, self._was_told = message.error, False
+            for run in self.runs.values():  # also where another pass has tried again meanwhile
+                run.fail(message.error)
         elif isinstance(message, Ended):
             self.session.session.runs.pop(self.number, None)
             self._forget()

@@ -8,6 +8,7 @@ batch where a Ctrl-C came first.
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable
@@ -93,14 +94,12 @@ class Lender:
         """Release the slots whose last views have died; none while a forked child still copies them."""
         while self.returned and not forks.is_waiting():
             try:
-                lease = self.returned.popleft()
+                lease = self.returned[0]
             except IndexError:  # another thread has settled it
                 return
-            try:
-                self._settle(lease)
-            except BaseException:  # of a signal's handler; a release that is said twice is said once
-                self.returned.append(lease)
-                raise
+            self._settle(lease)  # of several threads, too: a release that is said twice is said once
+            with contextlib.suppress(ValueError):  # that other thread has taken it out
+                self.returned.remove(lease)
 
     def _settle(self, lease: _Lease) -> None:
         found = self._leases.get(lease.offset)

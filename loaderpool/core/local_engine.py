@@ -210,12 +210,13 @@ class LocalEngine:
         job = Job(_RUN, epoch, batch, 1, 0, None, 0, plan.start)
         size = form.slot_bytes
         anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
-        was_making = self._is_making
         # In the middle of a batch the function itself has asked for one: what is kept is of the batch around it.
-        with InterruptsAllowed(), _alone, SavedGlobals() if was_making else self._globals:
+        with InterruptsAllowed(), _alone, SavedGlobals() if self._is_making else self._globals:
             if items is not None:
                 self._put(items)
-            self._is_making = True
+            if plan.lanes:  # generators draw before calls are watched
+                self._globals.seen = None
+            self._is_making, was_making = True, self._is_making
             try:
                 filled = self.work.fill(job, anchor, 0, size)
             except WorkFailed as error:

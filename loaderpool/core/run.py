@@ -172,8 +172,10 @@ class PoolRun:
     @property
     def is_ready(self) -> bool:
         """Whether the next batches are there."""
-        if not self.buffer.waiting:
-            self._pool.catch_up()
+        with self._pool.lock:
+            if self.buffer.front() is not None:
+                return True
+        self._pool.catch_up()
         with self._pool.lock:
             return self.buffer.front() is not None
 
@@ -234,6 +236,10 @@ class PoolRun:
             arrived.make_error = functools.partial(failures.unpack, message.error)
             if not self.buffer.put(arrived):
                 self._release(arrived)
+
+    def fail(self, error: bytes) -> None:
+        """No more of its batches are made."""
+        self._failure = error
 
     def on_supervisor_lost(self) -> None:
         """Another supervisor is told when batches are taken."""

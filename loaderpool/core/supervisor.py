@@ -355,6 +355,8 @@ class Supervisor:
                         self._main.send(message)
                 else:
                     self._lay_out(loader, receive(content), (number, message))
+        if self._timeouts:
+            self._watch.resume()  # the worker's next ticket may have a timeout, which this one had not
 
     def _on_death(self, worker: WorkerProcess) -> None:
         if worker.number not in self._workers.by_number:

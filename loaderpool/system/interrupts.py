@@ -97,6 +97,8 @@ class InterruptsAllowed:
         global _depth
         if self._held:
             _depth = self._held
+            if list(map(_handler_of, _OFTEN)) != _seen:  # set by what ran here
+                gate_handlers()
 
 
 class _Gate:
@@ -260,7 +262,11 @@ def send_again(number: int = signal.SIGINT) -> None:
 def _send(number: int) -> None:
     time.sleep(_MOMENT_S)
     # Where the program has taken its handler away meanwhile, nothing is done.
-    if number in _due and _main_thread is not None and callable(_handler_of(number)):
+    handler = _handler_of(number)
+    if number in _due and _main_thread is not None and callable(handler):
+        if type(handler) is not _Gate:  # set meanwhile: it does not note that the program is told
+            with contextlib.suppress(ValueError):
+                _due.remove(number)
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(_main_thread, number)
         else:

@@ -303,3 +303,14 @@ def test_mistakes_are_named() -> None:
         next(iter(loader))
     with lp.Loader.from_generator(itertools.count, workers=0) as loader, pytest.raises(TypeError, match="unknown"):
         len(loader)
+
+
+@pytest.mark.parametrize("seed_globals", ["auto", True, False])
+def test_without_workers_the_callers_generators_stay_as_they_are(seed_globals: Any) -> None:
+    def draws() -> Iterator[float]:
+        yield from (random.random() for _ in range(8))
+
+    state = random.getstate()
+    with lp.Loader.from_generator(draws, batch_size=2, workers=0, seed_globals=seed_globals) as loader:
+        list(loader)
+    assert random.getstate() == state

@@ -418,3 +418,28 @@ def test_what_the_stream_starts_in_its_reader_ends_with_it(on: Place, tmp_path: 
     with lp.Loader(Starting(), batch_size=1, **on(1)) as loader:
         child = int(read(loader)[0][0][0])
     assert wait_gone([child], 3.0) == []
+
+
+class Watched:
+    """Has a watchdog, which comes while an item is on its way."""
+
+    def __iter__(self) -> Iterator[Any]:
+        def bark(*_: object) -> None:
+            raise TimeoutError("the storage is slow")
+
+        signal.signal(signal.SIGALRM, bark)
+        for number in range(1000):
+            if number == 4:
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+            yield np.full(4_000_000, number, np.float32)
+
+
+def test_what_a_streams_signal_handler_raises_in_the_middle_of_an_item_is_its_error() -> None:
+    """The rest of the item was waited for without end."""
+    with (
+        lp.Loader(Watched(), batch_size=1, workers=1, limits=lp.Limits(memory=64 << 20)) as loader,
+        pytest.raises(lp.SourceError, match="the storage is slow"),
+    ):
+        for number, batch in enumerate(loader):
+            assert (batch == number).all()
+            time.sleep(0.1)

@@ -248,3 +248,24 @@ def test_when_the_trainer_dies_nothing_is_left(how: str, moment: str) -> None:
 @pytest.mark.parametrize("function", ["in_c", "spinning", "deaf", "parent"])
 def test_when_the_trainer_dies_busy_workers_and_their_children_end_too(function: str) -> None:
     assert run_child(trainer(function, "SIGKILL", "in a pass")).returncode == -signal.SIGKILL
+
+
+def test_each_of_two_passes_is_told_that_no_worker_is_left() -> None:
+    """The second one waited for ever where a third had tried again meanwhile."""
+
+    def fn(item: int) -> int:
+        if 60 <= item < 75:
+            os._exit(7)
+        time.sleep(0.01)
+        return item
+
+    limits = lp.Limits(restarts_per_item=10)
+    with (
+        lp.Pool(2, restarts=(3, 60.0)) as pool,
+        lp.Loader(range(200), fn, batch_size=1, workers=pool, limits=limits) as loader,
+    ):
+        first, second = iter(loader), iter(loader)
+        next(second)
+        for batches in (first, iter(loader), second):
+            with pytest.raises(lp.LoaderpoolError):
+                list(batches)

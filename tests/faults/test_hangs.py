@@ -65,3 +65,27 @@ def test_stuck_in_c_code_that_holds_the_gil() -> None:
         list(loader)
     assert caught.value.index == 2
     assert "in spins" in caught.value.remote_traceback
+
+
+def test_a_sample_that_hangs_after_another_loaders_tickets_is_seen() -> None:
+    """The pool looked no more once the worker's ticket was one without a timeout."""
+
+    def quick(index: int) -> int:
+        time.sleep(0.01)
+        return index
+
+    def hangs_late(index: int) -> int:
+        time.sleep(60 if index == 8 else 0.04)
+        return index
+
+    limits = lp.Limits(timeout_s=1.0)
+    with (
+        lp.Pool(1) as pool,
+        lp.Loader(range(10_000), quick, batch_size=1, workers=pool) as endless,
+        lp.Loader(range(16), hangs_late, batch_size=1, workers=pool, limits=limits) as loader,
+    ):
+        beside = iter(endless)
+        with pytest.raises(lp.SampleTimeoutError):
+            for _ in loader:
+                for _ in range(3):
+                    next(beside)

@@ -335,3 +335,24 @@ def test_a_ctrl_c_while_an_error_of_tensorflows_is_made_comes_where_that_arrives
         make()
     assert not reached
     assert sys.gettrace() is None
+
+
+def test_a_ctrl_c_that_is_sent_again_to_a_handler_without_a_gate_comes_once() -> None:
+    with InterruptsHeld():
+        pass
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as a notebook does for each cell
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.send_again()
+        time.sleep(10)
+    with InterruptsHeld():
+        pass
+
+
+def test_a_handler_that_is_set_in_user_code_waits_for_the_blocks_end() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), InterruptsHeld():
+        with InterruptsAllowed():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        press()
+        reached.append("whole")
+    assert reached == ["whole"]

@@ -23,6 +23,7 @@ from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, process
+from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.pickling import Frame, frames
 from loaderpool.transport.reports import Failure, describe_failure, what_ended
@@ -65,15 +66,18 @@ class _Sender:
 
     def send(self, frame: Frame) -> None:
         """Send one frame. Blocks: until it is asked for."""
-        if not self._asked:
-            self._asked = len(self._channel.recv(_MOST_ASKED))
+        with (
+            InterruptsHeld()
+        ):  # what a handler raises comes between two frames: the feed would wait for the rest of one
             if not self._asked:
-                raise Unwanted
-        self._asked -= 1
-        parts = [HEADER.pack(frame.nbytes, frame.buffers, frame.first, frame.rows), *frame.parts]
-        large = len(parts) - frame.buffers  # where the arrays begin
-        for part in (b"".join(parts[:large]), *parts[large:]):
-            self._channel.sendall(part)
+                self._asked = len(self._channel.recv(_MOST_ASKED))
+                if not self._asked:
+                    raise Unwanted
+            self._asked -= 1
+            parts = [HEADER.pack(frame.nbytes, frame.buffers, frame.first, frame.rows), *frame.parts]
+            large = len(parts) - frame.buffers  # where the arrays begin
+            for part in (b"".join(parts[:large]), *parts[large:]):
+                self._channel.sendall(part)
 
 
 def _read(start: Mapping[str, Any], channel: socket.socket) -> None:

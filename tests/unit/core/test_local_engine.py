@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -74,3 +76,31 @@ def test_a_function_that_reads_its_own_loader_leaves_the_callers_generators_alon
     assert pickle.dumps((random.getstate(), np.random.get_state(legacy=False))) == before
     for batch, wanted in zip(batches, expected, strict=True):
         assert np.array_equal(batch, wanted)
+
+
+def test_generators_of_passes_on_two_threads_are_ended() -> None:
+    ended: list[int] = []
+
+    def numbers(shard: int) -> Any:
+        try:
+            for number in range(1000):
+                time.sleep(0.001)
+                yield number
+        finally:
+            ended.append(shard)
+
+    def some(loader: lp.Loader) -> None:
+        batches: Any = iter(loader)
+        for _ in range(10):
+            next(batches)
+        batches.close()
+
+    loader = lp.Loader.from_generator(numbers, shards=[0, 1], batch_size=4, workers=0)
+    threads = [threading.Thread(target=some, args=[loader]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    some(loader)
+    some(loader)
+    assert len(ended) >= 6  # of the latest pass they end with the next one
