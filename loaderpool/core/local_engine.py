@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import LanePlaces
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
-from loaderpool.system.interrupts import InterruptsAllowed, is_of_a_handler
+from loaderpool.system.interrupts import InterruptsAllowed, is_dropped, is_of_a_handler
 from loaderpool.system.long_work import LongWork
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.global_rng import KeptGlobals, SavedGlobals
@@ -157,7 +158,9 @@ class LocalEngine:
         """
         if isinstance(self.work.items, LaneItems):
             self._forgotten.append(epoch)
-            self._end_forgotten()
+            # Torch holds its generator's lock where it has the collector run, which calls finalizers.
+            if "torch" not in sys.modules or not is_dropped(sys._getframe()):
+                self._end_forgotten()
 
     def _end_forgotten(self) -> None:
         if _alone.acquire(blocking=False):
