@@ -208,6 +208,8 @@ class Pool:
             session = self.session
             try:
                 session.wait(is_ready, self._turn)
+                if self.import_anew:
+                    self._look_for_restarts()
                 return
             except SupervisorLost:
                 with InterruptsHeld():
@@ -293,15 +295,20 @@ class Pool:
     def _turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
         checkpoint()
-        if self.import_anew and self.workers.restarts != self._restarts_seen:  # by later workers
-            self._restarts_seen = self.workers.restarts
-            self.warn_of_modules()
+        if self.import_anew:
+            self._look_for_restarts()
         if self.warnings.due:
             self.warnings.say()
         if (work := self.long_work) is not None:
             work.tell()
         if self.on_idle is not None and not came:
             self.on_idle()
+
+    def _look_for_restarts(self) -> None:
+        """Warn of modules that the workers which took others' places have found changed."""
+        if self.workers.restarts != self._restarts_seen:
+            self._restarts_seen = self.workers.restarts
+            self.warn_of_modules()
 
     def warn_of_modules(self) -> None:
         """Warn of modules that workers which are to come will find changed."""
