@@ -46,11 +46,6 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     source = as_source(arguments["source"])
     if config.batch_size is not None and (reason := whole_batches(arguments["source"])) is not None:
         raise SourceError(f"source {reason}")
-    if cache is not None and config.threads > 1:
-        raise ArgumentError(
-            f"cache and threads={config.threads} cannot be combined, because each worker uses the cache on one thread. "
-            "Remove one of them; for more parallel reads, set a larger workers="
-        )
     plan: Plan
     items: Any = source
     needs_lengths = False
@@ -72,6 +67,11 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
                 "Set shuffle=True to shuffle all items"
             )
         plan, needs_lengths = _indexed_plan(len(source), config, arguments)
+    if cache is not None and config.threads > 1:
+        raise ArgumentError(
+            f"cache and threads={config.threads} cannot be combined, because each worker uses the cache on one thread. "
+            "Remove one of them; for more parallel reads, set a larger workers="
+        )
     fn, augment, batch_fn = arguments["fn"], arguments["augment"], arguments["batch_fn"]
     functions = {"fn": fn, "augment": augment, "batch_fn": batch_fn}
     takes_rng = frozenset(name for name, function in functions.items() if open_parameter(function, "rng") is not None)
