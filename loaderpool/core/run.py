@@ -230,7 +230,7 @@ class PoolRun:
         elif isinstance(message, GiveBack):
             self._begin_again()
         elif isinstance(message, BatchFailed) and message.offset < 0:
-            self._failure = message.error
+            self.fail(message.error)
         elif isinstance(message, BatchFailed):
             arrived = Arrived(message.batch - self._base, 1, 0, message.offset)
             arrived.make_error = functools.partial(failures.unpack, message.error)

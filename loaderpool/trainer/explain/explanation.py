@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +50,8 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The same for notebooks, in the colours that the page has."""
+        import html  # few explanations are shown so, and a training that is told of waits for the import
+
         rows = ""
         for label, text in self._lines():
             shown = f"<code>{html.escape(text)}</code>" if label == "Change" else html.escape(text)
