@@ -202,6 +202,8 @@ DROPPED_IN = {
     ("tensorflow.python.framework.tensor_shape", "__getitem__"),  # called from C++, which may crash, too
     ("tensorflow.python.framework.tensor_shape", "__len__"),
     ("jax._src.lib", "_xla_gc_callback"),  # called by the garbage collector
+    ("importlib._bootstrap_external", "find_spec"),  # `except OSError`, which a TimeoutError is, too
+    ("importlib._bootstrap_external", "get_code"),
     ("_weakrefset", "_remove"),
     ("weakref", "__call__"),  # of `finalize`
     ("weakref", "remove"),

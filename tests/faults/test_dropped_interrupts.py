@@ -138,6 +138,37 @@ def test_a_ctrl_c_where_the_collector_calls_jax_comes_a_moment_later() -> None:
     assert (child.stdout, child.stderr) == ("CAME\n", "")
 
 
+def test_a_timeout_where_python_looks_for_a_module_comes_a_moment_later() -> None:
+    """To Python's search, which calls `stat`, a TimeoutError is a file that is missing: it goes on without a word."""
+    child = run_child(
+        """
+        import importlib._bootstrap_external as search
+        import signal, threading
+        from loaderpool.system import interrupts
+
+        def expire(*_):
+            raise TimeoutError("the alarm")
+
+        def stat_with_an_alarm(path, stat=search._path_stat):
+            if to_come:
+                signal.raise_signal(to_come.pop())
+            return stat(path)
+
+        signal.signal(signal.SIGALRM, expire)
+        interrupts.gate_handlers()
+        to_come = [signal.SIGALRM]
+        search._path_stat = stat_with_an_alarm
+        try:
+            import colorsys
+            assert not to_come
+            threading.Event().wait(20)
+        except TimeoutError:
+            print("CAME")
+        """
+    ).check()
+    assert (child.stdout, child.stderr) == ("CAME\n", "")
+
+
 def test_the_finalizers_that_it_names_are_there() -> None:
     """A function that was renamed would be looked for in vain."""
     for module, name in interrupts.DROPPED_IN:

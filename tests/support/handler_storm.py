@@ -160,7 +160,6 @@ def storm(make: Callable[[], lp.Loader], shots: int, constructions: int, seed: i
         with make() as loader:
             next(iter(loader))
 
-    made()  # whose imports would drop a TimeoutError: to Python's search for modules, it is a file that is missing
     chance, signals = random.Random(seed), Signals()
     for _ in range(constructions):
         signals.shoot(made, chance.choice(list(RAISED)), chance.random() * 0.3)
