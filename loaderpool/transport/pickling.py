@@ -141,6 +141,9 @@ def receive(
         buffers: the contents of the arrays that the pickle does not hold, in their order.
         importing: the context of each import that the pickle itself asks for; those of its modules are inside.
     """
+    pickled = bytes(pickled)
+    if importing is contextlib.nullcontext and b"cloudpickle" not in pickled:  # a stream's items, say: in C alone
+        return pickle.loads(pickled, buffers=buffers)
     return _Unpickler(io.BytesIO(pickled), buffers, importing).load()
 
 

@@ -204,7 +204,8 @@ class Feed:
         self._table.write(batch, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first, frame.rows))
         self.latest_rows = frame.rows
         self.made = batch + 1
-        self._feeds.on_news(self)
+        if not batch or self.process is None or not self.process.has_more:  # else they are told of together
+            self._feeds.on_news(self)
 
     def _room(self, nbytes: int) -> Extent | None:
         """Return room for so many bytes, or None: no more is wanted. Blocks: until the consumer has taken enough.
@@ -222,6 +223,7 @@ class Feed:
                     except MemoryLimitError:
                         if not self._held:
                             raise
+                self._feeds.on_news(self)  # of what was not told yet, or the consumer would wait for it
             self._news.get()
 
     def _wanted(self) -> int:

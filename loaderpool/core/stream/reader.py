@@ -138,10 +138,12 @@ class ReaderProcess:
         fault_points.reach("trainer.reader_launched")
         asked, header = 0, memoryview(bytearray(HEADER.size))
         while True:
-            if asked <= _MOST_ASKED // 2 and (more := max(1, min(_MOST_ASKED, wanted())) - asked) > 0:
-                asked += more
-                with contextlib.suppress(OSError):  # it is gone; what it sent is still to be read
-                    ours.send(bytes(more))
+            if not self.has_more:
+                most = max(1, min(_MOST_ASKED, wanted()))
+                if asked <= most // 2:
+                    with contextlib.suppress(OSError):  # it is gone; what it sent is still to be read
+                        ours.send(bytes(most - asked))
+                    asked = most
             self._fill(header)
             asked -= 1
             nbytes, buffers, first, rows = HEADER.unpack(header)
@@ -153,6 +155,12 @@ class ReaderProcess:
                 raise StreamEnded(functools.partial(_error, *pickle.loads(content)))
             else:
                 return
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next batch is here already. Runs in: the feed's thread."""
+        begun = self._begun
+        return len(begun) >= HEADER.size and len(begun) >= HEADER.size + HEADER.unpack_from(begun)[0]
 
     def stop(self) -> None:
         """Have `frames` end, and the process let go of the stream. Never blocks; any thread, also in a finalizer."""
