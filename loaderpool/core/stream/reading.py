@@ -65,10 +65,11 @@ class _Sender:
         self._channel, self._asked = channel, 0
 
     def send(self, frame: Frame) -> None:
-        """Send one frame. Blocks: until it is asked for."""
-        with (
-            InterruptsHeld()
-        ):  # what a handler raises comes between two frames: the feed would wait for the rest of one
+        """Send one frame. Blocks: until it is asked for.
+
+        What a handler raises comes between two frames: the feed would wait for the rest of one.
+        """
+        with InterruptsHeld():
             if not self._asked:
                 self._asked = len(self._channel.recv(_MOST_ASKED))
                 if not self._asked:
