@@ -1,10 +1,12 @@
-"""What an engine hands to the loader: one or several batches that came together, and how to look at them."""
+"""What an engine hands to the loader: batches that came together, how to look at them, and where they wait."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec, widened
+from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
 from loaderpool.plan.base import LanePlaces
 from loaderpool.plan.order import Plan
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from loaderpool.worker.jobs import Probe
 
 _BYTE = ctypes.c_byte
+RUNNING_GENERATORS = "loaderpool: running generators up to their saved position"
 
 
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
@@ -40,64 +44,37 @@ def address_of(array: npt.NDArray[Any]) -> int:
     return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]  # it is a buffer
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Delivery:
-    """Batches that came together in one slot, or in a private copy of it.
+    """Batches that came together in one slot. They wait for their turn there, and are handed out with its bytes."""
 
-    Attributes:
-        count: how many of its batches are handed out.
-        waited_ns: how long the consumer has waited for it.
-        origin: what is recorded of where it came from; None: nothing is.
+    first: int  # number of the first one, counted from its run's first epoch on
+    count: int  # how many are handed out
+    rows: int  # of each (varying batches tell their own)
+    slot: int | None = 0  # where it begins; None: there is no such batch, for its lane has ended
+    # Makes a new error for each that takes it: a kept exception would keep, through its traceback, all its frames.
+    make_error: Callable[[], LoaderpoolError] | None = None
+    oversize: tuple[Any, int] | None = None  # mapped memory file and its length
+    row_failures: tuple[RowFailure, ...] = ()  # rows left out or replaced in those that are handed out
+    ticket: int = 0  # one of those whose work the slot holds
+    arrived_ns: int = 0  # when the last row was known to be there
+    stored: int = 0  # how many there are, where not all are handed out
+    keep: tuple[int, ...] | None = None  # which of them are, in rising order, counted from `first`; None: all
+    form: BatchForm = dataclasses.field(init=False)  # how to look at them
+    anchor: npt.NDArray[np.uint8] = dataclasses.field(init=False)  # their bytes
+    waited_ns: int = 0  # how long the consumer has waited for it
+    origin: Origin | None = None  # what is recorded of where it came from; None: nothing is
 
-    Args:
-        form: how to look at the batches.
-        anchor: their bytes.
-        first: number of the first one, counted from its run's first epoch on.
-        count: how many there are.
-        rows: rows of each (varying batches tell their own).
-        row_failures: rows left out or replaced in those that are handed out.
-        keep: which of them are handed out, in rising order, counted from `first`; None: all.
-    """
-
-    __slots__ = (
-        "_anchor",
-        "_keep",
-        "_stored",
-        "count",
-        "first",
-        "form",
-        "origin",
-        "row_failures",
-        "rows",
-        "waited_ns",
-    )
-
-    def __init__(
-        self,
-        form: BatchForm,
-        anchor: npt.NDArray[np.uint8],
-        first: int,
-        count: int,
-        rows: int,
-        row_failures: tuple[RowFailure, ...] = (),
-        keep: tuple[int, ...] | None = None,
-    ) -> None:
-        self.form = form
-        self._anchor = anchor
-        self._keep = keep
-        self._stored = self.count = count
-        self.first, self.rows = first, rows
-        self.row_failures = row_failures
-        self.waited_ns = 0
-        self.origin: Origin | None = None
-        if keep is not None:
-            self.count = len(keep)
-            self.row_failures = tuple(each for each in row_failures if each.batch in keep)
+    def choose(self, keep: Iterable[int]) -> None:
+        """Hand out only these of its batches."""
+        self.keep, self.stored = tuple(keep), self.stored or self.count
+        self.count = len(self.keep)
+        self.row_failures = tuple(each for each in self.row_failures if each.batch in self.keep)
 
     def head(self, count: int) -> Delivery:
         """The first `count` of its batches, in the same memory."""
-        keep = tuple(self._numbers()[:count])
-        head = Delivery(self.form, self._anchor, self.first, self._stored, self.rows, self.row_failures, keep)
-        head.waited_ns, head.origin = self.waited_ns, self.origin
+        head = copy.copy(self)
+        head.choose(self._numbers()[:count])
         return head
 
     def failures(self) -> list[list[Failure]]:
@@ -108,39 +85,92 @@ class Delivery:
         return list(by_batch.values())
 
     def _numbers(self) -> Sequence[int]:
-        return range(self._stored) if self._keep is None else self._keep
-
-    @property
-    def batch_bytes(self) -> int | None:
-        """Bytes of data in each batch; None: they differ, see `data_bytes`."""
-        return None if self.form.fixed is None else self.form.fixed.used_bytes(self.rows)
+        return range(self.count) if self.keep is None else self.keep
 
     def counts(self) -> Sequence[BatchCounts]:
         """Of each batch that is handed out its rows, and how much of it is padding."""
         if self.form.fixed is not None:
             return [BatchCounts(self.rows, 0, 0)] * self.count
-        counts = varying_counts(self._anchor)
-        return counts if self._keep is None else [counts[at] for at in self._keep]
+        counts = varying_counts(self.anchor)
+        return [counts[at] for at in self._numbers()]
 
-    def numbers(self) -> range | list[int]:
+    def numbers(self) -> list[int]:
         """Of the batches that are handed out, counted from their run's first epoch on."""
-        if self._keep is None:
-            return range(self.first, self.first + self._stored)
-        return [self.first + at for at in self._keep]
+        return [self.first + at for at in self._numbers()]
 
     def batches(self) -> Iterator[tuple[int, Sequence[Any]]]:
         """Rows and components of each batch."""
-        batches = self.form.read(self._anchor, self.rows, self._stored)
-        if self._keep is None:
-            return batches
-        return itertools.compress(batches, [at in self._keep for at in range(self._stored)])
+        stored, keep = self.stored or self.count, self.keep
+        batches = self.form.read(self.anchor, self.rows, stored)
+        return batches if keep is None else itertools.compress(batches, [at in keep for at in range(stored)])
 
     def joined(self) -> list[npt.NDArray[Any]]:
         """The components of all batches in one array each, `dtype[count, rows, ...]`; for fixed forms only."""
         assert self.form.fixed is not None
-        arrays = self.form.fixed.arrays(self._anchor, 0, self.rows * self._stored)
-        parts = [array.reshape(self._stored, self.rows, *array.shape[1:]) for array in arrays]
-        return parts if self._keep is None else [part[list(self._keep)] for part in parts]
+        stored = self.stored or self.count
+        arrays = self.form.fixed.arrays(self.anchor, 0, self.rows * stored)
+        parts = [array.reshape(stored, self.rows, *array.shape[1:]) for array in arrays]
+        return parts if self.keep is None else [part[list(self.keep)] for part in parts]
+
+
+class OrderedBuffer:
+    """Where a run's deliveries wait for their turn: in their order. The caller holds the pool's lock.
+
+    Attributes:
+        begin_at: the first batch that was not taken.
+        front: what arrived and has its turn now; None: that is still to come. It stays until `drop_front`.
+    """
+
+    ended: Mapping[int, int] = {}  # lanes of which there are no more batches, and how many each had
+
+    def __init__(self, begin_at: int = 0) -> None:
+        self.begin_at = begin_at
+        self.front: Delivery | None = None
+        self._by_first: dict[int, Delivery] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all lanes have ended, and so all their batches were taken."""
+        return False
+
+    @property
+    def taken(self) -> int:
+        """How many batches were taken, counted from the run's first epoch on."""
+        return self.begin_at
+
+    @property
+    def done_before(self) -> int:
+        """All batches before this one were taken, and no worker makes any of them again."""
+        return self.begin_at
+
+    def put(self, arrived: Delivery) -> bool:
+        """Keep what arrived for its turn; False: all its batches were taken before the run began again."""
+        self._by_first[arrived.first] = arrived
+        if arrived.first == self.begin_at:
+            self.front = arrived
+        return True
+
+    def drop_front(self) -> None:
+        """What is in front was taken."""
+        self.begin_at += self._by_first.pop(self.begin_at).count
+        self.front = self._by_first.get(self.begin_at)
+
+    @property
+    def waiting(self) -> int:
+        """How many slots' batches wait. Runs in: any thread, without the lock."""
+        return len(self._by_first)
+
+    def rest(self) -> OrderedBuffer:
+        """An empty buffer for what was not taken from this one."""
+        return OrderedBuffer(self.begin_at)
+
+    def had(self, base: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the batches after `begin_at` that are not to be made, and the lanes that are over.
+
+        Args:
+            base: the supervisor's number of the batch that is number 0 here.
+        """
+        return (), ()
 
 
 def data_bytes(parts: Sequence[Any]) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.cache.setting import NO_COUNTS
@@ -143,7 +142,9 @@ class PoolEngine:
                     if self._is_behind_hook:
                         self._is_behind_hook = False
                         self._look(0)
-                with self._telling_of_the_load():
+                with LongWork(_LOADING, measure=str, first_s=1.0) as self._loading:  # the function, and its imports
+                    if self._loads:
+                        self.session.tell_of(self._loading)
                     self.session.wait(lambda: self.known_form is not None or self._is_over)
                 with self.session.lock:
                     self.check_open()
@@ -388,21 +389,6 @@ class PoolEngine:
         """Raise if this loader, or the pool, was closed."""
         if self.is_closed or self.session.is_closed:
             raise closed_error()
-
-    @contextlib.contextmanager
-    def _telling_of_the_load(self) -> Iterator[None]:
-        """Say after a second, in a line, that the supervisor still loads the function with what it imports."""
-        pool = self.session
-        if not self._loads or pool.long_work is not None:
-            yield
-            return
-        with LongWork(_LOADING, measure=str, first_s=1.0) as self._loading:
-            pool.long_work = self._loading
-            try:
-                yield
-            finally:
-                if pool.long_work is self._loading:
-                    pool.long_work = None
 
     def _give_back(self, extents: list[Extent]) -> None:
         for extent in extents:

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderpool.cache.setting import NO_COUNTS
-from loaderpool.core.buffers import RUNNING_GENERATORS
-from loaderpool.core.delivery import SECOND, CheckedArguments, Delivery, SecondLook, aligned_empty
+from loaderpool.core.delivery import (
+    RUNNING_GENERATORS,
+    SECOND,
+    CheckedArguments,
+    Delivery,
+    SecondLook,
+    aligned_empty,
+)
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.core.failures import sample_error, source_error
 from loaderpool.core.forms import choose_form, stated, with_batches
@@ -235,7 +241,8 @@ class LocalEngine:
         if filled.oversize is not None:
             anchor = aligned_empty(filled.oversize.nbytes)
             filled.oversize.write(anchor, 0)
-        delivery = Delivery(form, anchor, number, 1, filled.rows, filled.row_failures)
+        delivery = Delivery(number, 1, filled.rows, row_failures=filled.row_failures)
+        delivery.form, delivery.anchor = form, anchor
         delivery.origin = (0, epoch, batch, 1, 0, 0, 0, 0, _MADE_HERE)
         return delivery
 

@@ -310,6 +310,11 @@ class Pool:
             self._restarts_seen = self.workers.restarts
             self.warn_of_modules()
 
+    def tell_of(self, work: LongWork) -> None:
+        """Have who waits tell how far this is, unless they tell of something else."""
+        if self.long_work is None or self.long_work.is_over:
+            self.long_work = work
+
     def warn_of_modules(self) -> None:
         """Warn of modules that workers which are to come will find changed."""
         if text := self.modules.changed():

@@ -6,22 +6,21 @@ import functools
 import gc
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderpool.core import failures
-from loaderpool.core.buffers import Arrived, LaneBuffer, OrderedBuffer, ReorderBuffer, UnorderedBuffer, WayToPlace
-from loaderpool.core.delivery import Delivery, aligned_empty
-from loaderpool.core.messages import BatchFailed, Begin, End, Ended, Extend, Filled, GiveBack
+from loaderpool.core.delivery import RUNNING_GENERATORS, Delivery, OrderedBuffer, aligned_empty
+from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import PAGE_BYTES, map_private
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.base import LanePlaces
 from loaderpool.plan.order import Numbering, Plan
 from loaderpool.system import clock, fault_points
+from loaderpool.system.long_work import LongWork
 
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
@@ -93,26 +92,36 @@ class PoolRun:
         self._is_torn = False  # an interrupt fell where batches are taken: it begins again
         self.lent: dict[int, None] = {}
         self._slots: dict[int, tuple[int, int]] = {}  # of those that are full: bytes, and how many may have views
-        rest = plan.start
-        self._numbering = Numbering(engine.plan, first_epoch, rest)
-        self._base = self._numbering.first
-        buffer: ReorderBuffer = OrderedBuffer(0)
-        if plan.lanes:
-            buffer = LaneBuffer(plan.lanes, engine.config.deterministic, lanes)
-        elif not engine.config.deterministic:
-            buffer = UnorderedBuffer(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
-        self.buffer = buffer
+        self._base = Numbering(engine.plan, first_epoch, plan.start).first
+        self.buffer = OrderedBuffer()
+        if plan.lanes or not engine.config.deterministic:
+            from loaderpool.core.buffers import LaneBuffer, UnorderedBuffer  # which few loaders need
+
+            if plan.lanes:
+                self.buffer = LaneBuffer(plan.lanes, engine.config.deterministic, lanes)
+            else:
+                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
         self._can_end = feed is not None or plan.lanes > 0  # before its last batch
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
         self._has_collected = False
         self._begin()
-        self._way: WayToPlace | None = WayToPlace(
-            self._pool,
-            plan,
-            buffer,
-            feed is not None and not feed.reads_here,
-        )
+        self._way = self._way_to_place(lanes)  # told of until its first batch is there
+
+    def _way_to_place(self, lanes: LanePlaces | None) -> LongWork | None:
+        """What is to be told of how far a run is that does not begin at the beginning."""
+        way = None
+        if lanes is not None and any(lanes.taken):
+            from loaderpool.core.buffers import furthest
+
+            rows = self._plan.most_rows
+            way = LongWork(RUNNING_GENERATORS, measure=functools.partial(furthest, self._pool, lanes, rows))
+        elif self.feed is not None and not self.feed.reads_here and self._plan.start:
+            what = f"loaderpool: reading the stream up to item {self._plan.start:,} to resume there"
+            way = LongWork(what, measure=str)
+        if way is not None:
+            self._pool.tell_of(way)
+        return way
 
     # ---- delivery.Subscription
 
@@ -139,15 +148,15 @@ class PoolRun:
                     raise StopIteration
                 if self._is_torn or self._session is not pool.session:
                     self._begin_again()
-                elif (arrived := self.buffer.front()) is not None:
-                    if arrived.make_error is not None:
-                        raise arrived.make_error()
+                elif (delivery := self.buffer.front) is not None:
+                    if delivery.make_error is not None:
+                        raise delivery.make_error()
                     self._is_torn = True  # until it is done
-                    delivery = self._deliver(arrived)
+                    self._deliver(delivery)
                     self._is_torn = False
                     delivery.waited_ns = waited_ns
                     if self._way is not None:
-                        self._end_way()
+                        self._way.end()
                     return delivery
                 elif self._can_end or self._failure is not None or engine.failure is not None:
                     self._check_end()
@@ -173,11 +182,11 @@ class PoolRun:
     def is_ready(self) -> bool:
         """Whether the next batches are there."""
         with self._pool.lock:
-            if self.buffer.front() is not None:
+            if self.buffer.front is not None:
                 return True
         self._pool.catch_up()
         with self._pool.lock:
-            return self.buffer.front() is not None
+            return self.buffer.front is not None
 
     @property
     def is_at_end(self) -> bool:
@@ -185,12 +194,12 @@ class PoolRun:
         feed = self.feed
         if feed is not None:
             return feed.end is not None and self.buffer.taken >= feed.end
-        return isinstance(self.buffer, LaneBuffer) and self.buffer.is_over
+        return self.buffer.is_over
 
     @property
     def ended_lanes(self) -> Mapping[int, int]:
         """Generators that are through: how many batches each lane had that has ended."""
-        return self.buffer.ended if isinstance(self.buffer, LaneBuffer) else {}
+        return self.buffer.ended
 
     @property
     def slots_ready(self) -> int:
@@ -210,7 +219,8 @@ class PoolRun:
         if self.is_over:
             return
         self.is_over = True
-        self._end_way()
+        if self._way is not None:
+            self._way.end()
         if self.feed is not None:
             self.feed.stop()
         self._end()
@@ -220,33 +230,11 @@ class PoolRun:
     def hear(self, received: Received) -> None:
         """Keep what has come until its turn."""
         message: Any = received.message
-        if isinstance(message, Ended):
-            self._engine.on_run_ended(message.number)
-        elif self.is_over or message.run != self.number:  # it has begun again since: those slots are free
-            for descriptor in received.descriptors:
-                os.close(descriptor)
-        elif isinstance(message, Filled):
-            self._hear_filled(message, received)
-        elif isinstance(message, GiveBack):
-            self._begin_again()
-        elif isinstance(message, BatchFailed) and message.offset < 0:
-            self.fail(message.error)
-        elif isinstance(message, BatchFailed):
-            arrived = Arrived(message.batch - self._base, 1, 0, message.offset)
-            arrived.make_error = functools.partial(failures.unpack, message.error)
-            if not self.buffer.put(arrived):
-                self._release(arrived)
-
-    def fail(self, error: bytes) -> None:
-        """No more of its batches are made."""
-        self._failure = error
-
-    def on_supervisor_lost(self) -> None:
-        """Another supervisor is told when batches are taken."""
-
-    def _hear_filled(self, message: Filled, received: Received) -> None:
+        if type(message) is not Filled or self.is_over or message.run != self.number:
+            self._hear_other(message, received.descriptors)
+            return
         count = message.batches
-        arrived = Arrived(message.batch - self._base, count, message.rows // count, message.offset)
+        arrived = Delivery(message.batch - self._base, count, message.rows // count, message.offset)
         arrived.ticket, arrived.arrived_ns = message.ticket, clock.monotonic_ns()
         self._slots[message.offset] = message.slot_bytes, message.may_lend
         self._engine.slots, self._engine.slot_bytes = message.slots, message.slot_bytes
@@ -265,9 +253,32 @@ class PoolRun:
         elif not self.buffer.put(arrived):
             self._release(arrived)
         if message.is_last:  # where its lane's next batch would be, there is none
-            self.buffer.put(Arrived(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
+            self.buffer.put(Delivery(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
 
-    def _release(self, arrived: Arrived) -> None:
+    def _hear_other(self, message: Any, descriptors: Sequence[int]) -> None:
+        if isinstance(message, Ended):
+            self._engine.on_run_ended(message.number)
+        elif self.is_over or message.run != self.number:  # it has begun again since: those slots are free
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif isinstance(message, GiveBack):
+            self._begin_again()
+        elif message.offset < 0:
+            self.fail(message.error)
+        else:
+            failed = Delivery(message.batch - self._base, 1, 0, message.offset)
+            failed.make_error = functools.partial(failures.unpack, message.error)
+            if not self.buffer.put(failed):
+                self._release(failed)
+
+    def fail(self, error: bytes) -> None:
+        """No more of its batches are made."""
+        self._failure = error
+
+    def on_supervisor_lost(self) -> None:
+        """Another supervisor is told when batches are taken."""
+
+    def _release(self, arrived: Delivery) -> None:
         """All of it was taken before the run began again."""
         assert arrived.slot is not None
         self._session.lender.release(self.number, arrived.slot, arrived.ticket)
@@ -279,7 +290,7 @@ class PoolRun:
     def _has_news(self) -> bool:
         """Whether `take` has nothing to wait for."""
         pool = self._pool
-        if self.buffer.front() is not None or self.is_over or self._is_torn or self._session is not pool.session:
+        if self.buffer.front is not None or self.is_over or self._is_torn or self._session is not pool.session:
             return True
         has_failed = self._failure is not None or self._engine.failure is not None
         return has_failed or pool.is_closed or (self._can_end and self.is_at_end)
@@ -296,7 +307,7 @@ class PoolRun:
         self._session.runs[self.number] = self
         self._engine.runs[self.number] = self
         # Of a stream all are made again: items are let go of as their batches come.
-        had, over = ((), ()) if self.feed is not None else self._had()
+        had, over = ((), ()) if self.feed is not None else map(tuple, buffer.had(self._base))
         stop = self._stop
         first = buffer.begin_at + self._base
         rest = self._plan.start
@@ -318,24 +329,6 @@ class PoolRun:
         """The number after the last batch that may be made; of generators, -1: there is none."""
         return -1 if self._plan.lanes else self.limit + self._base
 
-    def _had(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the batches after the first one not taken that are not to be made, and the lanes that are over."""
-        buffer = self.buffer
-        if isinstance(buffer, LaneBuffer):
-            lanes, places = self._plan.lanes, buffer.places
-            had: list[int] = []
-            for lane, taken in enumerate(places.taken):
-                first = lane + lanes * (-(-(buffer.begin_at - lane) // lanes))
-                had += range(first, taken * lanes + lane, lanes)
-            over = sorted((lane + self._base) % lanes for lane in places.over)  # as the supervisor numbers them
-            return tuple(number + self._base for number in sorted(had)), tuple(over)
-        if isinstance(buffer, UnorderedBuffer):
-            ranges = buffer.taken_ranges
-            return tuple(
-                number + self._base for first, count in ranges.items() for number in range(first, first + count)
-            ), ()
-        return (), ()
-
     def _begin_again(self) -> None:
         if self._session is self._pool.session:
             self._end()
@@ -354,11 +347,6 @@ class PoolRun:
         except OSError:  # no descriptor for a long message: another supervisor knows nothing of the run
             session.tear()
 
-    def _end_way(self) -> None:
-        way, self._way = self._way, None
-        if way is not None:
-            way.end()
-
     def _error(self) -> LoaderpoolError:
         assert self._failure is not None
         if self._failure:
@@ -370,45 +358,43 @@ class PoolRun:
             "Close some of them, or set a larger Limits.memory."
         )
 
-    def _deliver(self, arrived: Arrived) -> Delivery:
-        """Return what is in front of the buffer, which has arrived."""
-        engine, form, offset = self._engine, self._engine.known_form, arrived.slot
+    def _deliver(self, delivery: Delivery) -> None:
+        """Have what is in front of the buffer be handed out, in its slot or in a copy."""
+        engine, offset, stored = self._engine, delivery.slot, delivery.stored or delivery.count
+        form = engine.known_form
         assert form is not None and offset is not None
         self.buffer.drop_front()
         self._pool.deliveries += 1
         if self.feed is not None:
-            engine.counts.largest_chunk = max(engine.counts.largest_chunk, arrived.count)
-            self.feed.take(range(arrived.first, arrived.first + arrived.count), self.buffer.done_before)
+            engine.counts.largest_chunk = max(engine.counts.largest_chunk, stored)
+            self.feed.take(range(delivery.first, delivery.first + stored), self.buffer.done_before)
         fault_points.reach("trainer.delivering")
-        way, copied_us, counts = DeliveryKind.LENT, 0, engine.counts
+        way, copied_us, counts, lender = DeliveryKind.LENT, 0, engine.counts, self._session.lender
         nbytes, may_lend = self._slots.pop(offset, (0, 0))
-        if arrived.oversize is not None:
-            anchor: npt.NDArray[np.uint8] = np.ndarray((arrived.oversize[1],), np.uint8, buffer=arrived.oversize[0])
-            self._session.lender.release(self.number, offset, arrived.ticket)
-            counts.oversize += arrived.count
+        if delivery.oversize is not None:
+            delivery.anchor = np.ndarray((delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0])
+            lender.release(self.number, offset, delivery.ticket)
+            counts.oversize += stored
             way = DeliveryKind.OVERSIZE
         elif len(self.lent) < may_lend:
-            anchor = self._session.lender.lend(self.number, arrived.ticket, offset, nbytes, self.lent)
-            counts.lent += arrived.count
+            delivery.anchor = lender.lend(self.number, delivery.ticket, offset, nbytes, self.lent)
+            counts.lent += stored
         else:
             # The consumer keeps batches: it pays with memory of its own, and workers keep their slots.
             begun_ns = clock.monotonic_ns()
             shown = self._session.slots.slot(offset, nbytes)
-            nbytes = form.used_bytes(shown, arrived.rows * arrived.count)
-            anchor = aligned_empty(nbytes)
-            anchor[:] = shown[:nbytes]
+            nbytes = form.used_bytes(shown, delivery.rows * stored)
+            delivery.anchor = aligned_empty(nbytes)
+            delivery.anchor[:] = shown[:nbytes]
             del shown
-            self._session.lender.release(self.number, offset, arrived.ticket)
+            lender.release(self.number, offset, delivery.ticket)
             took_ns = clock.monotonic_ns() - begun_ns
             way, copied_us = DeliveryKind.COPIED, took_ns // 1000
-            counts.copied += arrived.count
+            counts.copied += stored
             counts.copied_ns += took_ns
-        delivery = Delivery(
-            form, anchor, arrived.first, arrived.count, arrived.rows, arrived.row_failures, arrived.keep
-        )
-        epoch, batch = divmod(arrived.first, self._plan.batches_per_epoch)
+        delivery.form = form
+        epoch, batch = divmod(delivery.first, self._plan.batches_per_epoch)
         delivery.origin = (
-            self.number, self.first_epoch + epoch, batch, arrived.count, arrived.ticket, offset // PAGE_BYTES,
-            arrived.arrived_ns, copied_us, way,
+            self.number, self.first_epoch + epoch, batch, stored, delivery.ticket, offset // PAGE_BYTES,
+            delivery.arrived_ns, copied_us, way,
         )  # fmt: skip
-        return delivery

@@ -50,6 +50,11 @@ class FixedLayout:
         return tuple(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
     @functools.cached_property
+    def row_nbytes(self) -> int:
+        """Bytes of one row of all components."""
+        return sum(self.row_bytes)
+
+    @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
         """Offset of each component from the slot's start."""
         sizes = (aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes)
@@ -62,12 +67,10 @@ class FixedLayout:
 
     def arrays(self, buffer: Any, base: int, rows: int) -> list[npt.NDArray[Any]]:
         """Return the components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
-        places = zip(self.row_shapes, self.dtypes, self.offsets, strict=True)
-        return [np.ndarray((rows, *shape), dtype, buffer, base + offset) for shape, dtype, offset in places]
-
-    def used_bytes(self, rows: int) -> int:
-        """Return the bytes of data in `rows` rows."""
-        return rows * sum(self.row_bytes)
+        arrays = []  # a loop: in Python 3.11 a list in one line is a call
+        for shape, dtype, offset in zip(self.row_shapes, self.dtypes, self.offsets, strict=True):
+            arrays.append(np.ndarray((rows, *shape), dtype, buffer, base + offset))
+        return arrays
 
 
 class Block(NamedTuple):
@@ -322,7 +325,7 @@ def batch_form(
     rows = batch_size or 1
     if unit == "sample" and is_alike and not may_leave_rows_out and not rows_vary:
         row_shapes, dtypes = _row_layout(spec)
-        batch_bytes = max(1, FixedLayout(row_shapes, dtypes, rows).used_bytes(rows))
+        batch_bytes = max(1, rows * FixedLayout(row_shapes, dtypes, rows).row_nbytes)
         few = min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes)
         many = min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // batch_bytes)
         max_chunk = max(1, few, many)

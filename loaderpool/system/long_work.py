@@ -54,7 +54,12 @@ class LongWork(contextlib.AbstractContextManager["LongWork"]):
 
     def end(self) -> None:
         """The work is over, or given up: nothing more is said."""
-        self._due_ns = _NEVER_NS
+        self._due_ns, self._measure = _NEVER_NS, None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is said of it any more."""
+        return self._due_ns == _NEVER_NS
 
     @property
     def is_due(self) -> bool:
@@ -63,8 +68,9 @@ class LongWork(contextlib.AbstractContextManager["LongWork"]):
 
     def tell(self) -> None:
         """Ask how much is done, and say so if it is time."""
-        if self._measure is not None and self.is_due:
-            self._say(self._measure)
+        measure = self._measure
+        if measure is not None and self.is_due:
+            self._say(measure)
 
     def reach(self, done: int | str) -> None:
         """So much is done; or in words."""

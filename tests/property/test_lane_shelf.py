@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderpool.core.buffers import Arrived, LaneBuffer
+from loaderpool.core.buffers import LaneBuffer
+from loaderpool.core.delivery import Delivery
 from loaderpool.plan.base import LanePlaces
 from loaderpool.trainer.epochs.position import LaneLog
 
@@ -34,7 +35,7 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
     places: list[LanePlaces | None] = [None]
 
     def take_all() -> None:
-        while (front := shelf.front()) is not None:
+        while (front := shelf.front) is not None:
             shelf.drop_front()
             taken.append(front.first)
             log.note(front.first, shelf.ended)
@@ -51,19 +52,19 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
         ]
         for number in data.draw(st.lists(st.sampled_from(upcoming), min_size=1, max_size=4, unique=True)):
             is_end = is_empty(number, lengths)  # which has no slot
-            if shelf.put(Arrived(number, 1, 2, None if is_end else slot)):
+            if shelf.put(Delivery(number, 1, 2, None if is_end else slot)):
                 slot += not is_end
             else:
                 assert number % lanes in shelf.ended or number in taken
             take_all()
         if data.draw(st.booleans(), label="begins anew"):
             shelf = shelf.rest()
-            assert shelf.front() is None
+            assert shelf.front is None
     assert sorted(taken) == in_turn(lengths)
     assert not in_order or taken == sorted(taken)
     for lane in range(lanes):
         assert [number // lanes for number in taken if number % lanes == lane] == list(range(lengths[lane]))
-    assert not shelf.put(Arrived(data.draw(st.integers(0, 99)), 1, 2, 0)), "nothing is wanted any more"
+    assert not shelf.put(Delivery(data.draw(st.integers(0, 99)), 1, 2, 0)), "nothing is wanted any more"
     # Wherever a consumer stands that is behind: what it has not taken is the rest.
     for consumed, place in enumerate(places):
         # When it was saved fewer ends may have been known, but never another count.
@@ -71,7 +72,7 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
         assert place is None or place.over <= later.over
         rest = LaneBuffer(lanes, in_order, log.places(consumed))
         for number in in_turn(lengths):
-            assert rest.put(Arrived(number, 1, 2, 0)) == (number not in taken[:consumed])
+            assert rest.put(Delivery(number, 1, 2, 0)) == (number not in taken[:consumed])
         if in_order and consumed < len(taken):
             assert rest.begin_at <= taken[consumed]
 

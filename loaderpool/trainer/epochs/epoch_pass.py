@@ -134,7 +134,7 @@ class Pass:
         self._delivery: Delivery | None = None  # whose batches are in front
         self._batches = _NONE  # of it
         self._assemble: Callable[[Sequence[Any]], Any] | None = None  # as it was opened
-        self._batch_bytes: int | None = None
+        self._row_bytes: int | None = None  # of each of its rows; None: they differ
 
     @property
     def epoch(self) -> int:
@@ -162,7 +162,7 @@ class Pass:
                     delivery = self.next_delivery()
                     self._batches, self._assemble = self._convert(delivery)
                     self._delivery, self.left = delivery, delivery.count
-                    self._batch_bytes = delivery.batch_bytes
+                    self._row_bytes = None if delivery.form.fixed is None else delivery.form.fixed.row_nbytes
                     del delivery
             try:
                 # A Ctrl-C may come after any call.
@@ -173,10 +173,8 @@ class Pass:
                             self._leave_out()
                             continue
                     batch = self._assemble(parts)  # type: ignore[misc]  # there is one since the first delivery
-                    nbytes = self._batch_bytes
-                    if nbytes is None:
-                        nbytes = data_bytes(parts)
-                    counters = self._counters
+                    row_bytes, counters = self._row_bytes, self._counters
+                    nbytes = data_bytes(parts) if row_bytes is None else rows * row_bytes
                     counters.batches += 1
                     counters.samples += rows
                     counters.nbytes += nbytes
@@ -201,12 +199,12 @@ class Pass:
             count = delivery.count
             if self._has_hooks or delivery.row_failures:
                 self._hand_over(count)
-            counters = self._counters
+            counters, parts = self._counters, delivery.joined()
             counters.batches += count
             counters.samples += count * delivery.rows
-            counters.nbytes += count * (delivery.batch_bytes or 0)
+            counters.nbytes += data_bytes(parts)
             self.consumed += count
-            return assemble(delivery.joined())
+            return assemble(parts)
 
     def next_delivery(self) -> Delivery:
         """Return the next batches of the epoch, for who hands them over itself. Blocks until they are there.

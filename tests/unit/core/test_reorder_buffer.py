@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from loaderpool.core.buffers import Arrived, LaneBuffer, OrderedBuffer, ReorderBuffer, UnorderedBuffer
+from loaderpool.core.buffers import LaneBuffer, UnorderedBuffer
+from loaderpool.core.delivery import Delivery, OrderedBuffer
 
 
 def test_batches_that_were_taken_before_a_new_begin_are_left_out_of_their_chunks() -> None:
     shelf = UnorderedBuffer(0, 100)
     for begin, count in ((1, 2), (4, 1), (6, 1), (7, 3)):
-        shelf.put(Arrived(begin, count, 2, 1))
+        shelf.put(Delivery(begin, count, 2, 1))
         shelf.drop_front()
     shelf = shelf.rest()
     assert shelf.begin_at == 0
-    assert not shelf.put(Arrived(8, 2, 2, 1))  # all of them were
-    assert shelf.put(Arrived(0, 6, 2, 1)) and shelf.put(Arrived(10, 4, 2, 2))
-    assert (shelf.front().first, shelf.front().keep) == (0, (0, 3, 5))
+    assert not shelf.put(Delivery(8, 2, 2, 1))  # all of them were
+    assert shelf.put(Delivery(0, 6, 2, 1)) and shelf.put(Delivery(10, 4, 2, 2))
+    assert (shelf.front.first, shelf.front.keep) == (0, (0, 3, 5))
     shelf.drop_front()
     assert shelf.begin_at == 10
-    assert (shelf.front().first, shelf.front().keep) == (10, None)
+    assert (shelf.front.first, shelf.front.keep) == (10, None)
     shelf.drop_front()
     assert shelf.begin_at == 14 == shelf.rest().begin_at
 
@@ -27,15 +28,15 @@ def test_batches_that_were_taken_before_a_new_begin_are_left_out_of_their_chunks
 def test_a_stream_without_end_keeps_nothing_of_the_epochs_behind_it() -> None:
     shelf = UnorderedBuffer(0, 2)
     for batch in range(1000):
-        shelf.put(Arrived(batch, 1, 2, 1))
+        shelf.put(Delivery(batch, 1, 2, 1))
         shelf.drop_front()
     assert not shelf._by_epoch and not shelf._taken
 
 
 @pytest.mark.parametrize("buffer", [OrderedBuffer(0), UnorderedBuffer(0, 10), LaneBuffer(2, in_order=True)])
-def test_it_tells_how_many_slots_wait_in_it(buffer: ReorderBuffer) -> None:
+def test_it_tells_how_many_slots_wait_in_it(buffer: OrderedBuffer) -> None:
     for first in (2, 0, 1):
-        buffer.put(Arrived(first, 1, 2, first))
+        buffer.put(Delivery(first, 1, 2, first))
     assert buffer.waiting == 3
     buffer.drop_front()
     assert buffer.waiting == 2

@@ -59,7 +59,7 @@ def test_what_is_written_into_rows_is_read_from_them(layout: FixedLayout, base: 
     for number, array in enumerate(layout.arrays(buffer, base, rows)):
         assert (array == np.asarray(number + 1).astype(array.dtype)).all()
         assert layout.row_bytes[number] * rows == array.nbytes
-    assert layout.used_bytes(rows) == sum(layout.row_bytes) * rows
+    assert layout.row_nbytes == sum(layout.row_bytes)
     assert buffer[:base] == b"\xaa" * base and buffer[base + layout.slot_bytes :] == b"\xaa" * 64
 
 
@@ -198,13 +198,13 @@ def test_a_chunk_is_read_batch_by_batch(sample: Any, count: int) -> None:
     slot = aligned_empty(form.slot_bytes)
     for array in form.fixed.arrays(slot, 0, 4 * count):
         array[...] = np.arange(4 * count).reshape(-1, *[1] * (array.ndim - 1))
-    delivery = Delivery(form, slot, first=7, count=count, rows=4)
+    delivery = Delivery(7, count, 4)
+    delivery.form, delivery.anchor = form, slot
     for number, (rows, parts) in enumerate(delivery.batches()):
         assert rows == 4 and len(parts) == form.spec.structure.num_leaves
         for part in parts:
             assert part.reshape(4, -1)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
             assert np.shares_memory(part, slot)
-    assert delivery.batch_bytes == form.fixed.used_bytes(4)
     joined = delivery.joined()
     assert [array.shape[:2] for array in joined] == [(count, 4)] * len(joined)
 

@@ -31,7 +31,11 @@ def failures_of(counts: list[int], first: int = 0) -> tuple[RowFailure, ...]:
 
 
 def delivery(counts: list[int], first: int = 0, keep: tuple[int, ...] | None = None) -> Delivery:
-    return Delivery(NO_FORM, np.empty(0, np.uint8), first, len(counts), ROWS, failures_of(counts, first), keep)
+    arrived = Delivery(first, len(counts), ROWS, row_failures=failures_of(counts, first))
+    arrived.form, arrived.anchor = NO_FORM, np.empty(0, np.uint8)
+    if keep is not None:
+        arrived.choose(keep)
+    return arrived
 
 
 def indices(failures: list[list[Any]]) -> list[list[int]]:
