@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import reprlib
+import sys
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -207,3 +209,15 @@ class LoaderpoolWarning(RuntimeWarning):
 
 class LargeDataWarning(LoaderpoolWarning):
     """Issued when each worker copies a large list or dict; the message contains the line to write."""
+
+
+def warn(what: str | Warning) -> None:
+    """Warn in the line of the user's that has led here, which is the innermost one that is not this package's.
+
+    Raises:
+        Warning: where a filter makes an error of it.
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "loaderpool":
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(what, LoaderpoolWarning, stacklevel=level)

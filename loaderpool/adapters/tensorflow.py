@@ -37,7 +37,7 @@ from loaderpool.settings.checks import whole_number
 from loaderpool.settings.groups import Shard
 from loaderpool.system import ctrl_c, machine
 from loaderpool.system.clock import monotonic_s
-from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.interrupts import LastInterruptsHeld
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import IterationLog
@@ -297,7 +297,7 @@ class ExitGate:
 
     def shut(self) -> None:
         """Let no thread in any more and wait until all are out, 2 s at most."""
-        with InterruptsHeld(then="drop"):
+        with LastInterruptsHeld():
             self.is_shut = True
             close_all()
             if not self._calls:

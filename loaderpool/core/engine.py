@@ -14,9 +14,8 @@ from loaderpool.core.messages import Ended, Found, Load, Loaded, LoaderFailed, L
 from loaderpool.core.pool import Pool
 from loaderpool.core.run import PoolRun
 from loaderpool.core.session import Session
-from loaderpool.core.warnings import warn_of_data
 from loaderpool.element.spec import ElementSpec
-from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error
+from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error, warn
 from loaderpool.memory.arena import Extent
 from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.base import LanePlaces
@@ -94,7 +93,8 @@ class PoolEngine:
                 from loaderpool.core.stream.reader import ship_beside
 
                 shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
-        warn_of_data(shipment)
+        for warning in shipment.warnings:
+            warn(warning)
         self._without = shipment.without
         with pool.lock:
             self.number = pool.take_number()
@@ -153,7 +153,7 @@ class PoolEngine:
             elif self.failure is not None:
                 with self.session.lock:
                     self._try_again()
-        self.session.warnings.say()
+        self.session.say_warnings()
         assert self.known_form is not None
         return self.known_form
 
@@ -179,7 +179,7 @@ class PoolEngine:
         """Begin a run in the pool."""
         self.form()
         reads_apart = self.feeds is not None and self.feeds.read_by == "process"
-        if self.session.import_anew or reads_apart:  # by what begins now
+        if self.session.imports_anew or reads_apart:  # by what begins now
             self.session.warn_of_modules()
         with self.session.lock:
             self.session.check_usable()

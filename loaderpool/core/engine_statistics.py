@@ -118,7 +118,7 @@ def with_counts(notes: tuple[str, ...], pool: Pool, slots: SlotCounts, counts: D
         ),
         restarts=pool.workers.restarts,
         supervisor_restarts=pool.supervisor_restarts,
-        workers_start="spawn" if not pool.hands_over_files else "exec" if pool.warnings.are_not_forked else "fork",
+        workers_start="spawn" if not pool.hands_over_files else "exec" if pool.imports_anew else "fork",
         workers=workers,
         nodes=nodes,
         nodes_lost=pool.workers.nodes_lost,

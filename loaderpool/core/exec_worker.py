@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.core.channel import Channel
-from loaderpool.core.memory import SlotFile
 from loaderpool.core.watch import StackFile
 from loaderpool.core.worker import Worker
-from loaderpool.memory.arena import Arena
+from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import process
 from loaderpool.transport.payload.loaded import Change, Payloads, describe_load_error
 from loaderpool.transport.reports import describe_failure

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import atexit
+import collections
+import contextlib
 import functools
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from loaderpool.core.launch import SUPERVISOR, ModuleFiles, Program, Surroundings
+from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.messages import NodeIs, Resize, Warn
 from loaderpool.core.session import Session, SupervisorLost
-from loaderpool.core.warnings import PendingWarnings
-from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error
+from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.base import item_name
 from loaderpool.system import clock, machine
-from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
+from loaderpool.system.interrupts import InterruptsHeld, LastInterruptsHeld, checkpoint, note_exit
 from loaderpool.system.long_work import LongWork
-from loaderpool.system.process import RestartLimit
+from loaderpool.system.process import RestartLimit, is_library_file, is_trainer
 
 _WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
 
 
+SUPERVISOR = Program("loaderpool.core.supervisor", "loaderpool-supervisor")
+_library: set[str] = set()  # modules that are known to be none of the user's
 live: weakref.WeakSet[Pool] = weakref.WeakSet()  # that are open in this process
 
 
 def close_all() -> None:
     """Close every pool, for the interpreter ends; in one step that Ctrl-C does not break off."""
-    with InterruptsHeld(then="drop"):
+    with LastInterruptsHeld():
         note_exit()
         for pool in list(live):
             pool.close()
@@ -116,6 +120,52 @@ class Workers:
         return range(0 if self._are_nodes else self._board.cells)
 
 
+class ModuleFiles:
+    """Files of the user's modules as they were when a loader was made.
+
+    Which of the modules workers import is not known. A file that keeps its time and size goes unseen.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, tuple[str, int, int] | None] = {}  # by module; None: told of, or cannot be looked at
+
+    def note(self) -> None:
+        """Note those that this process has imported and that were not noted before."""
+        for name, module in sys.modules.copy().items():  # in one go: threads may import meanwhile
+            if name in _library or name in self._files or name == "__main__":
+                continue
+            try:
+                path = vars(module).get("__file__")
+            except TypeError:  # something else stands in a module's place
+                path = None
+            if not isinstance(path, str) or is_library_file(path):
+                _library.add(name)
+            else:
+                self._files[name] = _look_at(path)
+
+    def changed(self) -> str:
+        """Return a warning's text that names the files that have changed, each once; empty: there are none."""
+        found = []
+        for name, file in self._files.items():
+            if file is not None and _look_at(file[0]) not in (None, file):
+                self._files[name] = None
+                found.append(f"  {name} ({file[0]})")
+        if not found:
+            return ""
+        what = "The files of these modules changed after the loader was created. New workers import the new files, and"
+        cure = "If your function uses them, create the loader and its pool again to use the new files in all workers."
+        return "\n".join([f"{what} older workers keep the old ones:", *found, cure])
+
+
+def _look_at(path: str) -> tuple[str, int, int] | None:
+    """Return the path, when the file was written to, and its bytes; None: in an archive, or deleted."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return path, found.st_mtime_ns, found.st_size
+
+
 class Pool:
     """A supervisor and its workers.
 
@@ -128,20 +178,24 @@ class Pool:
     Args:
         workers: at least 1.
         restarts: deaths of workers, or of supervisors, that are made good, and within how many seconds; None: any.
-        program: what is executed in the supervisor's place.
+        program: is executed in the supervisor's place. It gets its channel, the arena and the slots as descriptors.
+            When its channel ends, it must end.
     """
 
     hands_over_files = True
 
-    def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program = SUPERVISOR) -> None:
+    def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None) -> None:
         self.workers_wanted, self._restarts = workers, restarts
-        self._program = program
+        self._program = program or SUPERVISOR
         try:
             self.arena = self._make_arena()
         except OSError as error:  # too many open files, say
             raise PoolBrokenError(f"Could not start the worker pool: {error}") from error
-        self.workers = Workers(self.arena.board, program is not SUPERVISOR)
-        self.warnings, self.modules = PendingWarnings(), ModuleFiles()
+        self.workers = Workers(self.arena.board, program is not None)
+        self.modules = ModuleFiles()
+        # Texts of what came up in other processes, for the user to be warned of in a line of his.
+        self.due_warnings: collections.deque[str] = collections.deque()
+        self.imports_anew = not self.hands_over_files  # workers are no forks, and import modules themselves
         self.long_work: LongWork | None = None
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
@@ -175,11 +229,6 @@ class Pool:
         return Session(self.arena, self.workers_wanted, self._restarts, self._around, self._news, program)
 
     @property
-    def import_anew(self) -> bool:
-        """Whether workers are no forks, and import modules themselves."""
-        return self.warnings.are_not_forked or not self.hands_over_files
-
-    @property
     def nodes(self) -> int:
         """How many nodes take the place of workers, and run."""
         return sum(place.workers > 0 for place in self.workers.places.values())
@@ -191,7 +240,7 @@ class Pool:
     def resize(self, workers: int) -> None:
         """Have so many workers from now on."""
         self.check_usable()
-        if workers > self.workers_wanted and self.import_anew:
+        if workers > self.workers_wanted and self.imports_anew:
             self.warn_of_modules()
         if self._program is SUPERVISOR:  # else nodes tell how many they have
             self.workers_wanted = workers
@@ -208,8 +257,6 @@ class Pool:
             session = self.session
             try:
                 session.wait(is_ready, self._turn)
-                if self.import_anew:
-                    self._look_for_restarts()
                 return
             except SupervisorLost:
                 with InterruptsHeld():
@@ -283,8 +330,10 @@ class Pool:
 
     def _on_news(self, message: NodeIs | Warn) -> None:
         if isinstance(message, Warn):
-            say = self.warnings.note_not_forked if message.are_not_forked else self.warnings.note
-            say(message.text)
+            # Why workers are not forked is said of the first machine on which that is so.
+            if not (message.are_not_forked and self.imports_anew):
+                self._note_warning(message.text)
+            self.imports_anew |= message.are_not_forked
             return
         places = self.workers.places
         places.pop(message.number, None)
@@ -295,30 +344,39 @@ class Pool:
     def _turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
         checkpoint()
-        if self.import_anew:
-            self._look_for_restarts()
-        if self.warnings.due:
-            self.warnings.say()
+        self.say_warnings()
         if (work := self.long_work) is not None:
             work.tell()
         if self.on_idle is not None and not came:
             self.on_idle()
-
-    def _look_for_restarts(self) -> None:
-        """Warn of modules that the workers which took others' places have found changed."""
-        if self.workers.restarts != self._restarts_seen:
-            self._restarts_seen = self.workers.restarts
-            self.warn_of_modules()
 
     def tell_of(self, work: LongWork) -> None:
         """Have who waits tell how far this is, unless they tell of something else."""
         if self.long_work is None or self.long_work.is_over:
             self.long_work = work
 
+    def _note_warning(self, text: str) -> None:
+        if is_trainer():  # what a node is told of its own workers its dispatcher passes on
+            self.due_warnings.append(text)
+
     def warn_of_modules(self) -> None:
         """Warn of modules that workers which are to come will find changed."""
         if text := self.modules.changed():
-            self.warnings.note(text)
+            self._note_warning(text)
+
+    def say_warnings(self) -> None:
+        """Warn in the line of the user's that has led here. Not while a lock is held: it may raise.
+
+        Raises:
+            Warning: where a filter makes an error of it.
+        """
+        if self.imports_anew and self.workers.restarts != self._restarts_seen:  # they have found modules changed
+            self._restarts_seen = self.workers.restarts
+            self.warn_of_modules()
+        while self.due_warnings:
+            with contextlib.suppress(IndexError):  # another thread has said it
+                text = self.due_warnings.popleft()
+                warn(text)
 
     def wake(self) -> None:
         """Have all who wait look again whether they need to. The lock is held."""

@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.core.channel import Channel
-from loaderpool.core.memory import SlotFile
 from loaderpool.core.watch import Sample, StackFile
 from loaderpool.core.worker import Worker
-from loaderpool.memory.arena import Arena
+from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.memory.board import Field
 from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import fault_points, machine, process
@@ -213,19 +212,18 @@ class Processes:
 
     def _execute(self, number: int, cell: int, channel: int, stacks: int) -> subprocess.Popen[bytes]:
         """Start a worker that is no fork, and loads what it gets tickets for."""
-        from loaderpool.transport import child_process  # few supervisors ever come here
+        from loaderpool.core import child_process  # few supervisors ever come here
 
-        settings = {name: self._settings[name] for name in ("path", "argv", "arena", "arena_bytes", "slots")}
+        start = self._settings
+        settings = {name: start[name] for name in ("arena", "arena_bytes", "slots")}
         settings |= {"supervisor_pid": self._pid, "node": process.node(), "channel": channel, "stacks": stacks}
         settings |= self._told(number, cell)
         files = [file for of_loader in self._payloads.files.values() for file in of_loader]
         return child_process.start(
-            "loaderpool.core.exec_worker",
+            child_process.Program("loaderpool.core.exec_worker", f"loaderpool-worker-{number}"),
+            child_process.Surroundings(self._directory, self._environment, start["path"], start["argv"]),
             settings,
             [settings["arena"], settings["slots"], channel, stacks, *files],
-            f"loaderpool-worker-{number}",
-            directory=self._directory,
-            environment=self._environment,
             is_apart=False,  # it is of the supervisor's group, and ends with it
         )
 

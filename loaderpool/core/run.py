@@ -137,8 +137,8 @@ class PoolRun:
             pool.check_owner()
         waited_ns = 0
         while True:
-            if pool.warnings.due:
-                pool.warnings.say()
+            if pool.imports_anew or pool.due_warnings:
+                pool.say_warnings()
             with pool.lock:
                 if (lender := self._session.lender).returned:
                     lender.settle()
@@ -368,7 +368,8 @@ class PoolRun:
         if self.feed is not None:
             engine.counts.largest_chunk = max(engine.counts.largest_chunk, stored)
             self.feed.take(range(delivery.first, delivery.first + stored), self.buffer.done_before)
-        fault_points.reach("trainer.delivering")
+        if fault_points.directory is not None:  # each batch passes here
+            fault_points.reach("trainer.delivering")
         way, copied_us, counts, lender = DeliveryKind.LENT, 0, engine.counts, self._session.lender
         nbytes, may_lend = self._slots.pop(offset, (0, 0))
         if delivery.oversize is not None:

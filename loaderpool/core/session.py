@@ -5,6 +5,7 @@ No thread receives in the background. Of the threads that wait for batches one r
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import select
@@ -12,13 +13,16 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.core import child_process
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received
-from loaderpool.core.launch import SUPERVISOR, Program, Surroundings
-from loaderpool.core.lending import Lender
-from loaderpool.core.memory import SlotFile
+from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.messages import (
     BatchFailed,
     Ended,
@@ -29,17 +33,20 @@ from loaderpool.core.messages import (
     LoaderFailed,
     Message,
     NodeIs,
+    Release,
     Warn,
 )
 from loaderpool.errors import PoolBrokenError
-from loaderpool.memory.arena import Arena
-from loaderpool.system import capacity, ctrl_c, fault_points, machine
+from loaderpool.memory import forks
+from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile
+from loaderpool.memory.recorder import MarkKind, MarkRecorder
+from loaderpool.system import capacity, ctrl_c, fault_points, interrupts, machine
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.system.machine import StopWatch
-from loaderpool.transport import child_process
 
 _CLOSE_S = 1.0  # how long a close waits for the supervisor to end by itself
 _LOOK_MS = 200
+_BYTE = np.dtype(np.uint8)
 
 
 class SupervisorLost(Exception):
@@ -84,7 +91,7 @@ class Session:
         restarts: tuple[int, float] | None,
         around: Surroundings,
         news: threading.Condition,
-        program: Program = SUPERVISOR,
+        program: Program,
     ) -> None:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
         self.runs: dict[int, Listener] = {}
@@ -179,7 +186,8 @@ class Session:
             came = is_there = False
             if is_reader:
                 try:
-                    fault_points.reach("trainer.waiting")
+                    if fault_points.directory is not None:  # each batch passes here
+                        fault_points.reach("trainer.waiting")
                     with InterruptsAllowed():
                         came = self._wait_once(self._poll if reader is None else self._make_poll())
                 finally:
@@ -216,7 +224,20 @@ class Session:
             self._is_torn = True  # until it is done: an interrupt that falls into it may lose messages
             try:
                 while (received := self._channel.receive()) is not None:
-                    self._dispatch(received)
+                    message: Any = received.message
+                    listener: Listener | None = None
+                    match message:
+                        case Filled() | BatchFailed() | GiveBack() | Ended():
+                            listener = self.runs.get(message[0])
+                        case Found() | Loaded() | LoaderFailed():
+                            listener = self.loaders.get(message.loader)
+                        case _ if self.on_news is not None:
+                            self.on_news(message)
+                    if listener is not None:
+                        listener.hear(received)
+                    else:  # of a run that was ended meanwhile: its slots are free
+                        for descriptor in received.descriptors:
+                            os.close(descriptor)
             except ChannelClosed:
                 self.is_lost = True
             except LostPacket:
@@ -253,22 +274,6 @@ class Session:
             poll.register(self._signals, select.POLLIN)
         return poll
 
-    def _dispatch(self, received: Received) -> None:
-        message: Message = received.message
-        listener: Listener | None = None
-        match message:
-            case Filled(run=run) | BatchFailed(run=run) | GiveBack(run) | Ended(run):
-                listener = self.runs.get(run)
-            case Found(loader=loader) | Loaded(loader=loader) | LoaderFailed(loader=loader):
-                listener = self.loaders.get(loader)
-            case NodeIs() | Warn() if self.on_news is not None:
-                self.on_news(message)
-        if listener is not None:
-            listener.hear(received)
-        else:  # of a run that was ended meanwhile: its slots are free
-            for descriptor in received.descriptors:
-                os.close(descriptor)
-
     def kill(self) -> None:
         """Kill the supervisor and its process group; safe while it is not reaped."""
         child_process.kill_group(self.pid)
@@ -291,6 +296,116 @@ class Session:
         self.on_news, self.runs, self.loaders = None, {}, {}
 
 
+# ---- slots that consumers have views of: each is released when its last view dies
+#
+# A finalizer may run inside any garbage collection, on any thread, in the middle of anything. The news of a death goes
+# into a deque by a call in C, which no Ctrl-C can come between. What follows is done at once in Python, or with the
+# next batch where a Ctrl-C came first.
+
+_RELEASED = int(MarkKind.RELEASED)  # a finalizer may run when modules are gone
+
+
+class _Lease(weakref.ref[Any]):
+    """A reference to a slot, which knows what to release when that dies."""
+
+    __slots__ = ("lent", "nbytes", "offset", "run", "ticket")
+
+    run: int
+    nbytes: int
+    ticket: int
+    offset: int
+    lent: dict[int, None]
+
+
+class Lender:
+    """The slots of one memory file that have views.
+
+    Args:
+        slots: the file.
+        recorder: told of each slot that is released.
+        send: sends the supervisor a message. Never blocks; called in finalizers.
+    """
+
+    def __init__(self, slots: SlotFile, recorder: MarkRecorder, send: Callable[[Release], None]) -> None:
+        self._slots, self._recorder, self._send = slots, recorder, send
+        self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
+        self.returned: collections.deque[_Lease] = collections.deque()
+        self._is_lost = False
+        forks.guard(self)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def arrays(self) -> list[npt.NDArray[np.uint8]]:
+        """Return the slots that have views."""
+        slots = [lease() for lease, _ in list(self._leases.values())]
+        return [slot for slot in slots if slot is not None]
+
+    def disown(self) -> None:
+        """Release nothing of what has views now: a forked child has it as its own."""
+        self._leases.clear()  # and with the references what their deaths would call
+        self.returned.clear()
+
+    def lend(self, run: int, ticket: int, offset: int, nbytes: int, lent: dict[int, None]) -> npt.NDArray[np.uint8]:
+        """Return a slot as `uint8[nbytes]`; when it and all views of it are dead the slot is released.
+
+        Args:
+            run: whose slot.
+            ticket: of those whose work it holds.
+            offset: its name.
+            nbytes: that are shown.
+            lent: notes the offset for as long as it has views.
+        """
+        slot: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self._slots.map, offset)  # as `SlotFile.slot`
+        follower = weakref.ref(slot, self._on_death)  # of two references the younger is called first
+        lease = _Lease(slot, self.returned.append)
+        lease.run, lease.ticket, lease.offset, lease.nbytes, lease.lent = run, ticket, offset, nbytes, lent
+        lent[offset] = None
+        self._leases[offset] = lease, follower
+        return slot
+
+    def release(self, run: int, offset: int, ticket: int) -> None:
+        """Release a slot that has no views."""
+        self._send(Release(run, offset, ticket))
+
+    def settle(self) -> None:
+        """Release the slots whose last views have died; none while a forked child still copies them."""
+        while self.returned and not forks.is_waiting():
+            try:
+                lease = self.returned[0]
+            except IndexError:  # another thread has settled it
+                return
+            self._settle(lease)  # of several threads, too: a release that is said twice is said once
+            with contextlib.suppress(ValueError):  # that other thread has taken it out
+                self.returned.remove(lease)
+
+    def _settle(self, lease: _Lease) -> None:
+        found = self._leases.get(lease.offset)
+        if found is not None and found[0] is lease:
+            lease.lent.pop(lease.offset, None)
+            self._leases.pop(lease.offset, None)
+        if self._is_lost:
+            self._slots.return_pages(lease.offset, lease.nbytes)
+        else:
+            self._send(Release(lease.run, lease.offset, lease.ticket))
+        self._recorder.mark(_RELEASED, lease.ticket, lease.offset // PAGE_BYTES)
+
+    def keep_only_lent(self) -> None:
+        """The supervisor is gone: give back all memory but that of slots with views, which give back their own."""
+        self._is_lost, end = True, 0
+        kept = sorted((lease.offset, lease.nbytes) for lease, _ in list(self._leases.values()))
+        for offset, nbytes in [*kept, (self._slots.nbytes, 0)]:
+            self._slots.return_pages(end, offset - end)
+            end = offset + -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+    def _on_death(self, _: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        try:
+            if not is_finalizing():  # else modules may be gone already, and no slot is wanted any more
+                self.settle()
+        except KeyboardInterrupt:  # Python drops what a finalizer raises
+            interrupts.send_again()
+
+
 def _launch(
     arena: Arena,
     slots: SlotFile,
@@ -306,9 +421,6 @@ def _launch(
         with theirs:
             descriptors = [theirs.fileno(), arena.descriptor, slots.descriptor]
             start = {
-                **program.settings,
-                "path": around.path,
-                "argv": around.argv,
                 "trainer_pid": os.getpid(),
                 "channel": descriptors[0],
                 "arena": descriptors[1],
@@ -317,13 +429,6 @@ def _launch(
                 "workers": workers,
                 "max_restarts": restarts,
             }
-            process = child_process.start(
-                program.module,
-                start,
-                descriptors,
-                program.label,
-                directory=around.directory,
-                environment=around.environment,
-            )
+            process = child_process.start(program, around, start, descriptors)
         undo.pop_all()
     return Channel(ours, waits=True), process

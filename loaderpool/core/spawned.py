@@ -22,9 +22,8 @@ from multiprocess import process as process_of_multiprocess
 from multiprocess import spawn
 
 from loaderpool.core.channel import Received
+from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.connection import Block, Connected, Queued
-from loaderpool.core.launch import Program, Surroundings
-from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import Load, Loaded, Message, Update
 from loaderpool.core.pool import Pool
 from loaderpool.core.processes import Processes, WorkerProcess
@@ -32,7 +31,7 @@ from loaderpool.core.session import Session
 from loaderpool.core.spawned_worker import main
 from loaderpool.core.supervisor import Supervisor
 from loaderpool.errors import PoolBrokenError
-from loaderpool.memory.arena import Arena
+from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import ctrl_c
 
 _NAME = "loaderpool-worker-"

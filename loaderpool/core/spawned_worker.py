@@ -30,9 +30,9 @@ def _work(start: dict[str, Any], connection: Any) -> None:
 
     from loaderpool.core.connection import Connected, attach
     from loaderpool.core.exec_worker import LatePayloads
-    from loaderpool.core.memory import SlotFile
     from loaderpool.core.messages import Done
     from loaderpool.core.worker import Worker
+    from loaderpool.memory.arena import SlotFile
     from loaderpool.memory.layout import VaryingLayout
     from loaderpool.system import machine, process
     from loaderpool.transport.reports import LOST_PIPES_STATUS

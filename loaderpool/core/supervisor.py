@@ -20,13 +20,12 @@ from typing import Any, NoReturn
 from loaderpool.config import LoaderConfig
 from loaderpool.core import failures, forms, messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, capacity
-from loaderpool.core.memory import SlotFile
 from loaderpool.core.processes import READABLE, Processes, WorkerProcess, pipe_of_stops
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
 from loaderpool.core.watch import SampleWatch, fault_in
 from loaderpool.errors import LoaderpoolError
-from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena
+from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, SlotFile
 from loaderpool.memory.board import Field
 from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.order import Numbering

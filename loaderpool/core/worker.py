@@ -16,9 +16,8 @@ from typing import Any
 
 from loaderpool.core import failures
 from loaderpool.core.channel import Channel, ChannelClosed
-from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import Done, Ended, Found, Ticket
-from loaderpool.memory.arena import PAGE_BYTES, Arena
+from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout

@@ -64,7 +64,7 @@ def _in_trainer() -> None:
     if ends is None:
         return
     try:
-        with interrupts.InterruptsHeld(then="send"):
+        with interrupts.LateInterruptsHeld():
             _waits[threading.get_ident()] = ends[0], -1  # first: a fork on another thread closes what is noted here
             os.close(ends[1])  # so that the end of a child that dies is seen, too
             waiter = select.poll()

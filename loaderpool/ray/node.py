@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from loaderpool.core.channel import Received
-from loaderpool.core.launch import Program, Surroundings
+from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.messages import (
     BatchFailed,
     Begin,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.core.launch import Program
+from loaderpool.core.child_process import Program
 from loaderpool.errors import ArgumentError, ClusterError, brief
 from loaderpool.settings.checks import known_names_only, whole_number
 from loaderpool.settings.groups import MAX_WORKERS

@@ -19,7 +19,7 @@ import signal
 _VARIABLE = "LOADERPOOL_FAULTS"
 _EXIT_STATUS = 23
 
-_directory = os.environ.get(_VARIABLE)
+directory = os.environ.get(_VARIABLE)
 
 
 class _Fault(RuntimeError):
@@ -33,20 +33,20 @@ class _UnpicklableFault(_Fault):
         raise TypeError("this error cannot be pickled")
 
 
-def arm(directory: str | None) -> None:
+def arm(faults: str | None) -> None:
     """Have this process, and those that it starts from now on, look into a directory; None: none any more."""
-    global _directory
-    _directory = directory
-    if directory is None:
+    global directory
+    directory = faults
+    if faults is None:
         os.environ.pop(_VARIABLE, None)
     else:
-        os.environ[_VARIABLE] = directory
+        os.environ[_VARIABLE] = faults
 
 
 def reach(place: str) -> None:
     """Pass this place: meet the fault that is laid there, if any. Runs in: any process."""
-    if _directory is not None:
-        _meet(_directory, place)
+    if directory is not None:
+        _meet(directory, place)
 
 
 def setting(name: str, value: float) -> float:

@@ -25,7 +25,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from loaderpool.system import machine
 
@@ -44,16 +44,11 @@ class InterruptsHeld:
     """A block in which signals are noted; on leaving the outermost one their handlers run, which may raise.
 
     On other threads than the main one nothing is to do.
-
-    Args:
-        then: what becomes of a signal that came: "tell" the program; "send" it again in a moment, for finalizers, whose
-            exceptions Python drops; "drop" it, for the interpreter ends anyway.
     """
 
-    __slots__ = ("_then",)
+    __slots__ = ()
 
-    def __init__(self, then: Literal["tell", "send", "drop"] = "tell") -> None:
-        self._then = then
+    _then: ClassVar[Literal["tell", "send", "drop"]] = "tell"  # what becomes of a signal that came: the program is told
 
     def __enter__(self) -> None:
         global _depth
@@ -74,6 +69,20 @@ class InterruptsHeld:
                         send_again(number)
                 else:
                     _due.clear()
+
+
+class LateInterruptsHeld(InterruptsHeld):
+    """Of a finalizer, whose exceptions Python drops: a signal that came is sent again in a moment."""
+
+    __slots__ = ()
+    _then = "send"
+
+
+class LastInterruptsHeld(InterruptsHeld):
+    """Of the interpreter's end: a signal that came is dropped."""
+
+    __slots__ = ()
+    _then = "drop"
 
 
 class InterruptsAllowed:
@@ -209,7 +218,7 @@ DROPPED_IN = {
     ("weakref", "remove"),
     ("loaderpool.sources.files", "__del__"),
     ("loaderpool.sources.hdf5", "__del__"),
-    ("loaderpool.core.lending", "_on_death"),
+    ("loaderpool.core.session", "_on_death"),
     ("loaderpool.system.interrupts", "_follow"),
     ("loaderpool.system.ctrl_c", "_count"),
     ("loaderpool.memory.adoption", "_freeze_all"),
@@ -347,7 +356,7 @@ def _follow(_: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) ->
     try:
         if is_finalizing():  # modules may be gone already
             return
-        with InterruptsHeld(then="send"):
+        with LateInterruptsHeld():
             undo_orphans()
     except KeyboardInterrupt:  # before the block was entered
         send_again()

@@ -98,9 +98,7 @@ class LoaderCore:
             if self.pool is not None or cache is not None:
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
         if self.engine.captured is not None:
-            from loaderpool.core.warnings import warn_of_changes  # which a pool has imported
-
-            self.tracker.at_begin = functools.partial(warn_of_changes, self.engine.captured)
+            self.tracker.at_begin = self.engine.captured.warn
             if self.pool is not None:
                 self.pool.session.modules.note()
 

@@ -15,8 +15,8 @@ from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 if TYPE_CHECKING:
+    from loaderpool.core.child_process import Program
     from loaderpool.core.delivery import CheckedArguments
-    from loaderpool.core.launch import Program
     from loaderpool.core.pool import Pool as Session
     from loaderpool.trainer.autotune.autotuner import PoolWorkers
     from loaderpool.trainer.explain.window import Autotuned, Snapshot
@@ -121,10 +121,9 @@ class Pool:
             from loaderpool.core.spawned import SpawnedPool
 
             return SpawnedPool(self._workers, self._restarts)
-        from loaderpool.core.launch import SUPERVISOR
         from loaderpool.core.pool import Pool as ForkedPool
 
-        return ForkedPool(self._workers, self._restarts, self._program or SUPERVISOR)
+        return ForkedPool(self._workers, self._restarts, self._program)
 
     def _turn(self) -> threading.RLock:
         """The lock on starting and ending. A fork has one of its own: a thread that is not there may hold the other."""

@@ -46,9 +46,7 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
     found = Replay(loader, whole_number("index", index, at_least=0), epoch)
     engine = loader._core.engine
     if engine is not None and engine.captured is not None:
-        from loaderpool.core.warnings import warn_of_changes  # which a pool has imported
-
-        warn_of_changes(engine.captured, in_replay=True)
+        engine.captured.warn(in_replay=True)
     return found.run()
 
 

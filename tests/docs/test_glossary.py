@@ -20,7 +20,7 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # Words that mean in a name what they mean to everybody who programs, so that the vocabulary need not say it. A word
 # that means something particular here belongs there instead.
 PLAIN = {
-    "actor", "adapter", "ahead", "allowed", "arguments", "array", "arrived", "arriving", "auto", "autotune",
+    "actor", "adapter", "ahead", "allowed", "arguments", "array", "arriving", "auto", "autotune",
     "base",
     "batch", "block", "bound", "buckets", "budget", "buffer", "c", "cache", "call", "callback", "capacity",
     "change", "check", "cli", "clock", "cluster", "column", "combine", "command", "config", "connected", "connection",
@@ -28,7 +28,7 @@ PLAIN = {
     "doctor", "element", "epoch", "error", "explain", "explanation", "failure", "fault", "feature",
     "field", "file", "filling", "finding", "fit", "flow", "fork", "format", "frame", "function", "gate",
     "globals", "group", "handle", "held", "hooks", "identity", "imports", "in", "info", "interleave",
-    "interrupts", "item", "iterator", "kind", "launch", "leaf", "lease", "lender", "lending", "lengths",
+    "interrupts", "item", "iterator", "kind", "leaf", "lease", "lender", "lengths",
     "limit", "lines", "list", "listener", "load", "log", "machine", "map", "measurement", "memory",
     "mix", "numbering", "observer", "opened", "order", "original", "owner", "pace", "packed",
     "packing", "page", "part", "pass", "permutation", "pickle", "place", "placement", "points", "policy", "profile",
@@ -37,7 +37,7 @@ PLAIN = {
     "ship", "shipped", "sized", "snapshot", "source", "space", "span", "spawned", "stamp",
     "statistics", "status", "store", "stream", "structure", "sums", "surroundings", "system", "table", "target",
     "tensors", "text", "times", "tools", "top", "trace", "track", "trainer", "transport", "tune",
-    "unpickler", "value", "walk", "warnings", "watch", "window", "work",
+    "unpickler", "value", "walk", "watch", "window", "work",
 }  # fmt: skip
 # Other people's names, for what they name.
 NAMES = {"hdf5", "keras", "loaderpool", "parquet", "tar", "tensorflow", "tfrecord", "tfrecords"}

@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import LoaderConfig
+from loaderpool.core.child_process import Surroundings
 from loaderpool.core.failures import reading_error
-from loaderpool.core.launch import Surroundings
 from loaderpool.core.stream.reader import GRACE_S, Arriving, ReaderProcess, Shipped, StreamEnded
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes

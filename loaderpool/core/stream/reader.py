@@ -14,15 +14,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.config import LoaderConfig
+from loaderpool.core import child_process
+from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.failures import reader_lost_error, reading_error, setup_error
-from loaderpool.core.launch import Surroundings
 from loaderpool.core.stream.reading import HEADER
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, UnpicklableError, closed_error
 from loaderpool.memory.arena import Arena
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import capacity, fault_points, machine
-from loaderpool.transport import child_process
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.reports import LostReport, Verdict
 
@@ -32,6 +32,7 @@ GRACE_S = 0.5
 # Batches that a reader may send without being asked for each: more, and this process need not keep up with tiny ones.
 _MOST_ASKED = 16
 _SENT_BYTES = 1 << 20  # asked for, of which the kernel may grant less: the reader goes on while they are on their way
+_PROGRAM = Program("loaderpool.core.stream.reading", "loaderpool-reader")
 _BUFFER_BYTES = 1 << 16  # what is smaller is received together
 
 
@@ -182,8 +183,6 @@ class ReaderProcess:
     def _launch(self, socket_end: int) -> subprocess.Popen[bytes]:
         arena, place, files, around = self._shipped
         start = {
-            "path": around.path,
-            "argv": around.argv,
             "trainer_pid": os.getpid(),
             "socket": socket_end,
             "arena": arena.descriptor,
@@ -193,14 +192,7 @@ class ReaderProcess:
             "epoch": self._epoch,
             "start": self._start,
         }
-        return child_process.start(
-            "loaderpool.core.stream.reading",
-            start,
-            [socket_end, arena.descriptor, *files],
-            "loaderpool-reader",
-            directory=around.directory,
-            environment=around.environment,
-        )
+        return child_process.start(_PROGRAM, around, start, [socket_end, arena.descriptor, *files])
 
     def _fill(self, view: memoryview) -> None:
         """Fill it with what comes next. Blocks: until it is there. Raises `StreamEnded`: it will not come."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loaderpool.cache.setting import MEMORY, Cache, CachePlan, Count
 from loaderpool.cache.store import SharedCache
-from loaderpool.core.warnings import level_outside
-from loaderpool.errors import LoaderpoolWarning, brief
+from loaderpool.errors import brief, warn
 from loaderpool.system import capacity
 
 _FREE_SHARE = 2  # in memory without a bound: this part of what is free
@@ -55,4 +53,4 @@ class CacheWatch:
                 self._said.add(count)
                 no_room = _NO_MEMORY if self._where == MEMORY else _NO_DISK
                 text = text.format(no_room=no_room, damaged=counts[Count.DAMAGED])
-                warnings.warn(f"cache={brief(self._where)} {text}", LoaderpoolWarning, stacklevel=level_outside())
+                warn(f"cache={brief(self._where)} {text}")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loaderpool.errors import brief
+from loaderpool.errors import brief, warn
 from loaderpool.system.walk import is_users, parts_of, walk
 from loaderpool.transport.payload.by_value import FrameworkImports
 from loaderpool.transport.payload.pickler import is_found_by_name
@@ -29,6 +29,7 @@ _MOST_NAMES = 400
 _SIMPLE = (str, bytes, int, float, complex, range, type(None), np.generic, np.dtype, PurePath)
 # A longer text is compared by its identity alone: a copy of it is not held for this.
 _MOST_TEXT = 1000
+_MOST_CHANGES = 5  # that one warning names
 _MOST_SHOWN = 40  # characters of a value
 _MISSING: Any = object()
 _STORES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL"})
@@ -130,6 +131,27 @@ class CapturedState:
                 known.was_told |= not all_of_them
                 found[argument] = Change(function.__qualname__, "was defined again", argument)
         return list(found.values())
+
+    def warn(self, in_replay: bool = False) -> None:
+        """Warn, in the line of the user's that has led here, of what has changed; of each once.
+
+        Args:
+            in_replay: said of a replay, which has the present values; then all is told, again, too.
+
+        Raises:
+            LoaderpoolWarning: where a filter makes an error of it.
+        """
+        changes = self.changes(all_of_them=in_replay)
+        if in_replay:  # of the loader's own function it has the one that the workers have
+            changes = [change for change in changes if not change.root]
+        if not changes:
+            return
+        more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
+        lines = "\n  ".join([*map(str, changes[:_MOST_CHANGES]), *more])
+        roots = ", ".join(f"{change.root}={change.name}" for change in changes if change.root)
+        users = "this replay uses the new values, but the workers" if in_replay else "its workers"
+        what = f"These values changed after the loader was created; {users} still use the old ones:\n  {lines}"
+        warn(f"{what}\nTo use the new values everywhere: loader = loader.replace({roots})")
 
     def _is_due(self, known: _KnownValue, owner: Any, name: str, all_of_them: bool) -> bool:
         if not known.was_told and not known.is_ignored:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderpool.core.lending import Lender
-from loaderpool.core.memory import SlotFile
 from loaderpool.core.messages import Release
-from loaderpool.memory.arena import Arena
+from loaderpool.core.session import Lender
+from loaderpool.memory.arena import Arena, SlotFile
 
 
 @pytest.fixture

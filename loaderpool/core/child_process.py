@@ -11,11 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool.system import clock, machine
 
 _MOMENT_S = 0.0005
+# One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
+_ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
 
 # sys.path is set before anything is imported, so the process finds what the trainer finds. `-c` has put the working
 # directory in front: not even mmap may come from there. The settings come in a memory file: a script's arguments alone
@@ -30,43 +39,88 @@ _BOOT = (
 )
 
 
+class Program(NamedTuple):
+    """What a process of its own executes, begun as a clean interpreter."""
+
+    module: str  # whose `main(start)` is called with the settings of the start, by name
+    label: str = "loaderpool-supervisor"  # for who looks at a list of tasks
+    settings: Mapping[str, Any] = {}  # its own, beside those of each start: plain
+
+
+SUPERVISOR = Program("loaderpool.core.supervisor")
+
+
+class Surroundings(NamedTuple):
+    """What the processes of a pool find around them, whenever they start: as this process had it when the pool began.
+
+    Batches of one pass would else depend on which of its processes is a later one.
+    """
+
+    directory: str | None  # None: it was deleted; then it is whichever this process has
+    environment: Mapping[str, str]
+    path: list[str]
+    argv: list[str]
+
+    @classmethod
+    def of_now(cls) -> Surroundings:
+        """Return those of this moment."""
+        directory = None
+        with contextlib.suppress(FileNotFoundError):
+            directory = os.getcwd()
+        # As imports read it: what is no str is passed over, "" is the working directory.
+        path = [str(entry) or directory for entry in sys.path if isinstance(entry, str)]
+        argv = [str(argument) for argument in getattr(sys, "argv", ())]
+        return cls(directory, _environment(), [entry for entry in path if entry is not None], argv)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the processes that run the user's code."""
+    variables = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
+    variables["CUDA_VISIBLE_DEVICES"] = ""
+    variables["JAX_PLATFORMS"] = "cpu"  # or JAX would want the GPU that it is told of, or the main process' TPU
+    if "jax" in sys.modules:  # set at run time, it would not travel, and workers would make float32 of what is float64
+        variables["JAX_ENABLE_X64"] = str(int(sys.modules["jax"].config.jax_enable_x64))
+    # Sets of str keep one order in all workers, over restarts and from one training to the next.
+    if variables.get("PYTHONHASHSEED", "random") == "random":
+        variables["PYTHONHASHSEED"] = "0"
+    variables.pop("PYTHONSTARTUP", None)
+    return variables
+
+
 def start(
-    module: str,
+    program: Program,
+    around: Surroundings,
     settings: Mapping[str, Any],
     descriptors: Sequence[int],
-    label: str,
-    *,
-    directory: str | None,
-    environment: Mapping[str, str],
     is_apart: bool = True,
 ) -> subprocess.Popen[bytes]:
     """Have `main` of a module of ours run with settings, by this interpreter with its own -X, -W, -O and the like.
 
     Args:
-        module: its name.
-        settings: plain values, and lists and dicts of them, by name; `path` must be among them.
+        program: the module, and settings of its own.
+        around: what it finds around it; `path` and `argv` are among the settings, too.
+        settings: plain values, and lists and dicts of them, by name.
         descriptors: what it inherits.
-        label: for who looks at a list of tasks.
-        directory: where it begins; None: where this process is.
-        environment: its variables.
         is_apart: Ctrl-C and Ctrl-Z of the terminal are not for it.
     """
-    content = marshal.dumps(dict(settings))
+    directory = around.directory
+    content = marshal.dumps({**program.settings, "path": around.path, "argv": around.argv, **settings})
     file = machine.create_memory_file("start")
     try:
         os.ftruncate(file, len(content))
         with mmap.mmap(file, len(content)) as view:  # the fallback of a memory file takes no write()
             view[:] = content
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        line = _BOOT.format(module=program.module)
         return subprocess.Popen(
-            [sys.executable, *flags, "-c", _BOOT.format(module=module), str(file), str(len(content)), label],
+            [sys.executable, *flags, "-c", line, str(file), str(len(content)), program.label],
             pass_fds=[file, *descriptors],
             stdin=subprocess.DEVNULL,
             stdout=_inherited(sys.__stdout__, 1),
             stderr=_inherited(sys.__stderr__, 2),
             start_new_session=is_apart,
             cwd=directory if directory is not None and os.path.isdir(directory) else None,
-            env=environment,
+            env=around.environment,
         )
     finally:
         os.close(file)
