@@ -13,13 +13,14 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import marshal
 import os
 import select
 import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from loaderpool.core.messages import Message, decode, encode
+from loaderpool.core.messages import KINDS, Message, decode, encode
 from loaderpool.system import machine
 
 # Bytes of a message within a packet. The kernel counts 768 for packets of up to 192 bytes, and 1,280 for the next size.
@@ -139,7 +140,8 @@ class Channel:
                 return _with_descriptors(data, control, flags)
             if not data:
                 raise ChannelClosed
-            return Received(decode(data))
+            code, *fields = marshal.loads(data)  # as `decode`: one call less for each
+            return Received(tuple.__new__(KINDS[code], fields))
 
     def wait(self) -> None:
         """Return when there is something to receive, or the end. Takes nothing, so it may be interrupted."""

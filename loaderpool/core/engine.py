@@ -145,7 +145,7 @@ class PoolEngine:
                 with LongWork(_LOADING, measure=str, first_s=1.0) as self._loading:  # the function, and its imports
                     if self._loads:
                         self.session.tell_of(self._loading)
-                    self.session.wait(lambda: self.known_form is not None or self._is_over)
+                    self._wait(lambda: self.known_form is not None or self._is_over)
                 with self.session.lock:
                     self.check_open()
                     if self.known_form is None:
@@ -164,8 +164,12 @@ class PoolEngine:
             with self.session.lock:
                 if second.ask():
                     self._look(SECOND)
-            self.session.wait(lambda: second.is_over or self._is_over)
+            self._wait(lambda: second.is_over or self._is_over)
         return second.widen(form.spec)
+
+    def _wait(self, is_ready: Callable[[], bool]) -> None:
+        while not is_ready():
+            self.session.session.wait(is_ready)
 
     def read_ahead(self, is_sure: bool) -> int:
         """How many batches to make ahead: where the next epoch is not sure, enough to keep workers busy."""

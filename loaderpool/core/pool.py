@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.messages import NodeIs, Resize, Warn
-from loaderpool.core.session import Session, SupervisorLost
+from loaderpool.core.session import Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
@@ -219,7 +219,7 @@ class Pool:
         settings = {**self._program.settings, "is_first": not self.supervisor_restarts}
         program = self._program._replace(settings=settings)
         session = self._make_session(program)
-        session.on_news = self._on_news
+        session.owner = self
         return session
 
     def _make_arena(self) -> Arena:
@@ -247,21 +247,6 @@ class Pool:
         self.arena.recorder.trainer.mark(MarkKind.WANTED, 0, workers)
         self.session.send(Resize(workers))
 
-    def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Return when `is_ready()`, as it is of a pool that is closed; another supervisor goes on when one has died.
-
-        Raises:
-            PoolBrokenError: no supervisor could go on.
-        """
-        while True:
-            session = self.session
-            try:
-                session.wait(is_ready, self._turn)
-                return
-            except SupervisorLost:
-                with InterruptsHeld():
-                    self.replace(session)
-
     def catch_up(self) -> None:
         """Take in what has arrived, without waiting."""
         session = self.session
@@ -274,8 +259,12 @@ class Pool:
                     self.replace(session)
 
     def replace(self, lost: Session) -> None:
-        """Have another supervisor in the place of one that is lost, unless there is one by now."""
-        with self.lock:
+        """Have another supervisor in the place of one that is lost, unless there is one by now.
+
+        Raises:
+            PoolBrokenError: no supervisor could go on.
+        """
+        with InterruptsHeld(), self.lock:
             if self.is_closed or self.session is not lost:
                 return
             self.check_usable()
@@ -328,7 +317,8 @@ class Pool:
         else:
             self._deaths.note(indices, self.deliveries)
 
-    def _on_news(self, message: NodeIs | Warn) -> None:
+    def hear(self, message: NodeIs | Warn) -> None:
+        """Take in what is said of the pool. The lock is held."""
         if isinstance(message, Warn):
             # Why workers are not forked is said of the first machine on which that is so.
             if not (message.are_not_forked and self.imports_anew):
@@ -341,7 +331,7 @@ class Pool:
             places[message.number] = NodePlace(message.node, message.address, message.workers)
         self.workers_wanted = sum(place.workers for place in places.values()) or self.workers_wanted
 
-    def _turn(self, came: bool) -> None:
+    def turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
         checkpoint()
         self.say_warnings()

@@ -163,7 +163,7 @@ class PoolRun:
             if self._is_torn:  # to begin again: without the lock, as it runs code of the user's
                 gc.collect()
             began_ns = clock.monotonic_ns()
-            pool.wait(self._has_news)
+            self._session.wait(self._has_news)
             waited_ns += clock.monotonic_ns() - began_ns
 
     def _check_end(self) -> None:

@@ -49,10 +49,6 @@ _LOOK_MS = 200
 _BYTE = np.dtype(np.uint8)
 
 
-class SupervisorLost(Exception):
-    """The supervisor is gone. Its pool starts another one."""
-
-
 class Listener(Protocol):
     """A run or a loader: hears what concerns it, on whichever thread reads."""
 
@@ -63,6 +59,19 @@ class Listener(Protocol):
         """There is another supervisor, which knows nothing of it. The session's lock is held."""
 
 
+class SessionOwner(Protocol):
+    """The pool whose session it is."""
+
+    def hear(self, message: NodeIs | Warn) -> None:
+        """A node took a worker's place, or the user should know this. The session's lock is held."""
+
+    def turn(self, came: bool) -> None:
+        """Called now and then by who waits, without the lock, and told whether anything came; may raise."""
+
+    def replace(self, lost: Session) -> None:
+        """Have another supervisor in the place of one that is lost."""
+
+
 class Session:
     """A supervisor that is running, or has been.
 
@@ -70,7 +79,7 @@ class Session:
         is_lost: it is gone.
         lacks_descriptors: a file that it sent could not be received.
         lender: its slots that have views.
-        on_news: told of nodes that take workers' places, and of warnings.
+        owner: the pool; None: there is none, or it was closed.
 
     Args:
         arena: what the pool's processes share beside slots.
@@ -96,7 +105,7 @@ class Session:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
         self.runs: dict[int, Listener] = {}
         self.loaders: dict[int, Listener] = {}
-        self.on_news: Callable[[NodeIs | Warn], None] | None = None
+        self.owner: SessionOwner | None = None
         self.news = news
         self._reader: int | None = None  # the thread that reads for all
         self._sleepers = 0  # threads that wait for it; an interrupt may leave one too many
@@ -157,16 +166,12 @@ class Session:
         """Whether it may still say something."""
         return not (self.is_lost or self._is_torn)
 
-    def wait(self, is_ready: Callable[[], bool], turn: Callable[[bool], None]) -> None:
-        """Return when `is_ready()`, which is asked with the lock held. Any thread.
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """Return when `is_ready()`, which is asked with the lock held; or when another supervisor is to go on.
 
-        Args:
-            is_ready: what is waited for.
-            turn: called now and then meanwhile, without the lock, and told whether anything came; may raise.
-
-        Raises:
-            SupervisorLost: it will never be.
+        Runs in: any thread. It has the owner replace this one if it is lost, which may raise.
         """
+        owner = self.owner
         before = None if ctrl_c.descriptor is None else ctrl_c.note_signals()
         me = threading.get_ident()
         while True:
@@ -174,7 +179,7 @@ class Session:
                 if is_ready():
                     return
                 if self.is_lost or self._is_torn:
-                    raise SupervisorLost
+                    break
                 reader = self._reader
                 is_reader = reader in (None, me)  # a signal's handler may wait while its thread already reads
                 if is_reader:
@@ -200,9 +205,12 @@ class Session:
                             self.news.notify_all()
             if is_there:
                 return
-            turn(came)
+            if owner is not None:
+                owner.turn(came)
             if ctrl_c.descriptor is not None:
                 ctrl_c.check_patience(before)
+        if owner is not None:
+            owner.replace(self)
 
     def wake(self) -> None:
         """Have all who wait look again. The lock is held."""
@@ -231,8 +239,8 @@ class Session:
                             listener = self.runs.get(message[0])
                         case Found() | Loaded() | LoaderFailed():
                             listener = self.loaders.get(message.loader)
-                        case _ if self.on_news is not None:
-                            self.on_news(message)
+                        case _ if self.owner is not None:
+                            self.owner.hear(message)
                     if listener is not None:
                         listener.hear(received)
                     else:  # of a run that was ended meanwhile: its slots are free
@@ -293,7 +301,7 @@ class Session:
         self.is_lost = True
         self.reap()
         # These refer to the pool: what is closed, and its descriptors, shall go without the collector of garbage.
-        self.on_news, self.runs, self.loaders = None, {}, {}
+        self.owner, self.runs, self.loaders = None, {}, {}
 
 
 # ---- slots that consumers have views of: each is released when its last view dies

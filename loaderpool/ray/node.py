@@ -36,7 +36,7 @@ from loaderpool.core.messages import (
     Unload,
     Update,
 )
-from loaderpool.core.session import Listener, Session, SupervisorLost
+from loaderpool.core.session import Listener, Session
 from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.memory.arena import Arena, Extent, map_whole_file
 from loaderpool.memory.board import Field
@@ -126,8 +126,7 @@ class NodeActor:
 
     def _read(self) -> None:
         try:
-            self._session.wait(lambda: False, lambda _: None)
-        except SupervisorLost:
+            self._session.wait(lambda: False)
             how = self._session.reap()
             print(f"loaderpool: the supervisor process on {self._at[1]} ended ({how})", file=sys.stderr, flush=True)
         finally:

@@ -134,7 +134,7 @@ class Pass:
         self._delivery: Delivery | None = None  # whose batches are in front
         self._batches = _NONE  # of it
         self._assemble: Callable[[Sequence[Any]], Any] | None = None  # as it was opened
-        self._row_bytes: int | None = None  # of each of its rows; None: they differ
+        self._batch_bytes: int | None = None  # of each; None: they differ
 
     @property
     def epoch(self) -> int:
@@ -162,7 +162,8 @@ class Pass:
                     delivery = self.next_delivery()
                     self._batches, self._assemble = self._convert(delivery)
                     self._delivery, self.left = delivery, delivery.count
-                    self._row_bytes = None if delivery.form.fixed is None else delivery.form.fixed.row_nbytes
+                    fixed = delivery.form.fixed
+                    self._batch_bytes = None if fixed is None else delivery.rows * fixed.row_nbytes
                     del delivery
             try:
                 # A Ctrl-C may come after any call.
@@ -173,8 +174,10 @@ class Pass:
                             self._leave_out()
                             continue
                     batch = self._assemble(parts)  # type: ignore[misc]  # there is one since the first delivery
-                    row_bytes, counters = self._row_bytes, self._counters
-                    nbytes = data_bytes(parts) if row_bytes is None else rows * row_bytes
+                    nbytes = self._batch_bytes
+                    if nbytes is None:
+                        nbytes = data_bytes(parts)
+                    counters = self._counters
                     counters.batches += 1
                     counters.samples += rows
                     counters.nbytes += nbytes
