@@ -58,8 +58,8 @@ MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
-    "loaderpool.core.connection": {"multiprocess"},
     "loaderpool.core.spawned": {"multiprocess"},
+    "loaderpool.core.spawned_worker": {"multiprocess"},
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},
     "loaderpool.tools": {"click", "matplotlib", "rich"},

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.core.channel import Channel
-from loaderpool.core.watch import StackFile
+from loaderpool.core.processes import StackFile
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import process

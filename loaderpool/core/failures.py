@@ -1,15 +1,13 @@
-"""How an error travels from workers and supervisor to the main process."""
+"""What users are told of an error in a worker or supervisor. In the main process; `reports` has how it travels."""
 
 from __future__ import annotations
 
 import collections
-import functools
 import linecache
 import os
 import pickle
 import re
 import sys
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from loaderpool import errors
@@ -35,22 +33,6 @@ from loaderpool.transport.reports import (
     rebuild,
     unpickled,
 )
-
-
-def _packed(kind: str, *parts: Any) -> bytes:
-    return pickle.dumps((kind, *parts), 5)
-
-
-# What is sent where the user's code raised or took too long; where workers died; where something failed before that,
-# with what, advice and place as `setup_error` has them; and of an error of ours.
-of_sample: Callable[[Failure], bytes] = functools.partial(_packed, "sample")
-of_deaths: Callable[[LostReport], bytes] = functools.partial(_packed, "lost")
-of_setup: Callable[[Failure, str, str, str | None], bytes] = functools.partial(_packed, "setup")
-
-
-def of_error(error: LoaderpoolError) -> bytes:
-    """Return what is sent of an error of ours."""
-    return _packed("error", type(error).__name__, str(error))
 
 
 def may_pass(packed: bytes) -> bool:

@@ -117,7 +117,6 @@ class Session:
                 fault_points.reach("trainer.launched")
                 self.lender = Lender(self.slots, arena.recorder.trainer, self._channel.send)
                 self._prepare_to_wait()
-                self._poll = self._make_poll()
             except BaseException:
                 self.close()
                 raise
@@ -146,6 +145,7 @@ class Session:
             os.set_blocking(end, False)
         self._stop_watch = StopWatch()
         self._signals = ctrl_c.descriptor
+        self._poll = self._make_poll()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send the supervisor a message; see `Channel.send`."""
@@ -194,7 +194,7 @@ class Session:
                     if fault_points.directory is not None:  # each batch passes here
                         fault_points.reach("trainer.waiting")
                     with InterruptsAllowed():
-                        came = self._wait_once(self._poll if reader is None else self._make_poll())
+                        came = self._wait_once(is_nested=reader is not None)
                 finally:
                     with self.news:
                         self._reader = reader
@@ -254,8 +254,9 @@ class Session:
             if self._sleepers:
                 self.news.notify_all()
 
-    def _wait_once(self, poll: select.poll) -> bool:
+    def _wait_once(self, is_nested: bool) -> bool:
         """Return whether anything came."""
+        poll = self._make_poll() if is_nested else self._poll
         if ctrl_c.descriptor != self._signals:
             self._signals = ctrl_c.descriptor
             poll = self._poll = self._make_poll()

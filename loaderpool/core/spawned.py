@@ -9,6 +9,7 @@ for, and a worker's end is the end of its connection.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -18,29 +19,60 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import multiprocess
+import numpy as np
 from multiprocess import process as process_of_multiprocess
 from multiprocess import spawn
+from multiprocess.shared_memory import SharedMemory
 
 from loaderpool.core.channel import Received
 from loaderpool.core.child_process import Program, Surroundings
-from loaderpool.core.connection import Block, Connected, Queued
-from loaderpool.core.messages import Load, Loaded, Message, Update
+from loaderpool.core.delivery import aligned_empty
+from loaderpool.core.messages import Done, Load, Loaded, Message, Update, decode
 from loaderpool.core.pool import Pool
 from loaderpool.core.processes import Processes, WorkerProcess
 from loaderpool.core.session import Session
-from loaderpool.core.spawned_worker import main
+from loaderpool.core.spawned_worker import Connected, Queued, attach, main
 from loaderpool.core.supervisor import Supervisor
-from loaderpool.errors import PoolBrokenError
+from loaderpool.errors import MemoryLimitError, PoolBrokenError
 from loaderpool.memory.arena import Arena, SlotFile
-from loaderpool.system import ctrl_c
+from loaderpool.system import capacity, ctrl_c
 
 _NAME = "loaderpool-worker-"
 _MOST_MESSAGES = 4096  # queues hold any number: it bounds the slots
 _LOOK_S = 0.2  # a wait ends so often, for a signal's handler to run: on Windows nothing else has it run
 # From the end of a worker's connection, and from a kill, to its own end. Longer only in an uninterruptible system call.
 _ENDS_S, _KILLED_S = 1.0, 5.0
+_LEAST_BYTES = 64 << 20  # of a block
+# Windows promises all of a block's memory when it is made, others only what is written to.
+_SHARE = 4 if os.name == "nt" else 1
 _spawning = multiprocess.get_context("spawn")
 _starting = threading.Lock()
+
+
+class Block:
+    """A block of shared memory, the arena or the slots in it, and the name by which workers `attach` it.
+
+    Ownership: of the name, until `unlink`; where this process is killed, `multiprocess`'s resource tracker unlinks it.
+    Raises MemoryLimitError where there is no room for it.
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        nbytes = max(_LEAST_BYTES, capacity.available_memory_bytes() // _SHARE) // _LEAST_BYTES * _LEAST_BYTES
+        try:
+            self._made = SharedMemory(create=True, size=nbytes)
+        except (MemoryError, OSError) as error:
+            raise MemoryLimitError(f"Could not create a block of shared memory: {error}") from error
+        self.name = self._made.name
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.unlink)
+            self.file = attach(make, self.name, nbytes)
+            undo.pop_all()
+        self._made.close()
+
+    def unlink(self) -> None:
+        """Give up the name: what maps the block keeps it, and nothing else can."""
+        with contextlib.suppress(FileNotFoundError):  # it was before
+            self._made.unlink()
 
 
 class SpawnedPool(Pool):
@@ -51,8 +83,9 @@ class SpawnedPool(Pool):
     def _make_arena(self) -> Arena:
         if not sys.executable:  # before the session looks: the block's resource tracker is started with it
             raise PoolBrokenError("sys.executable is empty. Set it to the path of a Python interpreter")
-        self._block = Block()
-        return self._block.arena
+        self._block = Block(Arena)
+        arena: Arena = self._block.file
+        return arena
 
     def _make_session(self, program: Program) -> Session:
         program = Program("", settings={"arena": self._block.name})
@@ -76,8 +109,8 @@ class SpawnedSession(Session):
     def _open(
         self, arena: Arena, workers: int, restarts: tuple[int, float] | None, around: Surroundings, program: Program
     ) -> None:
-        self._block = Block()
-        slots = self.slots = SlotFile(self._block.arena.descriptor, self._block.arena.map)
+        self._block = Block(SlotFile)
+        slots = self.slots = self._block.file
         start = {
             **around._asdict(),
             **program.settings,
@@ -97,10 +130,7 @@ class SpawnedSession(Session):
     def _prepare_to_wait(self) -> None:
         pass
 
-    def _make_poll(self) -> Any:
-        return None
-
-    def _wait_once(self, *_: Any) -> bool:
+    def _wait_once(self, is_nested: bool) -> bool:
         self._channel.wait(_LOOK_S)
         ctrl_c.note_signals()
         return True
@@ -163,29 +193,34 @@ class SpawnedSupervisor(Supervisor):
     def _open(self, start: Mapping[str, Any]) -> int:
         return _MOST_MESSAGES
 
-    def _prepare_to_wait(self) -> None:
-        pass
-
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
-        workers, main = SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, list), self._main
-        workers.ring = main.ring  # type: ignore[attr-defined]
+        workers = SpawnedWorkers(self._arena, self._slots, self._payloads, self._forms, start, list)
+        main: Any = self._main
+        workers.tell = lambda *event: main.put(event)
         return workers
 
+    def _hear_frame(self, number: int, _: Connected, frame: bytes | None) -> None:
+        """A worker has said something; None: its connection has ended."""
+        if frame is None:
+            self._dead += [worker for worker in self._workers.by_number.values() if worker.number == number]
+            return
+        message, batches = decode(frame), []
+        if isinstance(message, Done) and message.oversize:
+            batches = [aligned_empty(message.oversize)]
+            batches[0][:] = np.frombuffer(frame, np.uint8)[-message.oversize :]
+        self._on_worker(number, Received(message, batches))  # type: ignore[arg-type]  # in place of a file
+
     def _wait(self) -> None:
-        pause_s, main = self._pause_s(), self._main
-        main.wait(pause_s if pause_s >= 0 else None)  # type: ignore[call-arg]
-        self._hear_main()
-        for worker in [*self._workers.by_number.values()]:
-            has_ended = worker.channel.has_ended  # before it is read: then all was
-            self._hear_worker(worker, is_all=True)
-            if has_ended:
-                self._dead.append(worker)
+        pause_s = self._pause_s()
+        self._main.wait(pause_s if pause_s >= 0 else None)  # type: ignore[call-arg]
+        while (event := self._main.receive()) is not None:
+            if isinstance(event, Received):
+                self._on_main(event)
+            else:
+                self._hear_frame(*event)
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         pass  # what arrives is an event
-
-    def _ignore(self, descriptor: int) -> None:
-        pass
 
     def _may_fork(self) -> bool:
         return False
@@ -205,7 +240,9 @@ class SpawnedSupervisor(Supervisor):
 class SpawnedWorkers(Processes):
     """The workers. Each is started with what loaders there are."""
 
-    ring: Callable[[], None]  # wakes the loop
+    tell: Callable[
+        [int, Connected, bytes | None], None
+    ]  # the loop, of what a worker has said, and of its end. Any thread
 
     def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
         told = {**self._settings, **self._told(number, cell)}
@@ -215,9 +252,9 @@ class SpawnedWorkers(Processes):
             process.start()
         # Its end is ours to see to: `multiprocess` would wait for it when the interpreter exits.
         process_of_multiprocess._children.discard(process)
-
         started = SpawnedProcess(process)
-        channel: Any = Connected(connection, started.look, self.ring, self.ring)
+        tell = functools.partial(self.tell, number)
+        channel: Any = Connected(connection, started.look, tell)
         return WorkerProcess(number, started, cell, channel, channel)
 
 

@@ -20,12 +20,11 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-from loaderpool.core.cutter import Cutter, next_batch
-from loaderpool.core.deaths import Deaths
 from loaderpool.core.messages import BatchFailed, Begin, Done, Ended, Filled, Found, LoaderFailed, Look, Ticket
 from loaderpool.core.records import (
     MOST_TICKETS,
     Death,
+    Deaths,
     DropFile,
     Filling,
     Instruction,
@@ -41,7 +40,7 @@ from loaderpool.core.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.core.slots import Slots, Space
+from loaderpool.core.slots import Cutter, Slots, Space, next_batch
 from loaderpool.plan.order import Numbering
 from loaderpool.transport.reports import Verdict
 

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from loaderpool.config import LoaderConfig
-from loaderpool.core import failures, forms, messages, records
+from loaderpool.core import messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, capacity
-from loaderpool.core.processes import READABLE, Processes, WorkerProcess, pipe_of_stops
+from loaderpool.core.processes import READABLE, Processes, SampleWatch, WorkerProcess, fault_in, pipe_of_stops
 from loaderpool.core.slots import Space
 from loaderpool.core.state import State
-from loaderpool.core.watch import SampleWatch, fault_in
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, SlotFile
 from loaderpool.memory.board import Field
@@ -31,8 +30,14 @@ from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.order import Numbering
 from loaderpool.system import capacity as machine_capacity
 from loaderpool.system import clock, fault_points, machine, process
-from loaderpool.transport.payload.fork_check import ForkCheck, refuse_open_handles, why_not_forked
-from loaderpool.transport.payload.loaded import Payloads, describe_load_error
+from loaderpool.transport import reports
+from loaderpool.transport.payload.loaded import (
+    ForkCheck,
+    Payloads,
+    describe_load_error,
+    refuse_open_handles,
+    why_not_forked,
+)
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure, describe_timeout
 
@@ -54,6 +59,7 @@ class Supervisor:
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._main_pid: int = start["trainer_pid"]
         self._restarts: tuple[int, float] | None = start["max_restarts"]
+        self._handlers: dict[int, Callable[[], None]] = {}
         most_messages = self._open(start)
         self._fork_check = ForkCheck()
         self._payloads = Payloads(self._arena, {}, self._fork_check.importing)
@@ -69,7 +75,6 @@ class Supervisor:
         self._oom_kills = machine_capacity.oom_kill_count()
         self._has_loaded = self._has_told_of_exec = self._is_over = False
         self._dead: list[WorkerProcess] = []
-        self._prepare_to_wait()
         self._workers = self._make_workers(start)
 
     def _open(self, start: Mapping[str, Any]) -> int:
@@ -77,17 +82,14 @@ class Supervisor:
         self._main = Channel(socket.socket(fileno=start["channel"]))
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._slots = SlotFile(start["slots"])
-        return capacity()
-
-    def _prepare_to_wait(self) -> None:
         self._signals = pipe_of_stops()
         self._epoll = select.epoll()
         self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel
-        self._handlers: dict[int, Callable[[], None]] = {}
         self._listen(self._main.fileno(), self._hear_main)
         self._listen(self._signals[0], self._on_signal)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
+        return capacity()
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
         return Processes(self._arena, self._slots, self._payloads, self._forms, start, self._private)
@@ -254,7 +256,7 @@ class Supervisor:
         failure = describe_failure(error, epoch=0, worker=None)
         place = f"the supervisor{f' on node {failure.node}' if failure.node else ''}"
         what = f"{place} could not load the function and the source"
-        return failures.of_setup(failure, what, describe_load_error(error), place)
+        return reports.of_setup(failure, what, describe_load_error(error), place)
 
     def _freeze(self) -> None:
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
@@ -289,14 +291,18 @@ class Supervisor:
         if message.batch == 0 and message.loader in self._forms:
             self._main.send(messages.Found(0, message.loader, 0, self._forms[message.loader], 0.0))
             return
-        probe = forms.stated(payload) if message.batch == 0 else None
-        if probe is not None:
-            self._lay_out(message.loader, probe, None)
-        else:
-            self._state.look(message)
+        if message.batch == 0 and payload["given_spec"] is not None:
+            from loaderpool.core import forms
+
+            if (probe := forms.stated(payload)) is not None:
+                self._lay_out(message.loader, probe, None)
+                return
+        self._state.look(message)
 
     def _take_form(self, message: messages.Found) -> None:
         """What batches look like was known to the supervisor before this one."""
+        from loaderpool.core import forms
+
         payload = self._payloads.loaded.get(message.loader)
         if payload is None:
             return
@@ -305,13 +311,15 @@ class Supervisor:
 
     def _lay_out(self, number: int, probe: Any, found: tuple[int, messages.Found] | None) -> None:
         """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""
+        from loaderpool.core import forms  # while a worker makes the first sample: no start waits for it
+
         payload = self._payloads.loaded[number]
         try:
             form, layout, row_s = forms.choose(probe, payload, self._workers_wanted)
         except LoaderpoolError as error:
             if found is not None:
                 self._state.found(*found, None)
-            self._state.fail(number, failures.of_error(error))
+            self._state.fail(number, reports.of_error(error))
             return
         told = messages.Found(0, number, 0, send((form, payload["given_spec"] is not None)), row_s)
         self._main.send(told)
@@ -393,12 +401,12 @@ class Supervisor:
                     index=index, epoch=epoch, worker=worker.number, ran_s=hung_s, in_generator=in_generator,
                     timeout_s=self._timeouts.get(ticket.loader, 0.0), stacks=sample.stacks_text,
                 )  # fmt: skip
-                return failures.of_sample(failure)
+                return reports.of_sample(failure)
             report = LostReport(
                 verdict, index if index >= 0 else None, epoch, exit_code, worker.pid, deaths, stacks, is_out_of_memory,
                 was_stopped=worker.was_stopped, in_setup=in_setup, max_restarts=self._restarts, node=process.node(),
             )  # fmt: skip
-            return failures.of_deaths(report)
+            return reports.of_deaths(report)
 
         has_begun = bool(read(worker.cell, Field.BEGUN))
         return records.Death(error, index, hung_s, exit_code, has_begun, in_generator)
@@ -459,7 +467,7 @@ class Supervisor:
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
             advice = machine_capacity.start_advice(error, "the supervisor has no file descriptors left")
-            packed = failures.of_setup(failure, "no worker could be started", advice, None)
+            packed = reports.of_setup(failure, "no worker could be started", advice, None)
             self._state.not_started(number, clock.monotonic_s(), packed)
             return
         fault_points.reach("supervisor.forked")

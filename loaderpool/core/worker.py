@@ -14,7 +14,6 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from loaderpool.core import failures
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.messages import Done, Ended, Found, Ticket
 from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile
@@ -23,11 +22,11 @@ from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind, Status
 from loaderpool.system import clock, fault_points, machine
+from loaderpool.transport import reports
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.jobs import Abandoned, Job, Progress, WorkFailed
-from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.work import Work
 
 
@@ -163,10 +162,10 @@ class Worker:
             self._forget(ticket.run)
             answer = Done(ticket.number)
         except WorkFailed as error:
-            answer = Done(ticket.number, error=failures.of_sample(error.failure))
+            answer = Done(ticket.number, error=reports.of_sample(error.failure))
         except (MemoryError, OSError) as error:  # no pages for the slot
             failure = describe_failure(error, epoch=ticket.epoch, worker=self._number)
-            answer = Done(ticket.number, error=failures.of_sample(failure))
+            answer = Done(ticket.number, error=reports.of_sample(failure))
         took_ns = clock.monotonic_ns() - begun_ns
         self._check_channel()
         fault_points.reach("worker.before_note")
@@ -213,7 +212,7 @@ class Worker:
             self._send_batch(answer._replace(oversize=batch.nbytes), batch)
         except (MemoryError, OSError) as error:  # no memory, or no descriptor
             failure = describe_failure(error, epoch=epoch, worker=self._number)
-            self._channel.send(Done(answer.ticket, error=failures.of_sample(failure)))
+            self._channel.send(Done(answer.ticket, error=reports.of_sample(failure)))
 
     def _send_batch(self, answer: Done, batch: VaryingLayout) -> None:
         """Send a batch that does not fit its slot, in a file of its own."""
@@ -240,9 +239,8 @@ class Worker:
         """End the generators of a run that is not wanted any more, unless another one goes on with them."""
         place = self._lanes.pop(run, None)
         if place is not None and place not in self._lanes.values():
-            items = self._works[place[0]].items
-            if isinstance(items, LaneItems):
-                items.forget(place[1])
+            items: Any = self._works[place[0]].items
+            items.forget(place[1])
 
 
 def _job(ticket: Ticket) -> Job:

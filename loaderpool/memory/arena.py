@@ -27,6 +27,7 @@ from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 PAGE_BYTES = 4096
+_BYTE = np.dtype(np.uint8)
 
 
 class Extent(NamedTuple):
@@ -135,7 +136,6 @@ _LIMITS = {
     errno.ENOMEM: "the limit on virtual memory (ulimit -v, RLIMIT_AS)",
     errno.EFBIG: "the limit on the size of a file (ulimit -f, RLIMIT_FSIZE), which includes shared memory,",
 }
-_BYTE = np.dtype(np.uint8)
 # What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
 HEADROOM_BYTES = 64 << 20
 
@@ -148,13 +148,13 @@ class SparseFile:
 
     Args:
         descriptor: of the file; -1: there is none.
-        mapping: of all of it; None: it is made.
+        nbytes: its length; 0: that is to be found out.
+        tag: of the mapping, where Windows knows it by a name.
     """
 
-    def __init__(self, descriptor: int, mapping: mmap.mmap | None = None) -> None:
-        self.descriptor = descriptor
-        self.map = _map_unlocked(descriptor, os.fstat(descriptor).st_size) if mapping is None else mapping
-        self.nbytes = len(self.map)
+    def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
+        self.descriptor, self.nbytes = descriptor, nbytes or os.fstat(descriptor).st_size
+        self.map = _map_named(tag, nbytes) if tag else _map_unlocked(descriptor, self.nbytes)
 
     def close_descriptor(self) -> None:
         """Drop the file descriptor; the mapping stays for those who look at it."""
@@ -233,27 +233,21 @@ class SlotFile(SparseFile):
 
 
 class Arena(SparseFile):
-    """The shared memory file with board, counts and recorders; the trainer hands out extents of the rest.
+    """The shared memory file with board, counts and recorders; the trainer hands out extents of the rest."""
 
-    Args:
-        descriptor: of the file; -1: there is none.
-        nbytes: its length.
-        tag: of the mapping, where Windows knows it by a name.
-    """
-
-    def __init__(self, descriptor: int, nbytes: int, tag: str = "") -> None:
-        super().__init__(descriptor, _map_named(tag, nbytes) if tag else _map_unlocked(descriptor, nbytes))
+    def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
+        super().__init__(descriptor, nbytes, tag)
         if hasattr(mmap, "MADV_DONTDUMP"):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
         self.call_times: memoryview = memoryview(self.map)[BOARD_BYTES : BOARD_BYTES + CALL_TIMES_BYTES].cast("Q")
-        self.recorder = RecorderMemory(BOARD_BYTES + CALL_TIMES_BYTES, nbytes, self.map)
-        self.extents = ExtentMap(self.recorder.end, nbytes)
+        self.recorder = RecorderMemory(BOARD_BYTES + CALL_TIMES_BYTES, self.nbytes, self.map)
+        self.extents = ExtentMap(self.recorder.end, self.nbytes)
 
     @staticmethod
     def create() -> Arena:
         """Return a new arena. Raises what `create_file` raises."""
-        arena = create_file("arena", lambda descriptor: Arena(descriptor, os.fstat(descriptor).st_size))
+        arena = create_file("arena", Arena)
         machine.map_pages(arena.map, 0, BOARD_BYTES + _USUAL_WORKERS * CALL_TIMES_OF_WORKER_BYTES)
         return arena
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from loaderpool.core import failures
 from loaderpool.core.channel import Received
 from loaderpool.core.failures import how_to_see
 from loaderpool.core.messages import (
@@ -47,6 +46,7 @@ from loaderpool.ray.cluster import Cluster, Node, Order
 from loaderpool.ray.node import Made
 from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import clock, machine
+from loaderpool.transport import reports
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
 _BEAT_S = 1.0  # so often each node says that it is there
@@ -235,7 +235,7 @@ class Dispatcher(Supervisor):
     def stop(self, why: str) -> None:
         """There will be no nodes."""
         text = why if self._is_first else f"the Ray cluster was lost: {why}"
-        self._state.stop(failures.of_error(ClusterError(text)))
+        self._state.stop(reports.of_error(ClusterError(text)))
 
     def starts(self, node: Node, address: str, workers: int) -> None:
         """Its actor starts there; or runs, with so many workers."""
@@ -275,7 +275,7 @@ class Dispatcher(Supervisor):
                 self._state.fail(loader, error)
                 answer = Done(ticket.number, error=error)
             case BatchFailed(error=error):
-                answer = Done(ticket.number, error=error or failures.of_error(MemoryLimitError(_NO_MEMORY)))
+                answer = Done(ticket.number, error=error or reports.of_error(MemoryLimitError(_NO_MEMORY)))
             case Found():
                 answer = made._replace(ticket=ticket.number)
             case seconds, rows, failed, content:
@@ -290,12 +290,12 @@ class Dispatcher(Supervisor):
                     answer = Done(ticket.number, rows, seconds, oversize, failed)
                 except (MemoryError, OSError) as error:  # no memory, or no descriptor
                     failure = describe_failure(error, epoch=ticket.epoch, worker=None)
-                    answer = Done(ticket.number, error=failures.of_sample(failure))
+                    answer = Done(ticket.number, error=reports.of_sample(failure))
                 counts = (Field.BATCHES, ticket.batches), (Field.SAMPLES, rows), (Field.BUSY_NS, int(seconds * 1e9))
                 for field, more in counts:
                     self._put(node, field, self._arena.board.read(node.cell, field) + more)
                 if failed and (text := _unseen(node.address, failed)):
-                    answer = Done(ticket.number, error=failures.of_error(SourceError(text)))
+                    answer = Done(ticket.number, error=reports.of_error(SourceError(text)))
         self._on_worker(node.number, Received(answer, descriptors))
 
     def lose(self, node: Node, why: str) -> None:
@@ -325,7 +325,7 @@ class Dispatcher(Supervisor):
             batches = range(0 if ticket.rest else ticket.batch, 0 if ticket.rest else ticket.batch + ticket.batches)
             indices = plan.indices(ticket.epoch, plan.positions(ticket.epoch, ticket.batch, ticket.batches)[:1000])
             report = report._replace(epoch=ticket.epoch, batches=batches, indices=tuple(indices))
-        return failures.of_deaths(report)
+        return reports.of_deaths(report)
 
     # ---- what the main process is told of nodes
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import inspect
 import os
+import pickle
 import signal
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -270,3 +273,19 @@ def unpickled(failure: Failure) -> Original | None:
         original: Original | None = receive(failure.pickled) if failure.pickled else None
         return original
     return None
+
+
+def _packed(kind: str, *parts: Any) -> bytes:
+    return pickle.dumps((kind, *parts), 5)
+
+
+# Sent where the user's code raised or took too long, where workers died, and where something failed before that,
+# with what, advice and place as `setup_error` has them. `core.failures.unpack` makes an exception of it.
+of_sample: Callable[[Failure], bytes] = functools.partial(_packed, "sample")
+of_deaths: Callable[[LostReport], bytes] = functools.partial(_packed, "lost")
+of_setup: Callable[[Failure, str, str, str | None], bytes] = functools.partial(_packed, "setup")
+
+
+def of_error(error: LoaderpoolError) -> bytes:
+    """Return what is sent of an error of ours."""
+    return _packed("error", type(error).__name__, str(error))

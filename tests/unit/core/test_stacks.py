@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderpool.core.watch import StackFile, fault_in
+from loaderpool.core.processes import StackFile, fault_in
 
 
 @pytest.fixture
