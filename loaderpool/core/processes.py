@@ -117,7 +117,6 @@ class Sample:
 
     def __init__(self) -> None:
         self.started = self.ran_ns = self.asked_ns = self.ticket = 0
-        self.is_asked_again = False
         self.looked_ns = self.seen_since_ns = 0  # the last look, and the first of those that came without a gap
         self.index: int | None = None  # of the sample, once the worker is killed for it
         self.stacks_text = ""
@@ -300,7 +299,7 @@ class Processes:
 
 
 class SampleWatch:
-    """Looks at the board from time to time, for samples that run past `Limits.timeout_s` and what they are doing.
+    """Looks at the board from time to time, where a loader has `Limits.timeout_s`, for samples that run past it.
 
     A worker notes on the board which sample it is at and since when. The time a sample has run is summed up over
     looks, and a gap between looks (Ctrl-Z, a suspended machine, a supervisor that was kept waiting) counts as no more
@@ -315,17 +314,12 @@ class SampleWatch:
     """
 
     def __init__(self, board: Board) -> None:
-        self._board, self._looked_ns = board, clock.monotonic_ns()
-        self._due_ns: int | None = self._looked_ns  # the next look; None: there was nothing to watch
+        self._board = board
+        self._looked_ns = self._due_ns = clock.monotonic_ns()  # the last look, and the next one
 
-    def resume(self) -> None:
-        """There may be something to watch."""
-        if self._due_ns is None:
-            self._due_ns = clock.monotonic_ns()
-
-    def pause_ms(self) -> int | None:
-        """Return how long the supervisor may sleep; None: as long as it likes."""
-        return None if self._due_ns is None else max(0, -((clock.monotonic_ns() - self._due_ns) // 1_000_000))
+    def pause_ms(self) -> int:
+        """Return how long the supervisor may sleep."""
+        return max(0, -((clock.monotonic_ns() - self._due_ns) // 1_000_000))
 
     def look(self, find: Callable[[], Sequence[tuple[Any, int]]], shortest_s: float) -> None:
         """Look at the workers whose current ticket has a timeout, if that is due.
@@ -335,12 +329,11 @@ class SampleWatch:
             shortest_s: the shortest timeout of all.
         """
         now = clock.monotonic_ns()
-        if self._due_ns is None or now < self._due_ns:
+        if now < self._due_ns:
             return
-        watched = find()
-        self._due_ns = now + _look_ns(int(shortest_s * 1e9)) if watched else None
+        self._due_ns = now + _look_ns(int(shortest_s * 1e9))
         elapsed, self._looked_ns = now - self._looked_ns, now
-        for worker, timeout_ns in watched:
+        for worker, timeout_ns in find():
             # The ticket first: where a new one begins meanwhile, the state sees that this one is over.
             ticket, index, started = (self._board.read(worker.cell, field) for field in _FIELDS)
             sample = worker.sample
@@ -356,17 +349,11 @@ class SampleWatch:
             sample.ran_ns += min(elapsed, 2 * _look_ns(timeout_ns))
             if not sample.asked_ns:
                 if sample.ran_ns > timeout_ns:
-                    sample.is_asked_again, sample.asked_ns = False, now
+                    sample.asked_ns = now
                     worker.stacks.ask(worker.pid)
             elif now - sample.asked_ns > _STACKS_NS:
-                stacks = worker.stacks.read()
-                # faulthandler leaves a request out while it answers another one, of `loaderpool top`.
-                if not stacks and not sample.is_asked_again:
-                    sample.is_asked_again, sample.asked_ns = True, now
-                    worker.stacks.ask(worker.pid)
-                    continue
                 thread = self._board.read(worker.cell, Field.THREAD)
-                sample.index, sample.stacks_text = index - 1, _beginning_with(thread, stacks)
+                sample.index, sample.stacks_text = index - 1, _beginning_with(thread, worker.stacks.read())
                 worker.kill()
 
 

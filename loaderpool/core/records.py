@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from loaderpool.core.messages import Done, Message, Ticket
 from loaderpool.plan.order import Numbering
+from loaderpool.system.process import RestartLimit
 from loaderpool.transport.reports import Verdict
 
 MOST_TICKETS = 2  # of a worker: one that it makes, one that waits in its channel
@@ -88,7 +88,6 @@ class LoaderRecord:
     rows_measured: int = 0
     left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)  # epoch, and as in a ticket
     failure: bytes | None = None
-    has_given_back: bool = False  # its latest run has ended to give back slots, and will begin again
 
 
 @dataclasses.dataclass
@@ -216,21 +215,16 @@ class Deaths:
     """
 
     def __init__(self, restarts: tuple[int, float] | None) -> None:
-        self._restarts = restarts
-        self._at: collections.deque[float] = collections.deque()  # when
+        self._limit = RestartLimit(restarts)
         self.idle = 0
 
     def note(self, now: float, death: Death, had_begun: bool, workers: int) -> tuple[Verdict | None, int]:
         """A worker has died; return why nothing can go on (None: it can), and after how many deaths."""
         self.idle = 0 if had_begun or death.has_begun else self.idle + 1
         if not death.hung_s:
-            self._at.append(now)
-        if self._restarts is not None:
-            number, seconds = self._restarts
-            while self._at and self._at[0] < now - seconds:
-                self._at.popleft()
-            if len(self._at) > number:
-                return Verdict.STORM, len(self._at)
+            self._limit.note(int(now * 1e9))
+        if self._limit.is_exceeded:
+            return Verdict.STORM, self._limit.count
         return (Verdict.BEFORE if self.idle > _IDLE + workers else None), self.idle
 
     def blame(self, job: Job, death: Death) -> Verdict | None:
@@ -243,6 +237,5 @@ class Deaths:
         is_same = deaths >= most and job.deaths[-1] == job.deaths[-2]
         if not (death.hung_s or is_same):
             return Verdict.TOGETHER if deaths >= _TOGETHER * most else None
-        for _ in range(min(deaths - bool(death.hung_s), len(self._at))):  # they are explained, so they are no storm
-            self._at.pop()
+        self._limit.forget(deaths - bool(death.hung_s))  # they are explained, so they are no storm
         return Verdict.ALONE

@@ -60,7 +60,7 @@ class Slots:
     """The slots of all runs, `most` of them at most. A run that can have no slot is taken out of `runs`.
 
     Attributes:
-        starved: runs without a slot, the first one first.
+        returning: loaders of which a run has ended to give its slots back, and will begin again.
         free_bytes: that the machine has; looked at when slots are given.
         kept_bytes: that ended runs have left in the file, for those that come.
     """
@@ -68,22 +68,19 @@ class Slots:
     def __init__(
         self, memory: Space, most: int, runs: dict[int, RunRecord], say: Callable[[Instruction], None]
     ) -> None:
-        self.starved: list[RunRecord] = []
+        self.returning: set[int] = set()
         self.free_bytes, self.kept_bytes = 1 << 62, 0
         self._memory, self.most, self.runs, self._say = memory, most, runs, say
 
-    def give(self, run: RunRecord, workers: int, returning: LoaderRecord | None = None) -> None:
-        """Give a run as many slots as it should have for so many workers, and no more than its share.
-
-        A run of the loader `returning` has ended to give its slots back, and will begin again.
-        """
+    def give(self, run: RunRecord, workers: int) -> None:
+        """Give a run as many slots as it should have for so many workers, and no more than its share."""
         layout = run.loader.layout
         if layout is None or run.is_ended or run.is_asked:
             return
         size, others = layout.slot_bytes, [each for each in self.runs.values() if not each.is_ended]
-        living = len(others) + (returning is not None)
+        living = len(others) + len(self.returning)
         of_loader = [each for each in others if each.loader is run.loader and each is not run]
-        sharing = 1 + len(of_loader) + (returning is run.loader)
+        sharing = 1 + len(of_loader) + (run.loader.number in self.returning)
         limit = min(layout.limit_bytes // sharing, layout.limit_bytes - sum(each.nbytes for each in of_loader))
         wanted = slots_of(size, layout.most, workers, layout.room, min(limit, self._memory.size // living))
         wanted = min(wanted, 1) if run.is_whole else wanted
@@ -100,10 +97,7 @@ class Slots:
             run.sizes.update(dict.fromkeys(new, size))
             run.free.extend(new)
             run.fresh.update(new)
-            if run in self.starved:
-                self.starved.remove(run)
-        elif run.slots == 0 and run not in self.starved:
-            self.starved.append(run)
+        elif run.slots == 0:
             share = min(layout.limit_bytes // sharing, self._memory.size // living) // size
             if min(share, self.most // living) < 1:  # nor would there be if the others gave back
                 self._refuse(run)
@@ -147,7 +141,6 @@ class Slots:
 
     def _refuse(self, starved: RunRecord) -> None:
         """There is no slot for a run, so it has no batches."""
-        self.starved.remove(starved)
         del self.runs[starved.number]
         self._say(ToMain(BatchFailed(starved.number, starved.next, -1, b"")))
 
@@ -165,11 +158,6 @@ class Slots:
                 self.kept_bytes += size * (offset not in run.fresh)
         run.free.clear()
         run.fresh.clear()
-
-    def take_starved(self, ended: RunRecord) -> list[RunRecord]:
-        """Return the runs that may have slots now, as another one has ended."""
-        starved, self.starved = self.starved, []
-        return [run for run in starved if run is not ended]
 
 
 class Cutter:

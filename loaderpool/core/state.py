@@ -135,6 +135,7 @@ class State:
     def unload(self, number: int) -> None:
         """The loader is closed, and so are its runs."""
         self.loaders.pop(number, None)
+        self.slots.returning.discard(number)
         self.due = collections.deque(job for job in self.due if job.loader.number != number or job.slot is not None)
 
     def begin(self, asked: Begin, plan: Numbering | None = None) -> None:
@@ -152,8 +153,9 @@ class State:
         run.lanes = [
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None) for lane in range(lanes)
         ]
-        if loader.has_given_back:  # it asks no other run in its turn, or both would ask for ever
-            run.may_ask, loader.has_given_back = 0, False
+        if asked.loader in self.slots.returning:  # it asks no other run in its turn, or both would ask for ever
+            self.slots.returning.remove(asked.loader)
+            run.may_ask = 0
         self.slots.give(run, self._width)
 
     def extend(self, number: int, stop: int, last_rows: int) -> None:
@@ -167,7 +169,11 @@ class State:
         run = self.runs.get(number)
         if run is None or run.is_ended:
             return
-        run.is_ended, run.loader.has_given_back = True, run.is_asked
+        run.is_ended = True
+        if run.is_asked and run.loader.number in self.loaders:
+            self.slots.returning.add(run.loader.number)
+        else:
+            self.slots.returning.discard(run.loader.number)
         self._say(MarkEnded(number))
         for worker in {lane.home for lane in run.lanes if lane.home is not None}:  # they end its generators
             self._say(ToWorker(worker, Ended(number)))
@@ -444,8 +450,9 @@ class State:
             self._say(ToMain(Ended(run.number)))
         if not run.sizes:
             self.runs.pop(run.number, None)
-        for other in self.slots.take_starved(run):
-            self.slots.give(other, self._width, returning=run.loader)
+        for other in [*self.runs.values()]:
+            if not other.slots:  # it waits for what this one gives back
+                self.slots.give(other, self._width)
 
     def _slots_of(self, run: RunRecord) -> Iterator[Filling]:
         for jobs in itertools.chain([self.due], (worker.jobs.values() for worker in self.workers.values())):

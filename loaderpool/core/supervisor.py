@@ -138,8 +138,8 @@ class Supervisor:
             pauses.append(_LOOK_MS)
         if self._workers.stopped:
             pauses += [worker.stop.look_ms for worker in self._workers.stopped if worker.stop is not None]
-        if self._timeouts and (pause_ms := self._watch.pause_ms()) is not None:
-            pauses.append(pause_ms)
+        if self._timeouts:
+            pauses.append(self._watch.pause_ms())
         return min(pauses) / 1000 if pauses else -1
 
     def _look_at_clock(self) -> None:
@@ -172,7 +172,6 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             os.read(self._signals[0], 4096)
         self._workers.note_stops()
-        self._watch.resume()
 
     # ---- what the main process says
 
@@ -362,8 +361,6 @@ class Supervisor:
                         self._main.send(message)
                 else:
                     self._lay_out(loader, receive(content), (number, message))
-        if self._timeouts:
-            self._watch.resume()  # the worker's next ticket may have a timeout, which this one had not
 
     def _on_death(self, worker: WorkerProcess) -> None:
         if worker.number not in self._workers.by_number:
@@ -426,8 +423,6 @@ class Supervisor:
                 if worker is not None:
                     fault_points.reach("supervisor.dealing")
                     self._send_to_worker(worker, message)
-                    if self._timeouts:
-                        self._watch.resume()
             case records.ToMain(message, None):
                 self._main.send(message)
             case records.ToMain(message, file):

@@ -7,8 +7,6 @@ supervisor --Ticket--> worker --rows--> slot
 from __future__ import annotations
 
 import collections
-import contextlib
-import mmap
 import os
 import pickle
 from collections.abc import Mapping
@@ -16,7 +14,7 @@ from typing import Any
 
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.messages import Done, Ended, Found, Ticket
-from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile
+from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile, oversize_file
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
@@ -216,18 +214,11 @@ class Worker:
 
     def _send_batch(self, answer: Done, batch: VaryingLayout) -> None:
         """Send a batch that does not fit its slot, in a file of its own."""
-        file = -1
+        file = oversize_file(batch.nbytes, lambda view: batch.write(view, 0))
         try:
-            file = machine.create_memory_file("oversize")
-            os.ftruncate(file, batch.nbytes)
-            machine.reserve(file, 0, batch.nbytes)
-            with mmap.mmap(file, batch.nbytes) as view:
-                batch.write(view, 0)
             self._channel.send(answer, [file])
         finally:
-            if file >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(file)
+            os.close(file)
 
     def _check_channel(self) -> None:
         """End this process if the function has closed or replaced the descriptor, or has forked it."""

@@ -289,6 +289,24 @@ class Arena(SparseFile):
         return extent
 
 
+def oversize_file(nbytes: int, write: Callable[[mmap.mmap], object]) -> int:
+    """Return a memory file of its own for a batch that does not fit its slot, as `write` writes it.
+
+    Raises:
+        OSError: there is no memory, or no descriptor.
+    """
+    file = machine.create_memory_file("oversize")
+    try:
+        os.ftruncate(file, nbytes)
+        machine.reserve(file, 0, nbytes)
+        with mmap.mmap(file, nbytes) as view:
+            write(view)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
 def map_whole_file(descriptor: int, nbytes: int) -> Any:
     """Map a memory file shared and readable, as a buffer that unmaps itself; the descriptor may be closed afterwards.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import mmap
 import os
 import pickle
 import queue
@@ -40,12 +39,13 @@ from loaderpool.core.messages import (
 from loaderpool.core.records import Death, Instruction, MarkEnded, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
+from loaderpool.memory.arena import oversize_file
 from loaderpool.memory.board import Board, Field, NodeField, NodeState
 from loaderpool.memory.layout import aligned
 from loaderpool.ray.cluster import Cluster, Node, Order
 from loaderpool.ray.node import Made
 from loaderpool.settings.groups import MAX_WORKERS
-from loaderpool.system import clock, machine
+from loaderpool.system import clock
 from loaderpool.transport import reports
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
@@ -282,7 +282,7 @@ class Dispatcher(Supervisor):
                 nbytes, oversize = content.nbytes, 0
                 try:
                     if nbytes > ticket.slot_bytes:
-                        descriptors, oversize = [_file_of(content)], nbytes
+                        descriptors, oversize = [oversize_file(nbytes, lambda view: view.write(content))], nbytes
                     else:
                         if ticket.is_fresh:
                             self._slots.take_pages(ticket.offset, ticket.slot_bytes)
@@ -372,20 +372,6 @@ def _unseen(node: str, failed: bytes) -> str:
                 f"would depend on the node. {how_to_see(path, directory)}"
             )
     return ""
-
-
-def _file_of(content: Any) -> int:
-    """Return a memory file with a batch that does not fit its slot."""
-    file = machine.create_memory_file("oversize")
-    try:
-        os.ftruncate(file, content.nbytes)
-        machine.reserve(file, 0, content.nbytes)
-        with mmap.mmap(file, content.nbytes) as view:
-            np.ndarray((content.nbytes,), np.uint8, view)[:] = content
-    except BaseException:
-        os.close(file)
-        raise
-    return file
 
 
 def main(start: Mapping[str, Any]) -> None:

@@ -122,3 +122,8 @@ class RestartLimit:
             self._deaths.append(now_ns)
             while self._deaths[0] < now_ns - self._window_ns:
                 self._deaths.popleft()
+
+    def forget(self, count: int) -> None:
+        """So many of the latest were no such deaths."""
+        for _ in range(min(count, len(self._deaths))):
+            self._deaths.pop()
