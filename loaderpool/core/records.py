@@ -214,8 +214,8 @@ class Deaths:
         idle: running, before anything was begun.
     """
 
-    def __init__(self, restarts: tuple[int, float] | None) -> None:
-        self._limit = RestartLimit(restarts)
+    def __init__(self, restarts: tuple[int, float] | None, of_nodes: bool) -> None:
+        self._limit, self._of_nodes = RestartLimit(restarts), of_nodes
         self.idle = 0
 
     def note(self, now: float, death: Death, had_begun: bool, workers: int) -> tuple[Verdict | None, int]:
@@ -234,6 +234,8 @@ class Deaths:
         """
         job.deaths.append(death.sample)
         deaths, most = len(job.deaths), job.loader.most_deaths
+        if self._of_nodes:
+            return Verdict.NODE if deaths >= most else None
         is_same = deaths >= most and job.deaths[-1] == job.deaths[-2]
         if not (death.hung_s or is_same):
             return Verdict.TOGETHER if deaths >= _TOGETHER * most else None

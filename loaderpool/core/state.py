@@ -85,7 +85,7 @@ class State:
         self.due: collections.deque[Job] = collections.deque()
         self._wanted, self._of_nodes = workers, of_nodes
         self.slots = Slots(memory, most_slots, self.runs, self._say)
-        self._deaths = Deaths(restarts)
+        self._deaths = Deaths(restarts, of_nodes)
         self._broken: bytes | None = None
         self.retry_at: float | None = None
         self._tickets, self._names = itertools.count(1), itertools.count()
@@ -205,18 +205,12 @@ class State:
 
     # ---- what workers say, and what becomes of them
 
-    def found(self, worker: int, message: Found, layout: Layout | None, seconds: float = 0.0) -> bool:
-        """The first sample was made; returns whether that was asked for.
-
-        Without a layout it was another batch's sample, which only the main process wanted.
-        """
+    def found(self, worker: int, message: Found) -> bool:
+        """The first sample of a batch was made; returns whether that was asked for."""
         job = self._taken(worker, message.ticket)
         if job is None:
             return False
-        epoch, batch = job.ticket.epoch, job.ticket.batch
-        job.loader.keepers[epoch * job.loader.plan.batches_per_epoch + batch] = worker
-        if layout is not None:
-            self.lay_out(job.loader.number, layout, seconds)
+        job.loader.keepers[job.ticket.epoch * job.loader.plan.batches_per_epoch + job.ticket.batch] = worker
         return True
 
     def lay_out(self, number: int, layout: Layout, seconds: float) -> None:
@@ -259,25 +253,18 @@ class State:
         record = self._removed(worker)
         if record.is_leaving and not record.jobs:
             death = None
-        given_up: list[Job] = []
-        blamed = None if self._of_nodes else record.jobs.get(ticket)
-        if death is not None and self._of_nodes:
-            # A ticket over which several nodes went is dealt alone, and given up if its node goes again.
-            for job in [job for job in record.jobs.values() if not job.is_unwanted]:
-                job.deaths.append(-1)
-                if len(job.deaths) >= job.loader.most_deaths:
-                    given_up.append(record.jobs.pop(job.ticket.number))
-        elif death is not None and blamed is not None and not blamed.is_unwanted:
-            del record.jobs[ticket]
+        # Of a node all that it had: what several of them died of is dealt alone, and given up if its node goes again.
+        at_work = [*record.jobs.values()] if self._of_nodes else [job for job in [record.jobs.get(ticket)] if job]
+        blamed = [job for job in at_work if death is not None and not job.is_unwanted]
+        for job in blamed:
+            del record.jobs[job.ticket.number]
         self._take_back(record)
         if death is not None:
-            verdict, deaths = self._deaths.note(now, death, blamed is not None, self._wanted)
+            verdict, deaths = self._deaths.note(now, death, bool(at_work), self._wanted)
             if verdict is not None:  # to go on would be to start workers for ever
                 self.stop(death.error(verdict, deaths, None))
-            for job in given_up:
-                self._give_up(job, death.error(Verdict.NODE, len(job.deaths), job.ticket))
-            if blamed is not None and not blamed.is_unwanted:
-                self._blame(blamed, death)
+            for job in reversed(blamed):
+                self._blame(job, death)
         self._hire()
 
     def joined(self, node: int, workers: int) -> None:

@@ -294,7 +294,7 @@ class Supervisor:
             from loaderpool.core import forms
 
             if (probe := forms.stated(payload)) is not None:
-                self._lay_out(message.loader, probe, None)
+                self._lay_out(message.loader, probe)
                 return
         self._state.look(message)
 
@@ -308,7 +308,7 @@ class Supervisor:
         self._tell_workers(message)
         self._state.lay_out(message.loader, forms.known_layout(receive(message.content)[0], payload), message.seconds)
 
-    def _lay_out(self, number: int, probe: Any, found: tuple[int, messages.Found] | None) -> None:
+    def _lay_out(self, number: int, probe: Any) -> None:
         """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""
         from loaderpool.core import forms  # while a worker makes the first sample: no start waits for it
 
@@ -316,17 +316,12 @@ class Supervisor:
         try:
             form, layout, row_s = forms.choose(probe, payload, self._workers_wanted)
         except LoaderpoolError as error:
-            if found is not None:
-                self._state.found(*found, None)
             self._state.fail(number, reports.of_error(error))
             return
         told = messages.Found(0, number, 0, send((form, payload["given_spec"] is not None)), row_s)
         self._main.send(told)
         self._tell_workers(told)
-        if found is None:
-            self._state.lay_out(number, layout, row_s)
-        else:
-            self._state.found(*found, layout, row_s)
+        self._state.lay_out(number, layout, row_s)
 
     def _tell_workers(self, form: messages.Found) -> None:
         self._forms[form.loader] = form.content
@@ -353,14 +348,16 @@ class Supervisor:
         match message:
             case messages.Done():
                 self._state.done(number, message, received.descriptors[0] if received.descriptors else None)
-            case messages.Found(_, loader, batch, content, _):
-                if loader not in self._payloads.loaded:
-                    self._state.found(number, message, None)
-                elif batch or loader in self._forms:
-                    if self._state.found(number, message, None) and batch:
-                        self._main.send(message)
-                else:
-                    self._lay_out(loader, receive(content), (number, message))
+            case messages.Found(loader=loader):
+                if self._state.found(number, message) and loader in self._payloads.loaded:
+                    self._on_found(message)
+
+    def _on_found(self, message: messages.Found) -> None:
+        """The first sample of a batch was made, as was asked for."""
+        if message.batch:  # another one, which only the main process wanted
+            self._main.send(message)
+        elif message.loader not in self._forms:
+            self._lay_out(message.loader, receive(message.content))
 
     def _on_death(self, worker: WorkerProcess) -> None:
         if worker.number not in self._workers.by_number:

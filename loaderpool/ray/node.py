@@ -246,10 +246,9 @@ class NodeSupervisor(Supervisor):
     def _note_free_memory(self) -> None:
         """Do nothing: a run is one ticket here, which would cost a look at the machine each time."""
 
-    def _lay_out(self, number: int, probe: Any, found: tuple[int, Found] | None) -> None:
+    def _on_found(self, message: Found) -> None:
         """Pass the first sample on: the dispatcher chooses the form, for all nodes the same."""
-        if found is not None and self._state.found(*found, None):
-            self._main.send(found[1])
+        self._main.send(message)
 
     def _take_form(self, message: Found) -> None:
         super()._take_form(message)

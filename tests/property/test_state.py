@@ -146,9 +146,10 @@ class Walk:
 
     def obey(self, instruction: Any) -> None:
         match instruction:
-            case ToWorker(worker, message) if worker in self.channels:
-                self.channels[worker].append(message)
+            case ToWorker(worker, message):
                 self.look_at(message)
+                if worker in self.channels:  # else it could not be started, and another one gets the same ticket
+                    self.channels[worker].append(message)
             case ToMain(Filled(run=run) | BatchFailed(run=run) as message) if not self.consumers[run].is_ended:
                 if isinstance(message, BatchFailed) and message.offset < 0:
                     self.consumers[run].is_ended = True
@@ -291,7 +292,8 @@ class Walk:
         plan, layout = self.loaded[message.loader]
         if message.offset < 0:
             found = Found(message.number, message.loader, 0, b"", 0.0)
-            self.state.found(worker, found, layout, self.random.choice([1e-6, 0.001, 0.3]))
+            if self.state.found(worker, found):
+                self.state.lay_out(message.loader, layout, self.random.choice([1e-6, 0.001, 0.3]))
         elif self.random.random() < self.failures:
             self.state.done(worker, Done(message.number, error=b"error"))
         else:

@@ -105,7 +105,8 @@ class Pool:
         self.turn()
         (worker,) = self.busy()
         found = Found(self.channels[worker].pop().number, LOADER, 0, b"", 0.0)
-        self.state.found(worker, found, Layout(4096, 1, False), 0.001)
+        self.state.found(worker, found)
+        self.state.lay_out(LOADER, Layout(4096, 1, False), 0.001)
         begin(self.state, RUN, LOADER, 0)
         self.turn()
         return self
