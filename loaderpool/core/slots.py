@@ -23,23 +23,6 @@ _FASTER = 4  # a ticket has at most so many times the batches of what was measur
 _LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least, if they are tiny
 
 
-class Space(ExtentMap):
-    """Free parts of `size` bytes from `start` on."""
-
-    def __init__(self, start: int, size: int) -> None:
-        super().__init__(start, start + size)
-        self.size = size
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest free part."""
-        return max((hole.nbytes for hole in self._free), default=0)
-
-    def holes(self) -> list[Extent]:
-        """Return all free parts."""
-        return list(self._free)
-
-
 def slots_of(slot_bytes: int, most: int, workers: int, room: int, budget: int) -> int:
     """Return how many slots of `slot_bytes` a run has, where each of the workers may have `room` tickets.
 
@@ -66,7 +49,7 @@ class Slots:
     """
 
     def __init__(
-        self, memory: Space, most: int, runs: dict[int, RunRecord], say: Callable[[Instruction], None]
+        self, memory: ExtentMap, most: int, runs: dict[int, RunRecord], say: Callable[[Instruction], None]
     ) -> None:
         self.returning: set[int] = set()
         self.free_bytes, self.kept_bytes = 1 << 62, 0

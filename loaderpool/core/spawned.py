@@ -262,12 +262,7 @@ class SpawnedProcess:
     """As `processes.ForkedProcess`, of a process of `multiprocess`, which knows no signals."""
 
     def __init__(self, process: Any) -> None:
-        self._process, self.pid = process, process.pid
-
-    def kill(self) -> None:
-        """End it."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
+        self._process, self.pid, self.kill = process, process.pid, process.kill
 
     def look(self) -> None:
         """Raise EOFError if it has ended."""

@@ -40,7 +40,8 @@ from loaderpool.core.records import (
     ToWorker,
     WorkerRecord,
 )
-from loaderpool.core.slots import Cutter, Slots, Space, next_batch
+from loaderpool.core.slots import Cutter, Slots, next_batch
+from loaderpool.memory.arena import ExtentMap
 from loaderpool.plan.order import Numbering
 from loaderpool.transport.reports import Verdict
 
@@ -71,7 +72,7 @@ class State:
     def __init__(
         self,
         workers: int,
-        memory: Space,
+        memory: ExtentMap,
         most_slots: int,
         restarts: tuple[int, float] | None = None,
         of_nodes: bool = False,

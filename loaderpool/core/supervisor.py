@@ -21,10 +21,9 @@ from loaderpool.config import LoaderConfig
 from loaderpool.core import messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, capacity
 from loaderpool.core.processes import READABLE, Processes, SampleWatch, WorkerProcess, fault_in, pipe_of_stops
-from loaderpool.core.slots import Space
 from loaderpool.core.state import State
 from loaderpool.errors import LoaderpoolError
-from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, SlotFile
+from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
 from loaderpool.memory.board import Field
 from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.order import Numbering
@@ -64,7 +63,7 @@ class Supervisor:
         self._fork_check = ForkCheck()
         self._payloads = Payloads(self._arena, {}, self._fork_check.importing)
         self._forms: dict[int, bytes] = {}
-        self._space = Space(PAGE_BYTES, self._slots.nbytes - PAGE_BYTES)
+        self._space = ExtentMap(PAGE_BYTES, self._slots.nbytes)
         most_slots = max(2, most_messages - _FOR_OTHERS)
         self._state = State(start["workers"], self._space, most_slots, self._restarts, self.of_nodes)
         self._watch = SampleWatch(self._arena.board)

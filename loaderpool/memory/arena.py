@@ -47,7 +47,16 @@ class ExtentMap:
 
     def __init__(self, start: int, end: int) -> None:
         self._free = [Extent(start, end - start)]  # by offset, never adjacent
-        self.taken_bytes = 0
+        self.size, self.taken_bytes = end - start, 0
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free part."""
+        return max((hole.nbytes for hole in self._free), default=0)
+
+    def holes(self) -> list[Extent]:
+        """Return all free parts."""
+        return list(self._free)
 
     def take(self, nbytes: int) -> Extent:
         """Return the first free extent of at least `nbytes`, rounded up to whole pages.

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from loaderpool.core.messages import BatchFailed, Done, Filled, Found, Ticket
 from loaderpool.core.records import Layout, Stop, ToMain, ToWorker
-from loaderpool.core.slots import Space
 from loaderpool.core.state import State
+from loaderpool.memory.arena import ExtentMap
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, release
 
 DEATHS = 3
@@ -132,7 +132,7 @@ def test_a_ticket_that_ends_nodes_is_dealt_alone_and_given_up_and_no_other_is() 
 
 def test_a_run_that_is_whole_has_one_slot_and_one_ticket() -> None:
     """As a node makes a ticket of the dispatcher's."""
-    state, told = State(1, Space(4096, 1 << 30), 160), []
+    state, told = State(1, ExtentMap(4096, 1 << 30), 160), []
     state.load(LOADER, Endless())
     state.lay_out(LOADER, Layout(4096, 64, True), 0.001)
     begin(state, RUN, LOADER, 5, stop=45, is_whole=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from loaderpool.core.messages import BatchFailed, Begin, Done, Found, Look, Ticket
 from loaderpool.core.records import Death, Layout, Start, ToMain, ToWorker
-from loaderpool.core.slots import Space
 from loaderpool.core.state import State
+from loaderpool.memory.arena import ExtentMap
 
 LOADER, RUN = 1, 1001
 
@@ -91,7 +91,7 @@ class Pool:
     """The state, and what it had others do."""
 
     def __init__(self, workers: int, restarts: tuple[int, float] | None = None, of_nodes: bool = False) -> None:
-        self.state = State(workers, Space(4096, 1 << 30), 160, restarts, of_nodes)
+        self.state = State(workers, ExtentMap(4096, 1 << 30), 160, restarts, of_nodes)
         self.channels: dict[int, list[Ticket]] = {}  # of each worker that runs
         self.started: list[int] = []
         self.told: list[Any] = []  # the main process

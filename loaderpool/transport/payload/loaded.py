@@ -21,7 +21,6 @@ from loaderpool.transport.pickling import Importing, get_object, receive
 if TYPE_CHECKING:
     from loaderpool.cache.setting import CachePlan
 
-_PIECE_BYTES = 1 << 30  # of what marshal writes as one, which must be less than twice that
 _LOADING = "loading the function and the source"
 # A thread that was joined is in the kernel's list for a moment more. Shorter would take it for one that stays, longer
 # delays the first worker where there is one.
@@ -92,15 +91,9 @@ class Change(NamedTuple):
     buffers: list[bytearray]  # of its arrays, which lie in just these once it is applied
 
 
-def plain(changes: Mapping[int, Change]) -> dict[int, list[list[bytes | bytearray]]]:
-    """Return changes as a worker is told them that is no fork: the pickle and then the buffers, each in pieces."""
-    return {loader: [_pieces(change.pickled), *map(_pieces, change.buffers)] for loader, change in changes.items()}
-
-
-def _pieces(part: bytes | bytearray) -> list[bytes | bytearray]:
-    if len(part) <= _PIECE_BYTES:
-        return [part]  # without a copy
-    return [part[at : at + _PIECE_BYTES] for at in range(0, len(part), _PIECE_BYTES)]
+def plain(changes: Mapping[int, Change]) -> dict[int, list[bytes | bytearray]]:
+    """Return changes as a worker is told them that is no fork: the pickle, and then the buffers."""
+    return {loader: [change.pickled, *change.buffers] for loader, change in changes.items()}
 
 
 class Payloads:
