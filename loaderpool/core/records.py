@@ -102,6 +102,7 @@ class RunRecord:
     had: set[int]  # batches from `next` on that are not to be made
     again: list[int] = dataclasses.field(default_factory=list)  # heap: batches to be made one by one, before `next`
     free: list[int] = dataclasses.field(default_factory=list)  # offsets; the last one released is used first
+    making: dict[int, Filling] = dataclasses.field(default_factory=dict)  # by offset: workers write into them
     filled: dict[int, int] = dataclasses.field(default_factory=dict)  # offset to ticket, until `Release`
     fresh: set[int] = dataclasses.field(default_factory=set)  # offsets of slots that have had no batch
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)  # bytes of each slot, by offset

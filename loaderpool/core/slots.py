@@ -112,7 +112,7 @@ class Slots:
     def _ask(self, starved: RunRecord, others: list[RunRecord]) -> None:
         """Have the run with most bytes begin again, which then finds less room; an error if there is none."""
         others = [run for run in others if run.slots and run is not starved]
-        if any(run.slots > len(run.filled) if run.is_ended else run.is_asked for run in self.runs.values()):
+        if any(run.making if run.is_ended else run.is_asked for run in self.runs.values()):
             return  # what they have will be free: wait for it
         if others and starved.may_ask > 0:
             starved.may_ask -= 1
@@ -168,7 +168,7 @@ class Cutter:
         rows = run.total_rows(batch, count)
         if batch_s > _RANGE_S and count == 1 and layout.splits and lane is None and not self._of_nodes:
             parts = min(rows, round(batch_s / _RANGE_S))
-        slot = Filling(run, offset, batch, count, parts, may_lend, rows, lane)
+        slot = run.making[offset] = Filling(run, offset, batch, count, parts, may_lend, rows, lane)
         epoch, of_epoch, rest = plan.locate(batch)
         place = offset, run.sizes[offset], offset in run.fresh, run.feed, 0, ()
         run.fresh.discard(offset)
@@ -196,11 +196,8 @@ class Cutter:
         return next((count for count in range(1, most) if run.next + count in run.had), most)
 
 
-def next_batch(run: RunRecord, worker: int, slots_of: Callable[[RunRecord], Iterator[Filling]]) -> int | None:
-    """Return the batch of a run that a worker may make next; None: there is none.
-
-    `slots_of` returns the slots of a run for which workers have tickets.
-    """
+def next_batch(run: RunRecord, worker: int) -> int | None:
+    """Return the batch of a run that a worker may make next; None: there is none."""
     if run.again:
         return heapq.heappop(run.again)
     if not run.lanes:
@@ -208,13 +205,13 @@ def next_batch(run: RunRecord, worker: int, slots_of: Callable[[RunRecord], Iter
             run.had.remove(run.next)
             run.next += 1
         return run.next if run.next < run.stop else None
-    run.window = run.window or _window(run, slots_of(run))
+    run.window = run.window or _window(run)
     before, by_home = run.window
     batch = min((by_home[home] for home in (None, worker) if home in by_home), default=None)
     return batch if batch is not None and batch < before else None
 
 
-def _window(run: RunRecord, making: Iterator[Filling]) -> tuple[float, dict[int | None, int]]:
+def _window(run: RunRecord) -> tuple[float, dict[int | None, int]]:
     """Return the batch before which lanes' batches may be made, and the first one of the lanes at home with a worker.
 
     Those at home with none are under None.
@@ -230,5 +227,5 @@ def _window(run: RunRecord, making: Iterator[Filling]) -> tuple[float, dict[int 
             lowest = min(batch, lowest)
     if not run.is_in_order:  # what has a slot is taken: nothing waits for a lane
         return float("inf"), by_home
-    lowest = min([lowest, *(slot.batch for slot in making)])  # of those that are not full
+    lowest = min([lowest, *(slot.batch for slot in run.making.values())])
     return lowest + max(len(run.sizes) - run.may_lend, 1), by_home

@@ -17,7 +17,6 @@ import collections
 import heapq
 import itertools
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 from loaderpool.core.messages import BatchFailed, Begin, Done, Ended, Filled, Found, LoaderFailed, Look, Ticket
@@ -26,7 +25,6 @@ from loaderpool.core.records import (
     Death,
     Deaths,
     DropFile,
-    Filling,
     Instruction,
     Job,
     Lane,
@@ -357,7 +355,7 @@ class State:
         for run in sorted(self.runs.values(), key=_LAST_TICKET):
             if not run.free or run.is_ended or run.loader.failure is not None:
                 continue
-            if (batch := next_batch(run, worker.number, self._slots_of)) is not None:
+            if (batch := next_batch(run, worker.number)) is not None:
                 first, *others = self._cutter.cut(run, batch, self._width)
                 self.due.extend(others)
                 return first
@@ -392,6 +390,7 @@ class State:
         if slot.unanswered:
             return
         run, lane, is_last = slot.run, slot.lane, False
+        del run.making[slot.offset]
         if run.is_ended:
             self._drop(slot.file)
             run.free.append(slot.offset)
@@ -433,7 +432,7 @@ class State:
     def _settle(self, run: RunRecord) -> None:
         """Give back the slots of a run that has ended: those without a writer and without views."""
         self.slots.give_back(run, run.loader.number not in self.loaders)
-        if run.feed and not any(True for _ in self._slots_of(run)):
+        if run.feed and not run.making:
             run.feed = 0
             self._say(ToMain(Ended(run.number)))
         if not run.sizes:
@@ -441,10 +440,6 @@ class State:
         for other in [*self.runs.values()]:
             if not other.slots:  # it waits for what this one gives back
                 self.slots.give(other, self._width)
-
-    def _slots_of(self, run: RunRecord) -> Iterator[Filling]:
-        for jobs in itertools.chain([self.due], (worker.jobs.values() for worker in self.workers.values())):
-            yield from (job.slot for job in jobs if job.slot is not None and job.slot.run is run)
 
     # ---- failures
 

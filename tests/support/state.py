@@ -56,7 +56,8 @@ def check_state(state: State) -> None:
         assert slot.unanswered == sum(job.slot is slot for job in jobs)
         assert slot.offset not in slot.run.free and state.runs[slot.run.number] is slot.run
     for run in state.runs.values():
-        making = {job.slot.offset for job in jobs if job.slot is not None and job.slot.run is run}
+        making = {job.slot.offset: job.slot for job in jobs if job.slot is not None and job.slot.run is run}
+        assert making == run.making
         offsets = [*run.free, *run.filled, *making]
         assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= run.sizes.keys()
     roomy = [*state.roomy]
