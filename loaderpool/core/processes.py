@@ -130,8 +130,7 @@ class WorkerProcess:
         self.kill: Callable[[], None] = process.kill
         self.channel, self.stacks = channel, stacks
         self.sample = Sample()
-        self.stop: StopWatch | None = None  # while it is stopped (SIGSTOP)
-        self.was_stopped = False  # it was ended for it
+        self.stop_watch, self.was_stopped = StopWatch(), False  # it was ended as it was stopped (SIGSTOP) for long
         self.pidfd: int | None = None
 
 
@@ -165,7 +164,6 @@ class Processes:
             self._directory = os.getcwd()
         self.by_number: dict[int, WorkerProcess] = {}
         self.without_pidfd: list[WorkerProcess] = []  # their end is found only by a look
-        self.stopped: list[WorkerProcess] = []  # by a signal; they may go on
         self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # that are free
         self._pid = os.getpid()
 
@@ -216,9 +214,8 @@ class Processes:
     def bury(self, worker: WorkerProcess) -> int:
         """Reap a worker that has ended, and return its exit code; its cell is the caller's until `free`."""
         del self.by_number[worker.number]
-        for some in (self.without_pidfd, self.stopped):
-            if worker in some:
-                some.remove(worker)
+        if worker in self.without_pidfd:
+            self.without_pidfd.remove(worker)
         code = worker.process.wait()
         if worker.pidfd is not None:
             os.close(worker.pidfd)
@@ -232,24 +229,15 @@ class Processes:
         board.numbers[board.base(worker.cell) + Field.NUMBER] = 0
         self._cells.append(worker.cell)
 
-    def note_stops(self) -> None:
-        """Find out which workers were stopped or go on, after a signal has said that one did."""
+    def end_stopped(self, is_busy: Callable[[int], object]) -> None:
+        """End those that were stopped for too long while they had work; their death is told as any other."""
         for worker in self.by_number.values():
-            while True:
-                try:
-                    found = os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
-                except ChildProcessError:
-                    break
-                if found is None:
-                    break
-                worker.stop = StopWatch() if found.si_code == os.CLD_STOPPED else None
-        self.stopped = [worker for worker in self.by_number.values() if worker.stop is not None]
-
-    def end_stopped(self) -> None:
-        """End those that were stopped for too long; their death is told as any other."""
-        for worker in self.stopped:
-            if worker.stop is not None and worker.stop.is_too_long():
-                worker.stop, worker.was_stopped = None, True
+            watch = worker.stop_watch
+            if not is_busy(worker.number) or not machine.is_stopped(worker.pid):
+                if watch.stopped_ns:
+                    watch.runs()
+            elif watch.is_too_long():
+                worker.was_stopped = True
                 worker.kill()
 
     def end_all(self) -> None:
@@ -371,16 +359,6 @@ def _beginning_with(thread: int, stacks: str) -> str:
 
 def _look_ns(timeout_ns: int) -> int:
     return max(_SHORTEST_LOOK_NS, min(_LONGEST_LOOK_NS, timeout_ns // _LOOKS_PER_TIMEOUT))
-
-
-def pipe_of_stops() -> tuple[int, int]:
-    """Return both ends of a pipe that tells of SIGCHLD, by which alone a stopped child is told of."""
-    ends = os.pipe()
-    for end in ends:
-        os.set_blocking(end, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
-    return ends
 
 
 READABLE = select.EPOLLIN if hasattr(select, "EPOLLIN") else 1

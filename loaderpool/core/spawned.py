@@ -211,8 +211,7 @@ class SpawnedSupervisor(Supervisor):
         self._on_worker(number, Received(message, batches))  # type: ignore[arg-type]  # in place of a file
 
     def _wait(self) -> None:
-        pause_s = self._pause_s()
-        self._main.wait(pause_s if pause_s >= 0 else None)  # type: ignore[call-arg]
+        self._main.wait(self._pause_s())  # type: ignore[call-arg]
         while (event := self._main.receive()) is not None:
             if isinstance(event, Received):
                 self._on_main(event)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from loaderpool.config import LoaderConfig
 from loaderpool.core import messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, capacity
-from loaderpool.core.processes import READABLE, Processes, SampleWatch, WorkerProcess, fault_in, pipe_of_stops
+from loaderpool.core.processes import READABLE, Processes, SampleWatch, WorkerProcess, fault_in
 from loaderpool.core.state import State
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
@@ -29,6 +29,7 @@ from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.order import Numbering
 from loaderpool.system import capacity as machine_capacity
 from loaderpool.system import clock, fault_points, machine, process
+from loaderpool.system.machine import StopWatch
 from loaderpool.transport import reports
 from loaderpool.transport.payload.loaded import (
     ForkCheck,
@@ -67,6 +68,7 @@ class Supervisor:
         most_slots = max(2, most_messages - _FOR_OTHERS)
         self._state = State(start["workers"], self._space, most_slots, self._restarts, self.of_nodes)
         self._watch = SampleWatch(self._arena.board)
+        self._stop_look_ms, self._stops_due_ns = StopWatch().look_ms, 0  # for workers that were stopped (SIGSTOP)
         self._recorder = self._arena.recorder.supervisor
         self._recorder.mark(MarkKind.SUPERVISOR, os.getpid())
         self._workers_wanted: int = start["workers"]
@@ -81,11 +83,9 @@ class Supervisor:
         self._main = Channel(socket.socket(fileno=start["channel"]))
         self._arena = Arena(start["arena"], start["arena_bytes"])
         self._slots = SlotFile(start["slots"])
-        self._signals = pipe_of_stops()
         self._epoll = select.epoll()
         self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel
         self._listen(self._main.fileno(), self._hear_main)
-        self._listen(self._signals[0], self._on_signal)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
         return capacity()
@@ -126,27 +126,26 @@ class Supervisor:
             self._epoll.unregister(descriptor)
 
     def _private(self) -> list[int]:
-        mine = [self._main.fileno(), self._epoll.fileno(), *self._signals]
+        mine = [self._main.fileno(), self._epoll.fileno()]
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
         return mine + [file for files in self._payloads.files.values() for file in files]
 
     def _pause_s(self) -> float:
-        """Return how soon the clock is to be looked at; -1: when something has come."""
-        pauses = []
+        """Return how soon the clock is to be looked at."""
+        pauses = [self._stop_look_ms]
         if self._main_pidfd is None or self._workers.without_pidfd or self._state.retry_at is not None:
             pauses.append(_LOOK_MS)
-        if self._workers.stopped:
-            pauses += [worker.stop.look_ms for worker in self._workers.stopped if worker.stop is not None]
         if self._timeouts:
             pauses.append(self._watch.pause_ms())
-        return min(pauses) / 1000 if pauses else -1
+        return min(pauses) / 1000
 
     def _look_at_clock(self) -> None:
         """Do what is due by the clock, which no descriptor tells of."""
         if self._timeouts:
             self._watch.look(self._watched, min(self._timeouts.values()))
-        if self._workers.stopped:
-            self._workers.end_stopped()
+        if (now_ns := clock.monotonic_ns()) >= self._stops_due_ns:
+            self._stops_due_ns = now_ns + self._stop_look_ms * 1_000_000
+            self._workers.end_stopped(self._state.running)
         if self._workers.without_pidfd:
             self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
         if self._main_pidfd is None:
@@ -160,17 +159,12 @@ class Supervisor:
         for number, worker in self._workers.by_number.items():
             job = self._state.running(number)
             timeout_s = self._timeouts.get(job.loader.number) if job is not None else None
-            if timeout_s is not None and worker.stop is None:
+            if timeout_s is not None and not machine.is_stopped(worker.pid):
                 found.append((worker, int(timeout_s * 1e9)))
         return found
 
     def _leave(self) -> None:
         self._is_over = True
-
-    def _on_signal(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._signals[0], 4096)
-        self._workers.note_stops()
 
     # ---- what the main process says
 
@@ -501,6 +495,7 @@ def serve(start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Super
     """Be the process in the supervisor's place."""
     process.become(role, start.get("node"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no exit status is told
     if os.getppid() != start["trainer_pid"]:
         return  # it died while we started
     sys.argv = list(start["argv"])
