@@ -81,9 +81,9 @@ def test_fn_is_called_once_for_each_item_and_the_bits_are_those_without_a_cache(
     expected = reference(log)
     with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **on(workers))) as loader:
         assert_same(read(loader, 3), expected)
-    statistics = loader.statistics()
+        # Looked at before the end: a worker that is at work when the entries go calls the function once more.
+        statistics, calls = loader.statistics(), log.take()
     # Two workers may meet an item at the same moment where one epoch reads ahead into the next.
-    calls = log.take()
     assert set(calls) == set(range(ITEMS)) and len(calls) <= ITEMS + 3 * max(0, workers - 1)
     assert len(calls) == statistics.cache.misses
     assert statistics.cache.hits >= 3 * ITEMS - len(calls)
@@ -111,18 +111,6 @@ def test_a_run_that_stopped_half_way_leaves_its_half(on: Place, log: Log, tmp_pa
     rest = log.take()
     assert not set(half) & set(rest) and {*half, *rest} == set(range(ITEMS))
     assert len(rest) <= ITEMS - 16 + 3
-
-
-def test_a_pass_that_is_stopped_goes_on_with_a_cache(on: Place, where: Any, log: Log) -> None:
-    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **on(2))) as loader:
-        batches = iter(loader)
-        begun = read([next(batches) for _ in range(3)])
-        state = batches.state_dict()
-    with lp.Loader(range(ITEMS), decoder(log), **settings(cache=where, **on(0))) as loader:
-        loader.load_state_dict(state)
-        got = begun + read(loader)
-    log.take()
-    assert_same(got, reference(log, 1))
 
 
 def test_a_state_is_not_anothers_augmentations(log: Log) -> None:
@@ -321,11 +309,6 @@ class TestRefused:
         arguments, message = self.CASES[case]
         with pytest.raises(lp.ArgumentError, match=message):
             lp.Loader(range(3), **{"fn": int, **arguments})
-
-    @pytest.mark.parametrize("bound", [0, -1, "much", 1.5, True])
-    def test_bounds(self, bound: Any) -> None:
-        with pytest.raises(lp.ArgumentError, match="max_bytes"):
-            lp.Cache("memory", bound)
 
     def test_from_sequence(self) -> None:
         for name, value in (("cache", "memory"), ("augment", np.abs)):
