@@ -77,6 +77,7 @@ def trained(code: str, folder: Path) -> ChildResult:
     return run_child(TRAIN + code, cwd=folder, timeout_s=110, imported="tensorflow")
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     code = f"print([killed(kind, kind, after) for kind, after in {KINDS}.items()])"
     assert trained(code, tmp_path).check().stdout.splitlines()[-1] == str([-signal.SIGKILL.value] * len(KINDS))

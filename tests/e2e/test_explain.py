@@ -75,6 +75,7 @@ def test_where_nothing_is_wrong_nothing_is_said_to_be() -> None:
     assert not found.change
 
 
+@pytest.mark.slow
 def test_a_function_that_takes_long_to_load_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slowly_imported.py").write_text("import time\ntime.sleep(1)\ndef same(item):\n    return item\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -85,18 +86,12 @@ def test_a_function_that_takes_long_to_load_is_told_of(tmp_path: Path, monkeypat
     assert re.search(r"Loading the function and its imports took 1[.\d]* s\. Then", found.why)
 
 
+@pytest.mark.slow
 def test_slow_items_are_named() -> None:
     found = train(lp.Loader(range(10**6), slow_now_and_then, batch_size=20, workers=4), steps=220, step_s=0.01)
     assert found.verdict is Verdict.STRAGGLERS
     assert {item.index for item in found.slowest[:5]} == {10, 1010, 2010, 3010, 4010}
     assert all(1 <= item.seconds < 2 for item in found.slowest[:5])
-
-
-def test_too_little_memory_is_named_with_what_would_do() -> None:
-    limits = lp.Limits(memory=3 * 4096)
-    found = train(lp.Loader(range(10**6), sleeping(0.01), batch_size=16, workers=8, limits=limits), step_s=0.005)
-    assert found.verdict is Verdict.MEMORY_LIMIT
-    assert "Limits(memory=" in found.change
 
 
 def test_a_slow_stream_is_named() -> None:
@@ -109,12 +104,6 @@ def test_a_short_training_is_said_to_be_short(workers: int) -> None:
     found = train(lp.Loader(range(10**6), sleeping(0.01), batch_size=2, workers=workers), steps=10)
     assert found.verdict is Verdict.WARM_UP
     assert str(found).startswith("WARM-UP: ")
-
-
-def test_before_the_first_batch_there_is_nothing_to_say() -> None:
-    with lp.Loader(range(10), sleeping(0), batch_size=2, workers=1) as loader:
-        assert loader.explain().verdict is Verdict.WARM_UP
-    assert loader.explain().verdict is Verdict.WARM_UP
 
 
 @pytest.mark.parametrize("seconds", ["60", 0, -1.0, float("nan"), True])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.support.child import run_child
 
 ON = {"LOADERPOOL_PROGRESS": None}  # tests switch it off in all their children
 SOON = """
+import sys
 import threading
 import time
 import numpy as np
@@ -22,7 +21,7 @@ long_work._LINE_NS = 200_000_000
 
 
 def length(item):
-    time.sleep(0.005)
+    time.sleep(0.002)
     return item % 50 + 1
 
 
@@ -54,7 +53,7 @@ def make_buckets(workers):
 def resume(make):
     first = make()
     batches = iter(first)
-    for _ in range(200):
+    for _ in range(100):
         next(batches)
     state = batches.state_dict()
     first.close()
@@ -64,38 +63,35 @@ def resume(make):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_lengths_are_counted_as_they_are_found(workers: int) -> None:
-    result = run_child(f"{SOON}\nmake_buckets({workers}).close()\n", env=ON).check()
-    shares = [int(share) for share in re.findall(r"calling Buckets.by: (\d+)% of 2,000 items, ", result.stderr)]
-    assert shares and shares == sorted(shares)
-    if workers:
-        assert len(shares) > 3
-        assert any(line.endswith(" left") for line in result.stderr.splitlines())
+def told(*work: str) -> list[str]:
+    """What each piece of work has said, all in one child."""
+    between = '\nprint("next", file=sys.stderr, flush=True)\n'
+    return run_child(SOON + between.join(work), env=ON).check().stderr.split("next\n")
 
 
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (
-            "lp.Loader.from_generator(generate, batch_size=8, workers=2, copies=2)",
-            r"running generators up to their saved position: item [\d,]+ of generator [01] \(at most [\d,]+\), ",
+def test_lengths_are_counted_as_they_are_found() -> None:
+    here, by_workers = told("make_buckets(0).close()", "make_buckets(2).close()")
+    for said in (here, by_workers):
+        shares = [int(share) for share in re.findall(r"calling Buckets.by: (\d+)% of 2,000 items, ", said)]
+        assert len(shares) > 1 and shares == sorted(shares)
+    assert any(line.endswith(" left") for line in by_workers.splitlines())
+
+
+def test_a_pass_that_goes_on_says_how_far_it_is_on_the_way_to_its_place() -> None:
+    on_the_way = r"up to item 800 to resume there: \d+% of 800 items, "
+    expected = {
+        "lp.Loader.from_generator(generate, batch_size=8, workers=2, copies=2)": (
+            r"running generators up to their saved position: item [\d,]+ of generator [01] \(at most [\d,]+\), "
         ),
-        (
-            "lp.Loader.from_generator(generate, batch_size=8, workers=0)",
-            r"running generators up to their saved position: item [\d,]+ of generator 0, ",
+        "lp.Loader.from_generator(generate, batch_size=8, workers=0)": (
+            r"running generators up to their saved position: item [\d,]+ of generator 0, "
         ),
-        ("lp.Loader(Stream(), batch_size=8, workers=2)", "reading the stream up to item 1,600[^:]*: "),
-        ("lp.Loader(Stream(), batch_size=8, workers=0)", r"up to item 1,600 to resume there: \d+% of 1,600 items, "),
-        (
-            "lp.Loader(Unsendable(), batch_size=8, workers=2)",  # read by a thread of the trainer
-            r"up to item 1,600 to resume there: \d+% of 1,600 items, ",
-        ),
-    ],
-)
-def test_a_pass_that_goes_on_says_how_far_it_is_on_the_way_to_its_place(made: str, says: str) -> None:
-    result = run_child(f"{SOON}\nresume(lambda: {made})\n", env=ON).check()
-    assert re.search(says, result.stderr), result.stderr
+        "lp.Loader(Stream(), batch_size=8, workers=2)": "reading the stream up to item 800[^:]*: ",
+        "lp.Loader(Stream(), batch_size=8, workers=0)": on_the_way,
+        "lp.Loader(Unsendable(), batch_size=8, workers=2)": on_the_way,  # read by a thread of the trainer
+    }
+    for made, said in zip(expected, told(*(f"resume(lambda: {made})" for made in expected)), strict=True):
+        assert re.search(expected[made], said), (made, said)
 
 
 def test_a_function_whose_imports_take_seconds_is_told_while_the_first_batch_is_waited_for(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.support.notebook import Notebook, notebook
 
 # As many in each kind of loop; LOADERPOOL_INTERRUPTS=20 for what the README promises.
 pytestmark = pytest.mark.may_leak("jupyter_client keeps a pair of sockets")
-REPEATS = int(os.environ.get("LOADERPOOL_INTERRUPTS", "3"))
+REPEATS = int(os.environ.get("LOADERPOOL_INTERRUPTS", "1"))
 
 OURS, THEIRS = "import loaderpool as lp", "import keras, tensorflow as tf"
 SETUP = """
@@ -53,7 +53,7 @@ time.sleep(0.3)  # for what comes late
 """
 
 
-@pytest.fixture(scope="module", params=["loaderpool first", "TensorFlow first"])
+@pytest.fixture(scope="module", params=["loaderpool first", pytest.param("TensorFlow first", marks=pytest.mark.slow)])
 def book(request: pytest.FixtureRequest, tf: object) -> Iterator[Notebook]:
     with notebook() as running:
         order = (OURS, THEIRS) if request.param == "loaderpool first" else (THEIRS, OURS)

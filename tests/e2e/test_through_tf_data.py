@@ -12,7 +12,6 @@ from tests.e2e.test_resume import SHAPES, over_json, plain, take
 from tests.e2e.test_streams import BATCH
 from tests.support.batches import Place, assert_same, read
 from tests.support.child import run_child
-from tests.support.streams import Numbers, make
 
 pytestmark = pytest.mark.usefixtures("tf")  # loaded before the pools: what it leaves is not theirs
 
@@ -61,20 +60,6 @@ def test_a_dataset_has_one_length(on: Place, tf: Any) -> None:
 # ---- streams ----
 
 
-def test_a_stream_of_unknown_length_goes_on(on: Place, tf: Any) -> None:
-    with lp.Loader(Numbers(), make, batch_size=BATCH, workers=0) as loader:
-        expected = read(loader, passes=2)
-    with lp.Loader(Numbers(), make, batch_size=BATCH, **on(2)) as loader:
-        dataset = loader.as_dataset(epochs=2)
-        assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
-        assert_same([tuple(np.array(part) for part in batch) for batch in dataset], expected)
-        state = loader.state_dict(batches_taken=5)
-    with lp.Loader(Numbers(), make, batch_size=BATCH, **on(2)) as loader:
-        loader.load_state_dict(state)
-        got = [tuple(np.array(part) for part in batch) for batch in loader.as_dataset(epochs=2)]
-        assert_same(got, expected[5:])
-
-
 def test_a_dataset_as_a_source(on: Place, tf: Any) -> None:
     numbers = tf.data.Dataset.range(50).map(lambda n: {"n": n, "text": tf.strings.as_string(n)})
 
@@ -89,6 +74,7 @@ def test_a_dataset_as_a_source(on: Place, tf: Any) -> None:
         lp.Loader(numbers, workers=0)
 
 
+@pytest.mark.slow
 def test_the_trainer_ends_while_tensorflow_gives_items() -> None:
     result = run_child("""
         import numpy as np, tensorflow as tf
@@ -169,25 +155,3 @@ def test_ragged_text_is_a_ragged_tensor(tf: Any, on: Place) -> None:
         assert dataset.element_spec["words"] == tf.RaggedTensorSpec((None, None), tf.string, 1, tf.int64)
         got = [row for element in dataset for row in element["words"].to_list()]
         assert got == [[word.encode() for word in row] for row in rows]
-
-
-@pytest.mark.parametrize("is_fixed", [False, True])
-def test_a_model_trains_on_padded_sequences_and_on_those_of_one_length_by_xla(on: Place, is_fixed: bool) -> None:
-    keras = pytest.importorskip("keras")
-
-    def sequence(index: int) -> Any:
-        return np.full((5 + index % 7, 4), index / 60, np.float32), np.eye(10, dtype=np.float32)[index % 10]
-
-    how: dict[str, Any] = {"batch_size": 8, "pad": True}
-    if is_fixed:
-        spec = (lp.ArraySpec((8, 12, 4), np.float32), lp.ArraySpec((8, 10), np.float32))
-        how |= {"element_spec": spec, "drop_remainder": True}
-    first = keras.layers.Flatten() if is_fixed else keras.layers.GRU(4)
-    model = keras.Sequential([first, keras.layers.Dense(10, activation="softmax")])
-    model.compile("sgd", "mse", jit_compile=is_fixed)
-    with lp.Loader(range(60), sequence, **how, **on(2)) as loader:
-        dataset = loader.as_dataset(epochs=2)
-        shapes = [each.shape.as_list() for each in dataset.element_spec]
-        assert shapes == ([[8, 12, 4], [8, 10]] if is_fixed else [[None, None, 4], [None, 10]])
-        history = model.fit(dataset, epochs=2, steps_per_epoch=len(loader), verbose=0)
-    assert np.isfinite(history.history["loss"]).all() and len(history.history["loss"]) == 2
