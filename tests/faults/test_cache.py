@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import assert_same, kill_supervisor, read, read_while
 from tests.support.child import run_child
-from tests.support.processes import parents, wait_gone
 
 ITEMS = 60
 
@@ -190,81 +187,6 @@ def test_workers_that_are_no_forks_share_it_too(tmp_path: Path, cache: str) -> N
     (tmp_path / "mine.py").write_text(MINE)
     result = run_child(f"CACHE = {cache!r}\n{EXEC}", cwd=tmp_path, timeout_s=60).check()
     assert 40 <= int(result.stdout) <= 44
-
-
-MAKE = """
-import os, sys, time
-import numpy as np
-import loaderpool as lp
-
-def decode(item):
-    time.sleep(0.002)
-    return np.full(100_000, item, np.float64)
-
-def make(cache, workers):
-    return lp.Loader(range(200), decode, batch_size=5, workers=workers, cache=cache, augment=np.sum)
-"""
-TRAINER = f"""{MAKE}
-loader = make(sys.argv[1], 2)
-batches = iter(loader)
-for _ in range(8):
-    next(batches)
-pids = [worker.pid for worker in loader.statistics().workers]
-links = [f"/proc/self/fd/{{name}}" for name in os.listdir("/proc/self/fd")]
-files = [os.stat(each).st_ino for each in filter(os.path.lexists, links) if "loaderpool-cache" in os.readlink(each)]
-print(*files[:1] or [0], *pids, flush=True)
-time.sleep(100)
-"""
-TRAINER_AGAIN = f"""{MAKE}
-with make("cache", 0) as loader:
-    assert [int(x) for batch in loader for x in batch] == [100_000 * item for item in range(200)]
-    print(loader.statistics().cache.hits, loader.statistics().cache.damaged)
-"""
-
-
-@pytest.mark.may_leak("processes of a trainer that was killed are looked for here")
-@pytest.mark.parametrize("cache", ["memory", "disk"])
-def test_a_killed_trainer_leaves_no_memory_and_what_was_stored(tmp_path: Path, cache: str) -> None:
-    given = "memory" if cache == "memory" else str(tmp_path / "cache")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, given], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert trainer.stdout is not None
-    inode, *pids = map(int, trainer.stdout.readline().split())
-    assert bool(_holders(inode)) is (cache == "memory")
-    blocks = {line.split()[5] for pid in (trainer.pid, *pids) for line in _mapped(pid) if " /dev/shm/" in line}
-    trainer.kill()
-    trainer.wait()
-    trainer.stdout.close()
-    assert wait_gone(pids, 5.0) == []
-    deadline_s = time.monotonic() + 5.0
-    while _holders(inode) and time.monotonic() < deadline_s:  # the supervisor
-        time.sleep(0.02)
-    assert _holders(inode) == []
-    assert not any(map(os.path.exists, blocks))
-    if cache == "disk":
-        # A worker that was ended while it wrote has left no half of an entry.
-        again = run_child(TRAINER_AGAIN, cwd=tmp_path, timeout_s=60).check()
-        hits, damaged = map(int, again.stdout.split())
-        assert hits >= 40 and not damaged
-
-
-def _holders(inode: int) -> list[int]:
-    """Processes that map the memory file, or have a descriptor of it."""
-    return [
-        pid
-        for pid in parents()
-        if any("memfd:loaderpool-cache" in line and line.split()[4] == str(inode) for line in _mapped(pid))
-    ]
-
-
-def _mapped(pid: int) -> list[str]:
-    """Lines of its maps; none where it has ended."""
-    try:
-        return Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return []
 
 
 DISK_FULL = """

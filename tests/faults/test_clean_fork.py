@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import textwrap
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -113,12 +112,6 @@ def test_threads_that_have_ended_when_the_import_has_are_no_hindrance(make: Make
     assert start_of(make(cf_ended=both(source, IDENTITY))) == "fork"
 
 
-def test_without_workers_nothing_is_started() -> None:
-    with lp.Loader(range(4), batch_size=2, workers=0) as loader:
-        list(loader)
-        assert loader.statistics().workers_start is None
-
-
 # ---- not forked
 
 
@@ -139,22 +132,6 @@ def test_a_module_that_starts_a_thread_on_import_is_named_and_not_forked(make: M
     assert warned[0].filename in (__file__, read.__code__.co_filename)
 
 
-def test_threads_that_the_module_needs_are_there(make: Make) -> None:
-    source = """
-        import concurrent.futures
-        pool = concurrent.futures.ThreadPoolExecutor(2)
-        pool.submit(int).result()
-        def fn(item):
-            return pool.submit(int, item).result()  # forked, it would wait for ever
-    """
-    module = make(cf_pool=source)
-    try:
-        with pytest.warns(lp.LoaderpoolWarning):
-            assert start_of(module) == "exec"
-    finally:
-        module.pool.shutdown()
-
-
 def test_all_that_started_some_are_named(make: Make) -> None:
     """As modules that the script's function uses. An import inside one is the user's to find in it."""
     modules = [make(cf_inner=THREAD, **{f"cf_{n}": both("import cf_inner", THREAD, IDENTITY)}) for n in range(5)]
@@ -163,26 +140,6 @@ def test_all_that_started_some_are_named(make: Make) -> None:
     message = r"importing 'cf_0' started 2 threads; importing 'cf_1' .*'cf_2' .*; and 2 more"
     with loader, pytest.warns(lp.LoaderpoolWarning, match=message):
         assert len(list(loader)) == 2
-
-
-class StartsAThread:
-    """Is no module: its unpickling starts the thread."""
-
-    def __setstate__(self, state: Any) -> None:
-        import threading
-
-        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-
-    def __getstate__(self) -> dict[str, int]:
-        return {"anything": 1}
-
-
-def test_a_thread_that_unpickling_started_is_noticed() -> None:
-    captured = StartsAThread()
-    loader = lp.Loader(range(4), lambda item: item if captured else 0, batch_size=4, workers=1)
-    warned = pytest.warns(lp.LoaderpoolWarning, match=r"loading the function and the source started 1 thread\.")
-    with loader, warned:
-        assert indices_in(loader) == list(range(4))
 
 
 def test_a_thread_of_the_interpreters_own_start_is_noticed(tmp_path: Path) -> None:
@@ -275,33 +232,6 @@ def test_the_death_of_such_a_worker_changes_no_bit(make: Make, tmp_path: Path) -
 
 
 @unasked
-def test_a_sample_that_kills_such_workers_is_named_with_its_stack(make: Make) -> None:
-    source = """
-        import ctypes
-        def fn(item):
-            return ctypes.string_at(0) if item == 5 else item
-    """
-    loader = lp.Loader(range(8), make(cf_fault=both(THREAD, source)).fn, batch_size=4, workers=1)
-    with loader, pytest.raises(lp.WorkerLostError, match=r"cf_fault\.py") as raised:
-        list(loader)
-    assert (raised.value.index, raised.value.signal_name) == (5, "SIGSEGV")
-
-
-@unasked
-def test_a_sample_that_hangs_such_a_worker_is_shown(make: Make) -> None:
-    source = """
-        def fn(item):
-            if item == 5:
-                time.sleep(1000)
-            return item
-    """
-    module = make(cf_hang=both(THREAD, source))
-    loader = lp.Loader(range(8), module.fn, batch_size=4, workers=1, limits=lp.Limits(timeout_s=0.5))
-    with loader, pytest.raises(lp.SampleTimeoutError, match=r"cf_hang\.py"):
-        list(loader)
-
-
-@unasked
 def test_an_import_that_fails_in_the_worker_only_is_an_error_at_once(make: Make) -> None:
     source = """
         if os.environ.get("LOADERPOOL_ROLE") == "worker":
@@ -318,24 +248,6 @@ def test_an_import_that_fails_in_the_worker_only_is_an_error_at_once(make: Make)
             assert loader.statistics().restarts == 0
         with lp.Loader(range(8), batch_size=4, workers=pool) as loader:  # of others the workers can be
             assert indices_in(loader) == list(range(8))
-
-
-def test_such_workers_end_with_the_trainer(tmp_path: Path) -> None:
-    (tmp_path / "cf_thread.py").write_text(textwrap.dedent(THREAD) + textwrap.dedent(IDENTITY))
-    run_child(
-        f"""
-        import os, signal, sys, warnings
-        warnings.simplefilter("ignore")
-        sys.path.insert(0, {str(tmp_path)!r})
-        import cf_thread
-        import loaderpool as lp
-        loader = lp.Loader(range(1000), cf_thread.fn, batch_size=4, workers=2)
-        batches = iter(loader)
-        next(batches)
-        assert loader.statistics().workers_start == "exec"
-        os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
 
 
 @unasked

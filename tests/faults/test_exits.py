@@ -84,10 +84,13 @@ def stuck(item):
 loader = lp.Loader(range(64), stuck, batch_size=4, workers=2)
 """
 ENDS = {
-    "started": "",
-    "in a pass": "it = iter(loader); next(it)",
-    "several": "more = [lp.Loader(range(8), workers=1) for _ in range(3)]; its = [iter(l) for l in more]; next(its[1])",
-    "batch and cycle kept": "it = iter(loader); loader.it = it; kept = next(it)[1:]",
+    "several are begun or not, and a batch and a cycle are kept": """
+more = [lp.Loader(range(8), workers=1) for _ in range(3)]
+its = [iter(each) for each in more[:2]]
+next(its[1])
+loader.it = iter(loader)
+kept = next(loader.it)[1:]
+""",
     "a thread waits, and another makes batches here": """
 from loaderpool.core import session
 here = lp.Loader(range(10**6), lambda item: time.sleep(0.01) or item, batch_size=4, workers=0)

@@ -151,20 +151,3 @@ def test_a_handlers_error_is_no_samples_error() -> None:
     with loader, pytest.raises(TimeoutError) as raised:
         list(loader)
     assert type(raised.value) is TimeoutError
-
-
-def test_handlers_of_any_signal_wait_from_the_next_loader_or_pass_on() -> None:
-    """SIGVTALRM is none that each batch looks for."""
-
-    def handle(number: int, frame: Any) -> None:
-        raise AssertionError
-
-    before = signal.getsignal(signal.SIGVTALRM)
-    try:
-        with lp.Loader(range(64), np.float32, batch_size=4, workers=1) as loader:
-            for begins in (lambda: next(iter(loader)), lambda: lp.Loader(range(8), batch_size=4, workers=0)):
-                signal.signal(signal.SIGVTALRM, handle)
-                begins()
-                assert signal.getsignal(signal.SIGVTALRM).__wrapped__ is handle  # type: ignore[union-attr]
-    finally:
-        signal.signal(signal.SIGVTALRM, before)

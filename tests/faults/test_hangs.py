@@ -30,28 +30,6 @@ def test_raises_with_index_epoch_and_stack_of_the_users_frames() -> None:
     assert "_fill_rows" not in caught.value.remote_traceback
 
 
-@pytest.mark.parametrize(("action", "fourth"), [("skip", [12, 14, 15]), ("replace", [12, 14, 14, 15])])
-def test_is_left_out_or_replaced_and_counted(action: str, fourth: list[int]) -> None:
-    settings = {"batch_size": 4, "workers": 2, "limits": lp.Limits(timeout_s=0.3), "on_error": action}
-    with lp.Loader(range(20), hangs_once, **settings) as loader:
-        batches = [batch.tolist() for batch in loader]
-        counts = loader.statistics()
-    assert batches[3] == fourth
-    assert [len(batch) for batch in batches] == [4, 4, 4, len(fourth), 4]
-    assert HANGS_AT in (counts.skipped_indices if action == "skip" else counts.replaced_indices)
-    assert counts.restarts >= 1
-
-
-def test_a_sample_that_is_merely_slow_is_left_alone() -> None:
-    def slow(index: int) -> int:
-        time.sleep(0.2)
-        return index
-
-    with lp.Loader(range(8), slow, batch_size=8, workers=1, limits=lp.Limits(timeout_s=1.2)) as loader:
-        assert next(iter(loader)).tolist() == list(range(8))  # 1.6 s for the batch, each sample below the limit
-        assert loader.statistics().restarts == 0
-
-
 def test_stuck_in_c_code_that_holds_the_gil() -> None:
     def spins(index: int) -> int:
         if index == 2:

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.core import channel as channels
 from tests.support.batches import kill_supervisor, supervisor_of
 from tests.support.child import run_child
-from tests.support.processes import end_all, is_alive, parents, status_of_fork, wait_gone, wait_until
+from tests.support.processes import end_all, is_alive, parents, wait_gone, wait_until
 
 DEADLINE_S = 60.0  # of what takes a moment
 
@@ -33,30 +31,6 @@ def large(item: int) -> Any:
 
 
 # ---- a fork of the main process
-
-
-@pytest.mark.parametrize("lets_go_of", ["the batch", "the iterator", "the loader"])
-def test_what_a_fork_lets_go_of_is_not_given_away(lets_go_of: str) -> None:
-    """A child that let go of its copy of a batch said `Release`, and the batch became another one's rows."""
-    with lp.Loader(range(400), large, batch_size=1, workers=2) as loader:
-        batches = iter(loader)
-        held = {"the batch": [next(batches)], "the iterator": [batches], "the loader": [loader]}
-        kept = held["the batch"][0].copy()
-        supervisor = supervisor_of(loader)
-
-        def let_go() -> None:
-            nonlocal batches
-            if lets_go_of == "the loader":
-                loader.close()
-            if lets_go_of == "the iterator":
-                del batches
-            held.pop(lets_go_of).clear()
-
-        assert status_of_fork(let_go) == 0
-        for number in range(1, 200):
-            assert (next(batches) == number).all()
-        assert (held["the batch"][0] == kept).all()
-        assert supervisor_of(loader) == supervisor and not loader.statistics().supervisor_restarts
 
 
 def test_a_fork_that_exits_as_usual_shuts_nothing_down() -> None:
@@ -112,30 +86,6 @@ def test_an_error_that_cannot_be_sent_costs_that_batch_only() -> None:
 # ---- messages are as many as the channel holds
 
 
-def test_slots_full_of_long_errors_wait_for_a_consumer_that_pauses(tmp_path: Path) -> None:
-    """Errors of 19 KB filled the channel: 24 supervisors for 300 batches."""
-    calls = tmp_path / "calls"
-    calls.touch()
-
-    def fn(item: int) -> Any:
-        with open(calls, "ab") as file:
-            file.write(b"x")
-        if item:
-            raise ValueError("y" * 19_000)
-        return item
-
-    with lp.Loader(range(300), fn, batch_size=1, workers=2) as loader:
-        for _ in range(5):
-            before = calls.stat().st_size
-            batches = iter(loader)
-            assert next(batches).tolist() == [0]
-            slots = loader.statistics().memory.buffers
-            wait_until(lambda: calls.stat().st_size - before >= min(slots, 300) - 1)  # noqa: B023
-            with pytest.raises(ValueError, match="y" * 19_000):
-                next(batches)
-        assert slots >= 30 and not loader.statistics().supervisor_restarts
-
-
 def test_a_pool_of_many_loaders_with_long_payloads_recovers_from_its_supervisors_death() -> None:
     """The ninth one was an AssertionError in the user's line, and all payloads were sent again in one go."""
 
@@ -155,22 +105,6 @@ def test_a_pool_of_many_loaders_with_long_payloads_recovers_from_its_supervisors
             assert [batch.tolist() for batch in each] == expected[1:]
             assert [batch.tolist() for batch in loaders[number]] == expected
         assert loaders[0].statistics().supervisor_restarts == 1
-
-
-def test_workers_that_come_and_go_while_nobody_reads_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told of each filled the channel: twelve loaders on a pool of eight ended the supervisor here."""
-    monkeypatch.setattr(channels, "_BUFFER_BYTES", 65_536)  # of the main process' channel: it holds 170 messages
-    with lp.Pool(8) as pool:
-        loaders = [lp.Loader(range(100), float, batch_size=4, workers=pool)]
-        next(iter(loaders[0]))
-        supervisor = supervisor_of(loaders[0])
-        for _ in range(12):
-            before = children_of(supervisor)
-            loaders.append(lp.Loader(range(100), float, batch_size=4, workers=pool))
-            wait_until(lambda: not is_alive(supervisor) or len(children_of(supervisor) - before) == 8)  # noqa: B023
-        for loader in loaders:
-            assert next(iter(loader)).tolist() == [0, 1, 2, 3]
-        assert not loaders[0].statistics().supervisor_restarts
 
 
 # ---- many open files
@@ -193,82 +127,6 @@ def test_a_main_process_with_more_than_1024_open_files_gets_its_batches() -> Non
                 assert [batch[0] for batch in loader] == list(range(0, 64, 4))
         """
     ).check()
-
-
-# ---- slots for all
-
-
-def test_all_of_many_workers_have_a_ticket_at_the_same_time(tmp_path: Path) -> None:
-    """A run had 80 slots at most: of 256 workers 176 had nothing to do."""
-    workers = 96
-
-    def fn(item: int) -> Any:
-        (tmp_path / str(item)).touch()
-        until_s = time.monotonic() + DEADLINE_S
-        time.sleep(0.03)  # so that each is a ticket of its own
-        while item and len(os.listdir(tmp_path)) < workers + 1 and time.monotonic() < until_s:
-            time.sleep(0.05)
-        return item
-
-    with lp.Loader(range(200), fn, batch_size=1, workers=workers) as loader:
-        batches = iter(loader)
-        assert next(batches).tolist() == [0]
-        wait_until(lambda: len(os.listdir(tmp_path)) > workers)
-
-
-def test_a_pool_of_two_has_room_for_many_loaders() -> None:
-    """The eleventh got "no room for a batch" in an empty machine: runs that were over kept their slots."""
-
-    def fn(item: int, number: int) -> Any:
-        return item + number
-
-    with lp.Pool(2) as pool:
-        loaders = []
-        for number in range(14):
-            loaders.append(lp.Loader(range(8), functools.partial(fn, number=number), batch_size=4, workers=pool))
-            assert [batch[0] for batch in loaders[-1]] == [number, number + 4]
-        for number, loader in enumerate(loaders):  # each of them is still as good
-            assert [batch[0] for batch in loader] == [number, number + 4]
-
-
-# ---- workers that cannot be started
-
-
-def test_where_not_all_workers_can_be_started_the_others_do_the_work() -> None:
-    """Five supervisors ended by an exception, and the import of the function was said to kill them."""
-    run_child(
-        """
-        import resource
-        import loaderpool as lp
-
-        if __name__ == "__main__":
-            resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
-            with lp.Loader(range(800), float, batch_size=4, workers=64) as loader:
-                assert [batch[0] for batch in loader] == list(range(0, 800, 4))
-                told = loader.statistics()
-                assert 0 < len(told.workers) < 64 and not told.supervisor_restarts, told
-        """
-    ).check()
-
-
-# ---- a pool that is broken
-
-
-def test_a_broken_pool_says_so_each_time_and_to_each_loader() -> None:
-    """A loader that came into it, or that was tried again, was never answered: `next` waited for ever."""
-
-    def ends_its_worker(item: int) -> Any:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with lp.Pool(2, restarts=(1, 60)) as pool:
-        loaders = [lp.Loader(range(20), ends_its_worker, batch_size=4, workers=pool)]
-        for _ in range(3):
-            with pytest.raises(lp.WorkerLostError):
-                next(iter(loaders[0]))
-        loaders.append(lp.Loader(range(20), float, batch_size=4, workers=pool))
-        for loader, told in [(loaders[0], "crashed"), (loaders[1], "more than restarts=")] * 2:
-            with pytest.raises(lp.WorkerLostError, match=told):
-                next(iter(loader))
 
 
 # ---- processes that are stopped
@@ -301,7 +159,7 @@ def test_a_pool_with_a_stopped_supervisor_ends(end: str) -> None:
 # ---- an import that takes long
 
 
-@pytest.mark.parametrize("end", ["loader.close()", "", "del loader, pool", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("end", ["loader.close()", "", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_supervisor_that_imports_a_slow_module_ends_with_its_pool(end: str, tmp_path: Path) -> None:
     """`close`, and the exit, waited for the end of the import."""
     (tmp_path / "slow_module.py").write_text(
@@ -321,8 +179,7 @@ def test_a_supervisor_that_imports_a_slow_module_ends_with_its_pool(end: str, tm
         import slow_module
 
         if __name__ == "__main__":
-            pool = lp.Pool(1)
-            loader = lp.Loader(range(8), slow_module.fn, batch_size=4, workers=pool if "pool" in {end!r} else 1)
+            loader = lp.Loader(range(8), slow_module.fn, batch_size=4, workers=1)
             while not os.path.exists("imported"):
                 time.sleep(0.01)
             {end or "pass"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -70,15 +69,6 @@ print("then the error itself")
 def test_a_trainer_without_descriptors_is_told_and_a_new_loader_goes_on_when_there_are_some(case: str) -> None:
     result = run_child(USE_UP + CASES[case] + "\nloader.close()\n", timeout_s=60).check()
     assert result.stdout == "told\nthen the error itself\n"
-
-
-def test_a_consumer_that_hoards_thousands_of_batches_needs_no_descriptors() -> None:
-    code = """
-        kept = list(lp.Loader(range(30_000), lambda item: np.full((40,), item), batch_size=4, workers=2))
-        assert [int(batch[0, 0]) for batch in kept] == list(range(0, 30_000, 4))
-        print(len(os.listdir("/proc/self/fd")) < 60)
-    """
-    assert run_child(USE_UP + textwrap.dedent(code), timeout_s=60).check().stdout == "True\n"
 
 
 def test_what_is_closed_or_dropped_goes_without_the_collector_of_garbage() -> None:

@@ -7,14 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import ClosedError, PoolBrokenError
+from loaderpool.errors import ClosedError
 from tests.support.batches import kill_supervisor, supervisor_of, told_when
 from tests.support.processes import wait_gone
 
@@ -72,33 +71,6 @@ def test_a_killed_supervisor_changes_no_bit(shape: str, deterministic: bool) -> 
         told_when(loader, lambda told: told.supervisor_restarts == len(killed) >= 1)
 
 
-def test_a_pass_that_was_left_in_the_midst_of_a_batch_is_no_end() -> None:
-    def fn(item: int) -> int:
-        time.sleep(0.008)
-        return item
-
-    with lp.Loader(range(192), fn, batch_size=64, workers=1) as loader:
-        batches = iter(loader)
-        next(batches)
-        time.sleep(0.2)  # row ranges of the second one are made, and others are still to be cut
-        del batches
-        batches = iter(loader)
-        assert next(batches).tolist() == list(range(64))
-        kill_supervisor(loader)
-        assert next(batches).tolist() == list(range(64, 128))
-        told_when(loader, lambda told: told.supervisor_restarts == 1)
-
-
-def test_while_nobody_waits_and_between_passes() -> None:
-    with lp.Loader(range(ITEMS), tiny, batch_size=BATCH, workers=2) as loader:
-        expected = [bits(batch) for batch in loader]
-        for _ in range(3):
-            kill_supervisor(loader)
-            time.sleep(0.05)
-            loader.epoch = 0
-            assert [bits(batch) for batch in loader] == expected
-
-
 def test_what_hooks_changed_is_known_to_the_next_one() -> None:
     class Growing:
         def __init__(self) -> None:
@@ -135,19 +107,6 @@ def test_a_worker_that_is_stopped_for_a_moment_is_left_alone() -> None:
         threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
         assert len(list(batches)) == ITEMS // BATCH - 1
         assert loader.statistics().restarts == 0
-
-
-def test_a_storm_of_its_deaths_ends(tmp_path: Path) -> None:
-    def fn(item: int) -> Any:
-        if item == 20:
-            os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(5)
-        return np.full((100, 100), item, np.float32)
-
-    loader = lp.Loader(range(96), fn, batch_size=BATCH, workers=1, limits=lp.Limits(restarts=2))
-    with loader, pytest.raises(PoolBrokenError, match="SIGKILL") as raised:
-        list(loader)
-    assert loader.last_error is raised.value
 
 
 def test_closing_while_it_is_dead() -> None:
