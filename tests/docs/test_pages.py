@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, all_pages, matches, name_of, needs_tensorflow, read_blocks
+from tests.docs.pages import ROOT, all_pages, name_of, needs_tensorflow, read_blocks
 from tests.support.child import run_child
 
 _BLOCKS = {page: read_blocks(page) for page in all_pages()}
@@ -73,31 +73,3 @@ def test_the_pages_that_teach_are_all_among_those_that_run() -> None:
     teaching = {name_of(page) for page in all_pages() if {"guide", "tutorial"} & set(page.parts) and page != index}
     assert {"README.md", "docs/tutorial/1-load.md", "docs/guide/troubleshooting.md"} <= names
     assert teaching <= names
-
-
-@pytest.mark.parametrize(
-    ("expected", "actual", "is_match"),
-    [
-        ("a b", "a\nb\n", True),
-        ("pid ... was", "pid 123 was", True),
-        ("a", "a b", False),
-        ("a ...", "b", False),
-        ("f(x)", "f(x)", True),
-        ("a.c", "abc", False),
-    ],
-)
-def test_expected_text_is_compared_with_dots_for_anything(expected: str, actual: str, is_match: bool) -> None:
-    assert matches(expected, actual) is is_match
-
-
-def test_a_block_that_fails_is_reported(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "not-a-page.md"  # never written: only its name is used
-    written = tmp_path / "page.md"
-    written.write_text("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n```text\n2\n```\n")
-    blocks = read_blocks(written)
-    assert [(block.line, block.expected) for block in blocks] == [(2, None), (6, "2")]
-    from tests.docs.run_pages import _run_block
-
-    namespace: dict[str, object] = {}
-    assert _run_block(blocks[0], page, namespace) == ""
-    assert "promises\n2\nand gives\n1" in _run_block(blocks[1], page, namespace)

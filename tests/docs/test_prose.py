@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, all_pages, name_of
-from tests.docs.prose import findings, sentences
+from tests.docs.prose import findings
 from tests.docs.test_reference import public_names
 
 # Written for builders, who need the words of the code.
@@ -60,31 +60,3 @@ def _messages_of(module: Path) -> Iterator[str]:
 def _is_ours(thing: object) -> bool:
     function = getattr(thing, "fget", getattr(thing, "__func__", thing))
     return str(getattr(function, "__module__", "")).startswith("loaderpool")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Validation behind each epoch.", ["'behind'"]),
-        ("Of generators the state says how many there are.", ["'Of'"]),
-        ("What is one? A loader.", []),
-        ("It waits, for its data may change.", ["', for'"]),
-        ("Paths, for example, are items.", []),
-        ("Run `ticket behind` and [see](behind.md).", []),
-        ("```python\nbehind\n```", []),
-        (f"{'word ' * 26}.", ["26 words"]),
-    ],
-)
-def test_what_is_refused(text: str, expected: list[str]) -> None:
-    assert [
-        line.partition(" ->")[0].partition(",  ")[0][: len(want)]
-        for line, want in zip(findings(text), expected, strict=True)
-    ] == expected
-
-
-def test_a_page_falls_into_sentences() -> None:
-    text = (
-        "# A title\n\nOne `x.y` here. Two\nthere, e.g. so: `code`.\n\n- an item\n\n| a | b |\n|---|---|\n| c | d. E |\n"
-    )
-    expected = "A title|One CODE here.|Two there, e.g. so:|CODE.|an item|a|b|c|d.|E"
-    assert "|".join(sentences(text)) == expected

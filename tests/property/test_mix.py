@@ -77,18 +77,6 @@ def test_each_sources_records_come_in_order_and_all_before_any_comes_again(made:
         assert len(mixed) == stop
 
 
-@given(mixes(stops=("first", "all")))
-@settings(max_examples=60)
-def test_first_is_as_long_and_all_as_short_as_can_be(made: Any) -> None:
-    mixed, _, sizes, stop = made
-    shares = mixed._order._shares
-    beyond = shares.counts(len(mixed) + (1 if stop == "first" else -1))
-    if stop == "first":
-        assert any(count > size for count, size in zip(beyond, sizes, strict=True))
-    else:
-        assert any(count < size for count, size, weight in zip(beyond, sizes, mixed._weights, strict=True) if weight)
-
-
 @given(mixes(), st.data())
 @settings(max_examples=60)
 def test_an_item_is_the_same_however_it_is_reached(made: Any, data: st.DataObject) -> None:

@@ -202,30 +202,3 @@ def test_a_mutated_state_gives_the_right_rest_or_a_state_error(name: str) -> Non
     assert loaded > 20
     assert refused > 500
     assert longest < 1000
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("ordered", {"epoch": 2**62 + 1}),
-        ("ordered", {"epoch": True}),
-        ("ordered", {"position": 5}),
-        ("ordered", {"taken": [[1, 1]]}),
-        ("unordered", {"taken": [[-2, 3]]}),
-        ("unordered", {"taken": [[1, 2], [2, 2]]}),
-        ("unordered", {"taken": [[3, 1], [1, 1]]}),
-        ("unordered", {"taken": [[1, -1]]}),
-        ("unordered", {"taken": [[1, 7]]}),  # 7 batches are left, and the first of them is not taken
-        ("buckets", {"position": [3, 0, 0]}),
-        ("generators", {"lanes": {"taken": [3, 0, 0], "over": []}}),
-        ("generators", {"lanes": {"taken": [1, 1, 1], "over": [1, 1]}}),
-        ("generators", {"position": 4}),
-        ("generators", {"num_shards": 2}),
-    ],
-)
-def test_a_field_that_is_no_place_of_the_plan_is_refused(name: str, change: dict[str, Any]) -> None:
-    state = states_of(name)
-    with LOADERS[name]() as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(lp.StateError):
-            loader.load_state_dict({**state, **change})

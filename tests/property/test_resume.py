@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import loaderpool as lp
@@ -45,10 +45,6 @@ def drawn_of_some(item: Any, rng: np.random.Generator) -> Any:
 def drawn_at_once(items: list[Any], rng: np.random.Generator) -> Any:
     named = np.array([zlib.crc32(repr(item).encode()) for item in items])
     return named, rng.random(len(items)), np.random.rand(len(items))
-
-
-def named(item: Any) -> int:
-    return zlib.crc32(repr(item).encode())
 
 
 def fails_at_some(item: Any, rng: np.random.Generator) -> Any:
@@ -239,84 +235,3 @@ def test_without_an_order_nothing_comes_twice_and_nothing_is_missing(
         got += take(iter(loader), 10**6)
         assert Counter(got) == Counter(first)
         assert Counter(take(iter(loader), 10**6)) == Counter(second)
-
-
-# ---- an epoch, and its shares ----
-
-
-@given(data=st.data())
-@few
-def test_an_epoch_has_each_item_once_over_all_its_shards(on: Place, lines: lp.TextLines, data: st.DataObject) -> None:
-    source = data.draw(sources(lines))
-    size, shards = len(source), data.draw(st.integers(1, 5))
-    rows, shuffle = data.draw(st.integers(1, 9)), data.draw(st.booleans())
-    drops = data.draw(st.booleans()) and size >= rows * shards
-    seen: list[int] = []
-    lengths, repeated = set(), set()
-    for index in range(shards):
-        with lp.Loader(
-            source, named, batch_size=rows, shuffle=shuffle, seed=3,
-            drop_remainder=drops, shard=lp.Shard(shards, index), **on(2 if index == 0 else 0),
-            deterministic=data.draw(st.booleans()),
-        ) as loader:  # fmt: skip
-            batches = [batch.tolist() for batch in loader]
-            assert len(batches) == len(loader)
-            lengths.add(len(batches))
-            repeated.add(loader._core.tracker.plan.repeated_rows)
-            seen += [item for batch in batches for item in batch]
-    assert len(lengths) == len(repeated) == 1, "all shards have as many batches"
-    wanted = Counter(named(source[index]) for index in range(size))
-    if drops:
-        assert not Counter(seen) - wanted
-        assert len(seen) == size // (rows * shards) * rows * shards
-    else:
-        assert not wanted - Counter(seen)
-        assert len(seen) - size == repeated.pop()
-
-
-clusters = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 4)), min_size=2, max_size=4)
-
-
-@given(st.integers(1, 300), st.integers(1, 4), st.booleans(), st.integers(0, 99), clusters, wheres)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_shares_that_follow_the_cluster_cover_each_sample_once(
-    on: Place, size: int, rows: int, drops: bool, seed: int, cluster: list[tuple[int, int]], where: int
-) -> None:
-    """Such as 8, then 4, then 16 shards: each takes some steps of the epoch, the last all that is left of it."""
-    assume(not drops or size >= rows * max(shards for shards, _ in cluster))
-    streams: dict[int, Any] = {}
-    seen: list[int] = []
-    state: dict[str, Any] | None = None
-    for shards, steps in [*cluster[:-1], (cluster[-1][0], 10**6)]:
-        states, lengths = [], set()
-        for index in range(shards):
-            with lp.Loader(
-                range(size), lambda item, rng: (item, rng.integers(1 << 40)), batch_size=rows, shuffle=True, seed=seed,
-                drop_remainder=drops, shard=lp.Shard(shards, index), **on(where if index == shards - 1 else 0),
-            ) as loader:  # fmt: skip
-                if state is not None:
-                    loader.load_state_dict(state)
-                if loader.epoch:  # what was left was too little for so many shards
-                    continue
-                batches = iter(loader)
-                taken = [(a.tolist(), b.tolist()) for _, (a, b) in zip(range(steps), batches, strict=False)]
-                lengths.add(len(taken))
-                states.append(json.loads(json.dumps(batches.state_dict())))
-                for items, numbers in taken:
-                    seen += items
-                    for item, number in zip(items, numbers, strict=True):
-                        assert streams.setdefault(item, number) == number, "its stream is its own in every share"
-                del batches
-        assert len(lengths) <= 1
-        assert all(each == states[0] for each in states), "each shard can go on from any shard's state"
-        if states:
-            state = states[0]
-        if state is not None and state["epoch"]:
-            break
-    counts = Counter(seen)
-    repeats = sum(counts.values()) - len(counts)
-    if drops:
-        assert not repeats
-    else:
-        assert len(counts) == size
-        assert repeats < 16, "only where the last rows were fewer than the shards"

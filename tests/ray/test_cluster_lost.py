@@ -1,6 +1,6 @@
 """A cluster that loses what knows it, its head: for ten seconds, and for good. `pytest -m long tests/ray`.
 
-The same without Ray, and quickly: tests/e2e/test_hosts.py.
+The same without Ray, and quickly: tests/property/test_state_nodes.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +13,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.processes import command_of, count_fds, descendants, wait_gone
-from tests.support.ray_cluster import STORE_BYTES, RayCluster, Stores, impatient_pool
+from tests.support.processes import command_of, count_fds, descendants
+from tests.support.ray_cluster import STORE_BYTES, RayCluster, Stores
 
 BATCH_BYTES = 2 << 20
 _COMMAND = {"dispatcher": "loaderpool-dispatcher", "node": "ray::NodeActor"}
@@ -94,31 +92,6 @@ def test_a_large_captured_array_lies_once_on_each_node_and_on_no_disk(cluster: R
             assert table.nbytes <= arena_bytes(actor) < 1.3 * table.nbytes
             assert sum(map(own_bytes, [actor, *descendants(actor)])) < table.nbytes / 2
         assert settled(cluster.stores).nbytes <= before.nbytes + (1 << 20)
-
-
-@pytest.mark.long
-def test_a_node_that_stops_while_it_is_sent_an_array_is_replaced(cluster: RayCluster) -> None:
-    table = np.arange(256 << 17)
-    stopped: list[int] = []
-
-    def stop() -> None:
-        while not stopped:
-            for actor in processes(cluster, "node"):
-                with contextlib.suppress(OSError, AssertionError):
-                    if arena_bytes(actor) > 32 << 20 and not stopped:
-                        os.kill(actor, signal.SIGSTOP)
-                        stopped.append(actor)
-            time.sleep(0.005)
-
-    with (
-        impatient_pool(cluster.address, 3) as pool,
-        lp.Loader(range(600), lambda item: table[item], batch_size=4, workers=pool) as loader,
-    ):
-        thread = threading.Thread(target=stop, daemon=True)
-        thread.start()
-        assert np.concatenate(list(loader)).tolist() == list(range(600))
-        thread.join(10)
-        assert stopped and not wait_gone(stopped, 20)
 
 
 @pytest.mark.parametrize("passes", [20, pytest.param(500, marks=pytest.mark.long)])

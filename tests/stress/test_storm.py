@@ -86,26 +86,6 @@ def bent(faults, item, rng):  # one batch hangs on who made it
     assert "Again: scripts/stress --seed 2 --only 0" in result.stderr
 
 
-@pytest.mark.slow
-def test_a_hang_shows_the_stacks_of_all_processes() -> None:
-    bent = """
-def bent(faults, item, rng):
-    import os
-    while item == 40 and os.getpid() != faults.trainer:
-        faults.wait(0.01)
-    return shapes._sample(faults, item, rng)
-"""
-    result = storm(
-        "--seconds 60 --seed 2 --passes 0 --deadline 4 --kills-a-round 4 --supervisor-kills 2 --stops-every 0",
-        only_single(bent),
-    )
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert re.search(r"HANG: round 0 \(single batches, .*, pass 0 still ran after 4 s", result.stderr)
-    assert "in take_pass" in result.stderr  # the trainer's
-    assert re.search(r"---- worker \d+ ----.* in bent.*---- supervisor", result.stderr, re.DOTALL)
-    assert "loaderpool/core/supervisor.py" in result.stderr.partition("---- supervisor")[2]
-
-
 def only_single(bent: str) -> str:
     """With the shape of single batches as the only one, and a function of our own, which travels by value."""
     return bent + (

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 
 import loaderpool as lp
 from loaderpool.element.spec import RaggedArray
 from tests.support import leaks
 from tests.support.processes import found as found_process
-from tests.support.processes import is_alive, parents, status_of_fork, strike, supervisors, wait_gone
+from tests.support.processes import is_alive, parents, strike, supervisors, wait_gone
 
 __all__ = [
-    "Place", "assert_same", "copied", "indices_in", "kill_supervisor", "kill_worker", "let_go_in_a_fork", "read",
+    "Place", "assert_same", "copied", "indices_in", "kill_supervisor", "kill_worker", "read",
     "read_while", "shared_pools", "supervisor_of", "told_when",
 ]  # fmt: skip
 
@@ -100,18 +99,6 @@ def shared_pools() -> Iterator[Place]:
         finally:
             while pools:  # each holds the mapping that its arrays may look at
                 pools.popitem()[1].close()
-
-
-def let_go_in_a_fork(loader: lp.Loader, held: list[Iterator[Any]]) -> None:
-    """Fork a child that is refused a batch and lets go of all it inherited: the iterators held, and the loader."""
-
-    def let_go() -> None:
-        with pytest.raises(lp.ClosedError):
-            next(held[0])
-        held.clear()
-        loader.close()
-
-    assert status_of_fork(let_go) == 0
 
 
 def told_when(loader: lp.Loader, is_so: Callable[[lp.Statistics], bool]) -> lp.Statistics:

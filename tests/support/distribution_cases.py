@@ -131,17 +131,6 @@ def alone_devices_look_at_the_slots_and_give_them_back() -> None:
             assert made.statistics().memory.buffers_in_use <= 1
 
 
-@case
-def alone_without_a_distribution_it_is_all_of_the_epoch() -> None:
-    with lp.Loader(range(8), workers=0, shard="auto") as made:
-        assert made.config.shard == lp.Shard(1, 0)
-    for name in ("Auto", "all"):
-        with pytest.raises(
-            lp.ArgumentError, match=r"shard must be a loaderpool.Shard\(num_shards, index\) or \"auto\", got"
-        ):
-            lp.Loader(range(8), workers=0, shard=name)  # type: ignore[arg-type]
-
-
 # ---- two processes ----
 
 

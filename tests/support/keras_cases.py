@@ -1,6 +1,8 @@
 """What `fit` does with `Loader.for_keras()`, case by case, on the backend of this process.
 
-`main` prints one line of JSON for each case: its name, and None or a traceback.
+`main` prints one line of JSON for each case: its name, and None or a traceback. Those at the end are of Keras' own
+tests of its data adapters, in a form that a loader keeps: each names the tests that it stands for
+(`data_adapters/*_test.py` and `trainer_test.py` of `keras/src/trainers`).
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from scipy import sparse
 
 import loaderpool as lp
-from loaderpool.adapters.keras import BackupCallback, ReportCallback
+from loaderpool.adapters.keras import BackupCallback
 
 BACKEND = keras.backend.backend()
 CASES: dict[str, Callable[[], None]] = {}
@@ -159,21 +162,6 @@ def several_steps_at_once() -> None:
 
 
 @case
-def a_stream_has_no_known_number_of_batches() -> None:
-    def numbers() -> Iterator[int]:
-        yield from range(70)
-
-    with lp.Loader.from_generator(numbers, workers=1, fn=sample, batch_size=8) as made, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*ran out of data")
-        adapter = made.for_keras()
-        assert adapter.num_batches is None
-        expected = inputs(made, 2)
-        trained = model(is_built=False)
-        trained.fit(adapter, epochs=2, verbose=0)
-        assert seen(trained) == (18, mixed(expected))
-
-
-@case
 def steps_of_a_stream_without_end() -> None:
     with loader() as made:
         expected = inputs(made, 3)
@@ -189,22 +177,6 @@ def steps_of_a_stream_without_end() -> None:
         trained = model()
         trained.fit(made.for_keras(epochs=2), epochs=1, verbose=0)
         assert seen(trained) == (18, mixed(expected[:18]))
-
-
-@case
-def an_endless_sequence_goes_on_behind_its_steps() -> None:
-    class Endless(keras.utils.PyDataset):  # type: ignore[misc]
-        @property
-        def num_batches(self) -> None:
-            return None
-
-        def __getitem__(self, index: int) -> Any:
-            return np.full((2, 4), index, np.float32), np.zeros((2, 1), np.float32)
-
-    with lp.Loader.from_sequence(Endless(), workers=2) as made:
-        trained = model(is_built=False)
-        trained.fit(made.for_keras(), epochs=3, steps_per_epoch=4, verbose=0)
-        assert seen(trained) == (12, mixed(np.full((2, 4), index) for index in range(12)))
 
 
 @case
@@ -254,20 +226,6 @@ def shapes_may_vary_from_batch_to_batch() -> None:
     with lp.Loader.from_sequence(Varied(), workers=1) as made:
         varied.fit(made.for_keras(), epochs=2, verbose=0)
         assert varied.predict(made.for_keras(), verbose=0).shape == (34, 1)
-
-
-@case
-def inputs_have_names() -> None:
-    def named(index: int) -> Any:
-        return {"a": np.full(4, index, np.float32), "b": np.ones(2, np.float32)}, {"y": np.float32([index])}
-
-    a, b = keras.Input((4,), name="a"), keras.Input((2,), name="b")
-    output = keras.layers.Dense(1, name="y")(keras.layers.concatenate([Recorder()(a), b]))
-    trained = keras.Model({"a": a, "b": b}, {"y": output})
-    trained.compile("sgd", "mse")
-    with lp.Loader(range(20), named, batch_size=8, workers=1) as made:
-        trained.fit(made.for_keras(), epochs=2, verbose=0)
-        assert seen(trained)[0] == 6
 
 
 class Weights(keras.losses.Loss):  # type: ignore[misc]
@@ -405,33 +363,6 @@ def a_training_that_was_stopped_begins_another_pass() -> None:
 
 
 @case
-def a_training_goes_on_where_a_loop_has_stopped() -> None:
-    with loader() as made, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*ran out of data")
-        expected = inputs(made, 3)
-        batches = iter(made)
-        for _ in range(4):
-            next(batches)
-        state = batches.state_dict()
-        batches.close()
-        made.load_state_dict(state)
-        trained = model(is_built=False)
-        trained.fit(made.for_keras(), epochs=3, verbose=0)
-        assert seen(trained) == (23, mixed(expected[4:]))
-
-
-@case
-def what_data_cost_stands_in_the_logs() -> None:
-    with loader() as source:
-        made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        made.compile("sgd", "mse")
-        report = ReportCallback(source, verbose=0)
-        history = made.fit(source.for_keras(), epochs=2, verbose=0, callbacks=[report]).history
-    assert all(0 <= share <= 1 for share in history["data_wait"]), history
-    assert len(history["data_wait"]) == len(history["samples_per_s"]) == 2
-
-
-@case
 def a_backup_ends_with_the_same_weights() -> None:
     class Crash(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -500,19 +431,6 @@ def an_iterator_may_be_asked_for_its_iterator() -> None:
 
 
 @case
-def tensors_look_at_the_slots() -> None:
-    def wide(index: int) -> Any:
-        return np.full((64, 64, 3), index, np.float32), np.float32(0)
-
-    with lp.Loader(range(200), wide, batch_size=8, workers=2) as made:
-        flat = keras.Sequential([keras.Input((64, 64, 3)), keras.layers.Flatten(), keras.layers.Dense(1)])
-        flat.compile(keras.optimizers.SGD(0.0), "mse")
-        flat.fit(made.for_keras(), epochs=2, verbose=0)
-        assert made.statistics().memory.batches_copied == 0
-        del flat
-
-
-@case
 def text_and_ragged_rows_are_given_or_refused_by_name() -> None:
     def text(index: int) -> Any:
         return f"w{index}", np.float32(0)
@@ -526,6 +444,125 @@ def text_and_ragged_rows_are_given_or_refused_by_name() -> None:
         else:
             with pytest.raises(lp.SpecMismatchError, match=re.escape("for_keras: component [0] is text")):
                 model().fit(made.for_keras(), verbose=0)
+
+
+# ---- of Keras' own tests ----
+
+
+def batches_of(adapter: Any) -> Iterator[Any]:
+    """What Keras iterates over on this backend."""
+    get = {"tensorflow": "get_tf_dataset", "jax": "get_jax_iterator", "torch": "get_torch_dataloader"}[BACKEND]
+    return iter(getattr(adapter, get)())
+
+
+def class_of_batches() -> type:
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.Tensor
+    if BACKEND == "torch":
+        import torch
+
+        return torch.Tensor
+    return np.ndarray
+
+
+@case
+def structures_are_kept() -> None:
+    """test_nested_data, test_dict_inputs, test_multi_inputs_and_outputs, and single-tensor batches of a DataLoader."""
+    structures: dict[str, Callable[[Any, Any], Any]] = {
+        "single": lambda x, y: x,
+        "list": lambda x, y: (x, y),
+        "dict": lambda x, y: {"x": x, "y": y},
+        "nested list": lambda x, y: (x, (x, y)),
+        "nested dict": lambda x, y: {"data": {"x": x, "y": y}},
+        "several": lambda x, y: ({"a": x, "b": (x, y)}, {"c": y, "d": x}, y),
+    }
+    for name, build in structures.items():
+
+        def fn(index: int, build: Any = build) -> Any:
+            return build(np.full(4, index, np.float32), np.float32(index))
+
+        with lp.Loader(range(8), fn, batch_size=4, workers=0) as made:
+            batches = list(batches_of(made.for_keras()))
+            expected = build(np.zeros((4, 4)), np.zeros(4))
+            shapes = keras.tree.map_structure(lambda part: np.shape(keras.ops.convert_to_numpy(part)), batches[1])
+            assert str(shapes) == str(keras.tree.map_structure(np.shape, expected)), name
+            for part in keras.tree.flatten(batches[1]):
+                assert isinstance(part, class_of_batches())
+                assert keras.ops.convert_to_numpy(part).reshape(4, -1)[:, 0].tolist() == [4, 5, 6, 7]
+
+
+@case
+def sparse_results_are_refused_by_name_in_the_first_batch() -> None:
+    """test_sparse_tensors, test_fit_sparse, test_evaluate_sparse, test_predict_sparse: never made dense in silence."""
+    makers: list[tuple[Callable[[], Any], str]] = [
+        (lambda: sparse.random(2, 4, density=0.25, dtype="float32"), "value.toarray()"),
+        (lambda: sparse.csr_array(np.eye(4, dtype=np.float32)), "value.toarray()"),
+    ]
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        makers.append((lambda: tf.SparseTensor([[0, 0], [1, 2]], [1.0, 2.0], (2, 4)), "tf.sparse.to_dense(value)"))
+    if BACKEND == "jax":
+        from jax.experimental import sparse as jax_sparse
+
+        makers += [
+            (lambda: jax_sparse.BCOO.fromdense(np.eye(4)), "value.todense()"),
+            (lambda: jax_sparse.BCSR.fromdense(np.eye(4)), "value.todense()"),
+        ]
+    for make, cure in makers:
+        for method in ("fit", "evaluate", "predict"):
+            with lp.Loader(range(4), lambda i: (make(), np.zeros(2)), batch_size=None, workers=0) as made:  # noqa: B023
+                with pytest.raises(lp.SpecMismatchError, match=re.escape(cure)) as raised:
+                    getattr(model(), method)(made.for_keras(), verbose=0)
+                assert "component [0]" in str(raised.value) and "indices, values and shape" in str(raised.value)
+        with pytest.raises(lp.SourceError, match=re.escape(f"is a sparse {type(make()).__name__}")):
+            lp.Loader(make(), batch_size=2, workers=0)
+
+
+@case
+def ragged_rows_are_given_where_the_backend_has_them() -> None:
+    """test_ragged_tensors, test_trainer_with_raggeds."""
+
+    def rows(index: int) -> Any:
+        return np.arange(2.0 * (1 + index % 2), dtype=np.float32).reshape(-1, 2), np.float32(index)
+
+    with lp.Loader(range(8), rows, batch_size=2, ragged=True, workers=1) as made:
+        if BACKEND == "jax":
+            with pytest.raises(lp.SpecMismatchError, match=re.escape("component [0] is ragged")):
+                next(batches_of(made.for_keras()))
+            return
+        batches = list(batches_of(made.for_keras()))
+        assert len(batches) == 4
+        if BACKEND == "tensorflow":
+            import tensorflow as tf
+
+            assert all(isinstance(x, tf.RaggedTensor) for x, _ in batches)
+            assert batches[0][0].to_list() == [[[0.0, 1.0]], [[0.0, 1.0], [2.0, 3.0]]]
+
+            class Mean(keras.Model):  # type: ignore[misc]
+                def call(self, x: Any) -> Any:
+                    return tf.reduce_mean(x, axis=1)
+
+            trained = Mean()
+            trained.compile("sgd", lambda y, found: 0.0)
+            trained.fit(made.for_keras(), verbose=0)
+            assert trained.predict(made.for_keras(), verbose=0).shape == (8, 2)
+
+
+@case
+def a_model_that_predict_builds_predicts_of_the_same_pass() -> None:
+    """test_stop_loop, with a model that is not built: on JAX `predict` takes a batch to build it."""
+    with lp.Loader(range(20), lambda i: np.full(4, i, np.float32), batch_size=8, workers=1, shuffle=True) as made:
+        expected = [x for batch in made for x in batch[:, 0].tolist()]
+        for steps, rows in ((None, 20), (2, 16)):
+            made.epoch = 0
+            predicting = Unbuilt()
+            predicting.dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(0.25))
+            found = predicting.predict(made.for_keras(), steps=steps, verbose=0)
+            assert found[:, 0].tolist() == expected[:rows]
+            assert made.epoch == 1
 
 
 def main(names: list[str]) -> None:

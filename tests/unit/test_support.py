@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import re
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,29 +20,6 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the harness reads /proc"),
 ]
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(SLEEPER)
-    yield process
-    process.kill()
-    process.wait()
-
-
-# -- processes
-
-
-def test_descendants_include_grandchildren_in_a_session_of_their_own() -> None:
-    code = f"import subprocess as s; p = s.Popen({SLEEPER!r}, start_new_session=True); print(p.pid); p.wait()"
-    with subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        grandchild = int(parent.stdout.readline())
-        found = processes.descendants(os.getpid())
-        processes.end_all([grandchild, parent.pid])
-    assert {parent.pid, grandchild} <= set(found)
-    assert os.getpid() not in found
-    assert processes.wait_gone([grandchild, parent.pid], 5.0) == []
 
 
 # -- children
@@ -102,14 +76,6 @@ def test_the_guard_finds_a_child_and_ends_it() -> None:
     started[0].wait()
 
 
-def test_the_guard_finds_a_thread() -> None:
-    release = threading.Event()
-    thread = threading.Thread(target=release.wait, name="forgotten", daemon=True)
-    assert "thread 'forgotten'" in leaked(thread.start)
-    release.set()
-    thread.join()
-
-
 def test_the_guard_finds_descriptors() -> None:
     opened: list[int] = []
 
@@ -123,44 +89,6 @@ def test_the_guard_finds_descriptors() -> None:
     ), told
     for descriptor in opened:
         os.close(descriptor)
-
-
-def test_the_guard_finds_a_mapping_whose_descriptor_is_closed() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # mmap.mmap would keep a duplicate of the descriptor
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    addresses: list[int] = []
-
-    def map_one() -> None:
-        descriptor = os.memfd_create("loaderpool-test")
-        os.ftruncate(descriptor, mmap.PAGESIZE)
-        addresses.append(libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0))
-        os.close(descriptor)
-
-    message = leaked(map_one)
-    assert "mapping of /memfd:loaderpool-test" in message
-    assert "descriptor" not in message
-    assert libc.munmap(addresses[0], mmap.PAGESIZE) == 0
-
-
-def test_garbage_and_things_that_end_a_moment_later_are_no_leak() -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.me = self  # a cycle: only the collector frees it
-            self.sockets = [socket.socket(fileno=end.detach()) for end in socket.socketpair()]
-
-        def __del__(self) -> None:
-            for end in self.sockets:
-                end.close()
-
-    def leave_garbage() -> None:
-        Holder()
-
-    with leaks.guard(3.0):
-        leave_garbage()
-        thread = threading.Timer(0.2, int)
-        thread.start()
 
 
 def test_fixture_marker_and_directory_each_fail_a_leaking_test(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator
@@ -60,49 +59,11 @@ def test_a_goal_is_held_against_medians(bench: Any) -> None:
     assert bench.report.shortfalls([result], is_gross=True) == []
 
 
-def test_the_best_peer_is_that_with_the_best_median(bench: Any) -> None:
-    result = result_of(bench, "tiny1/tf", loaderpool=900.0, torch=100.0, joblib=200.0, serial=300.0)
-    goal = next(goal for goal in result.row.goals if goal.against == bench.rows.BEST_PEER)
-    assert (result.opponent(goal), result.ratio(goal)) == ("serial", pytest.approx(3.0))
-    times = result_of(bench, "gap/tf", loaderpool=10.0, torch=20.0, joblib=15.0)
-    assert times.peers() == ["joblib", "torch"], "less is better"
-
-
-def test_a_goal_may_be_a_number_and_where_less_is_better_half_of_it_is_its_double(bench: Any) -> None:
-    for value, is_short in ((61.0, False), (121.0, True)):
-        result = result_of(bench, "memory/array", loaderpool=value, forked=30.0)
-        assert len(bench.report.shortfalls([result])) == 1
-        assert bool(bench.report.shortfalls([result], is_gross=True)) == is_short
-
-
 def test_a_goal_without_an_opponent_is_not_missed_but_one_without_loaderpool_is(bench: Any) -> None:
     assert bench.report.shortfalls([result_of(bench, "io32/own", loaderpool=40.0)]) == []
     failed = result_of(bench, "io32/own", ideal=100.0)
     failed.failures["loaderpool"] = "io32/own: loaderpool ended with 1: Error: no"
     assert bench.report.shortfalls([failed]) == [("io32/own", failed.failures["loaderpool"])]
-
-
-def test_tables_have_the_same_cells_in_each_line(bench: Any) -> None:
-    results = []
-    for row in bench.rows.ROWS:
-        sides = (*row.contestants, *row.peers, *(goal.of for goal in row.goals), *(goal.against for goal in row.goals))
-        results.append(bench.harness.Result(row, {side: [2.0, 2.5] for side in sides if side}))
-    speed, limits = bench.report.speed_table(results), bench.report.limits_table(results)
-    times, sizes = bench.report.costs_table(results, "ms"), bench.report.costs_table(results, "MB")
-    for table in (bench.report.goals_table(results), speed, limits, times, sizes):
-        assert len({line.count("|") for line in table.splitlines()}) == 1
-        assert len(table.splitlines()) > 3
-    assert len(bench.report.goals_table(results).splitlines()) == 2 + sum(len(row.goals) for row in bench.rows.ROWS)
-    assert bench.report.limits_table([result_of(bench, "tiny32/own", rows=2.0)]).count("\n") == 1, (
-        "no line for a failure"
-    )
-
-
-def test_rates_are_shown_as_time_for_a_batch(bench: Any) -> None:
-    result = result_of(bench, "tiny32/own", loaderpool=10_000.0)
-    assert bench.report.value_text(result, "loaderpool") == "100 us"
-    for milliseconds, text in ((0.0241, "24.1 us"), (3.0, "3 ms"), (250.0, "250 ms"), (2000.0, "2 s")):
-        assert bench.report.value_text(result_of(bench, "gap/own", loaderpool=milliseconds), "loaderpool") == text
 
 
 @pytest.mark.parametrize("positions", [(0, 2, 1), (0, 2), (0, 0)])
@@ -150,23 +111,3 @@ def test_every_peer_has_a_pinned_package(bench: Any) -> None:
     packages = {line.partition("==")[0] for line in lines if not line.startswith("#")}
     assert all("==" in line for line in lines if not line.startswith("#"))
     assert set(bench.rows.PEERS) - packages == {"pool_imap"}, "the standard library's"
-
-
-def test_rounds_go_forth_and_back_and_of_the_peers_only_the_best_is_run_again(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates = {"loaderpool": 10.0, "bare": 11.0, "torch": 8.0, "joblib": 9.0}
-    runs = []
-
-    def run(command: list[str], timeout_s: float, name: str) -> dict[str, float]:
-        runs.append(command[-2])
-        if command[-2] == "keras":
-            raise bench.harness.RunError("cpu/own: keras ended with 1\nTraceback\nKeyError: 'sample'\nmore at exit")
-        return {command[-2]: rates[command[-2]]}
-
-    monkeypatch.setattr(bench.harness, "run_fresh", run)
-    monkeypatch.setattr(bench.harness, "_BUSY_LOOK_S", 0.01)
-    row = dataclasses.replace(next(row for row in bench.rows.ROWS if row.key == "cpu/own"), rounds=2)
-    result = bench.harness.run_row(row, {"torch", "keras", "joblib"}, None, 1.0, lambda event: None)
-    assert runs == ["loaderpool", "bare", "torch", "keras", "joblib", "joblib", "bare", "loaderpool"]
-    assert result.failures == {"keras": "cpu/own: keras ended with 1: KeyError: 'sample'"}

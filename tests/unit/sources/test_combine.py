@@ -91,15 +91,6 @@ def test_the_order_is_set_by_the_seed_and_never_changes() -> None:
     assert origins(lp.mix([SMALL, LARGE], seed=1)) != origins(lp.mix([SMALL, LARGE], seed=2))
 
 
-def test_a_mix_travels_without_what_it_remembers() -> None:
-    mixed = lp.mix([SMALL, np.arange(500)], [1, 2], seed=4)
-    mixed[90]
-    there = pickle.loads(pickle.dumps(mixed))
-    assert list(there) == list(mixed) and len(there) == len(mixed)
-    assert not pickle.loads(pickle.dumps(mixed))._order._blocks
-    assert repr(there) == f"<mix of 2 sources: {len(mixed)} items>"
-
-
 def test_mixes_of_mixes_and_of_columns_are_sources() -> None:
     inner = lp.mix([range(10), range(10, 30)], seed=1)
     columns = {"x": np.arange(30, 40), "y": np.arange(10)}

@@ -64,13 +64,6 @@ def test_the_length_of_an_object_is_asked_once() -> None:
     assert items.lengths_asked == 1
 
 
-def test_an_objects_own_getitem_is_called_without_detour() -> None:
-    items = Items()
-    source = as_source(items)
-    assert source.__getitem__.__self__ is items  # type: ignore[attr-defined]
-    assert source[2] == source.__getitem__(2) == "item 2"
-
-
 # ---- columns ----
 
 
@@ -279,19 +272,3 @@ def test_sources_travel_with_the_function(pickler: Any) -> None:
     assert [len(source) for source in there] == [2, 4, 4, 3, 4]
     assert there[3][1] == "item 1"
     assert np.array_equal(there[4][2]["x"][0], ROWS[2]) and there[4][2]["x"][1] == "a"
-
-
-def test_the_data_of_columns_leave_the_pickle_as_buffers() -> None:
-    big = np.zeros((1000, 100))
-    buffers: list[pickle.PickleBuffer] = []
-    stream = cloudpickle.dumps(
-        as_source({"x": big, "y": (big[:, 0].copy(),)}), protocol=5, buffer_callback=buffers.append
-    )
-    assert len(stream) < 2000
-    assert sum(buffer.raw().nbytes for buffer in buffers) == big.nbytes + 8000
-    assert np.shares_memory(np.frombuffer(buffers[0].raw(), np.float64), big)
-
-
-def test_the_repr_says_what_is_read() -> None:
-    assert repr(as_source(Items())) == "<source of 3 items: Items>"
-    assert repr(as_source({"x": LABELS})) == "<4 rows of {'x': *}>"

@@ -111,13 +111,6 @@ def test_shapes_and_defaults_are_those_of_tensorflow(tf: Any, data: st.DataObjec
         assert_same(parsed[name], expected)
 
 
-def test_defaults_that_are_equal_and_differ_are_kept_apart(tf: Any) -> None:
-    for default in (0.0, -0.0, 0.0):
-        parsed = lp.parse_example(example(tf), {"x": ((), np.float32, default), "y": ((2,), np.float32, (default, 1))})
-        assert_same(parsed["x"], np.float32(default))
-        assert_same(parsed["y"], np.array([default, 1], np.float32))
-
-
 def test_a_dtype_alone_is_one_value(tf: Any) -> None:
     record = example(tf, label=("int64", [-7]), weight=("float", [0.1]), name=("bytes", [b"\0x\0"]))
     asked = {"label": np.int64, "weight": np.float32, "name": bytes}
@@ -148,9 +141,6 @@ def test_damage_is_an_error_of_ours_or_unseen(tf: Any, garbage: bytes, at: int, 
         with contextlib.suppress(lp.ArgumentError):
             parsed = lp.parse_example(data, asked)
             assert [array.dtype for array in parsed.values()] == [np.int64, np.float32, object]
-
-
-# ---- what other writers may write ----
 
 
 # ---- errors ----
