@@ -17,7 +17,6 @@ import pytest
 import loaderpool as lp
 from loaderpool.errors import (
     ArgumentError,
-    ClosedError,
     LoaderpoolError,
     SetupError,
     SpecMismatchError,
@@ -165,13 +164,6 @@ def test_contradictory_arguments_name_both(arguments: dict[str, Any], names: lis
         lp.Loader(range(8), workers=0, **arguments)
     for name in names:
         assert name in str(raised.value)
-
-
-def test_a_closed_pool_is_refused() -> None:
-    closed = lp.Pool(1)
-    closed.close()
-    with pytest.raises(ClosedError, match="Pool is closed"):
-        lp.Loader(range(8), identity, workers=closed)
 
 
 @pytest.mark.parametrize("workers", [0, -1])

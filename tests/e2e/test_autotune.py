@@ -80,19 +80,3 @@ def test_a_number_of_workers_stays_also_one_that_is_set_by_hand() -> None:
     with lp.Loader(range(100_000), slow, batch_size=8, workers=1) as loader:
         train(iter(loader), 0.005, 2.0)
         assert (loader.workers, loader.statistics().decisions) == (1, ())
-
-
-def test_loaders_of_a_pool_have_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    begins_with(1, monkeypatch)
-    with (
-        lp.Pool((1, 8)) as pool,
-        lp.Loader(range(100_000), slow, batch_size=8, workers=pool) as training,
-        lp.Loader(range(64), slow, batch_size=8, workers=pool) as validation,
-    ):
-        batches = iter(training)
-        until_s = time.monotonic() + 40
-        while pool.workers < 3 and time.monotonic() < until_s:
-            train(batches, 0.02, 2.0)
-            assert len(list(validation)) == 8
-        assert pool.workers >= 3
-        assert training.statistics().decisions == validation.statistics().decisions

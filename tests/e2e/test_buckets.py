@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from itertools import chain
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.e2e.test_resume import over_json
 from tests.support.batches import Place, assert_same, read
 from tests.support.sounds import BUCKETS, BY_LENGTH, SOUNDS, frames_of, load_sound
 
@@ -35,21 +35,7 @@ def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(sounds: list[str]
         assert rests == sorted(set(rests)), "in the order of the buckets"
 
 
-@pytest.mark.parametrize("workers", [3])
-def test_workers_make_the_same_bits(workers: int, sounds: list[str], two_epochs: list[Any], on: Place) -> None:
-    with lp.Loader(sounds, load_sound, **on(workers), **BY_LENGTH) as loader:
-        assert 2 * len(loader) == len(two_epochs)
-        assert_same(read(loader, passes=2), two_epochs)
-        assert loader.element_spec["sound"].shape == (None, None)
-
-
 # ---- going on ----
-
-
-def over_json(state: dict[str, Any]) -> Any:
-    text = json.dumps(state)
-    assert len(text) < 1000
-    return json.loads(text)
 
 
 def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str], on: Place) -> None:

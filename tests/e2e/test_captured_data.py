@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import assert_same, kill_supervisor, read
+from tests.support.batches import read
 from tests.support.notes import notes
 from tests.support.processes import descendants, read_pss
 
@@ -74,29 +74,6 @@ def test_what_cannot_be_shared_is_named_by_its_index() -> None:
         lp.share([1, threading.Lock()])
     with pytest.raises(lp.UnpicklableError, match="one by one"):
         lp.share([lambda: 1])
-
-
-def make_loader(workers: int, **settings: Any) -> lp.Loader:
-    training_set = lp.share(records())
-    sizes = lp.share({each["path"]: [at % 640, at % 480] for at, each in enumerate(records())})
-
-    def load(i: int, rng: np.random.Generator) -> Any:
-        record = training_set[i]
-        return {"x": record["weight"] + rng.random(3), "size": sizes[record["path"]], "path": record["path"]}
-
-    return lp.Loader(range(ITEMS), load, batch_size=500, shuffle=True, seed=3, workers=workers, **settings)
-
-
-def test_shared_data_outlives_its_supervisor_and_is_there_in_a_replaced_loader() -> None:
-    with make_loader(0) as serial:
-        expected = read(serial)
-    with make_loader(2) as loader:
-        batches = iter(loader)
-        found = read([next(batches)])
-        kill_supervisor(loader)
-        assert_same(found + read(batches), expected)
-        with loader.replace(workers=3) as other:
-            assert_same(read(other), expected)
 
 
 @pytest.mark.slow

@@ -24,10 +24,6 @@ def records() -> list[dict[str, Any]]:
     return [{"path": f"data/train/{i:06d}.jpg", "label": i % 1000, "weight": i / 7} for i in range(ITEMS)]
 
 
-def of_record(record: dict[str, Any], rng: np.random.Generator) -> Any:
-    return {"x": np.float64(record["weight"]) + rng.random(3), "label": record["label"], "path": record["path"]}
-
-
 def tree_pss() -> int:
     total = 0
     for pid in (os.getpid(), *descendants(os.getpid())):
@@ -39,13 +35,6 @@ def tree_pss() -> int:
 
 
 # -- packed items
-
-
-def test_packed_items_give_the_bits_of_a_serial_run() -> None:
-    settings: dict[str, Any] = {"batch_size": 500, "shuffle": True, "seed": 3}
-    expected = read(lp.Loader(records(), of_record, workers=0, **settings), passes=2)
-    with lp.Loader(records(), of_record, workers=2, **settings) as loader:
-        assert_same(read(loader, passes=2), expected)
 
 
 def test_workers_that_read_packed_items_take_no_memory_of_their_own_for_them() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import Place, assert_same, copied, indices_in, read
+from tests.support.batches import Place, assert_same, indices_in, read
 
 pytestmark = pytest.mark.corner
 
@@ -36,49 +34,18 @@ def draw_length(index: int, rng: np.random.Generator) -> Any:
     return rng.integers(0, 255, size=int(rng.integers(0, 9)), dtype=np.uint8)
 
 
-def draw_text(index: int, rng: np.random.Generator) -> Any:
-    return {"name": "é\0" * int(rng.integers(0, 5)), "raw": rng.bytes(int(rng.integers(0, 40)))}
-
-
-def fail_sometimes(index: int, rng: np.random.Generator) -> Any:
-    noise = rng.random()
-    if index % 5 == 2:
-        raise ValueError("bad")
-    return index, noise
-
-
-def write_out(index: int, rng: np.random.Generator, out: Any = None) -> Any:
-    if out is None:
-        out = np.empty(5, np.float64)
-    rng.standard_normal(out=out)
-    return out
-
-
 def batch_own(items: list[int], rng: np.random.Generator) -> Any:
     return np.array(items), rng.random(len(items))
 
 
-def batch_globals(items: list[int]) -> Any:
-    return np.array(items), np.random.rand(len(items)), np.array([random.random() for _ in items])
-
-
 LOADERS: dict[str, dict[str, Any]] = {
-    "in order": {"fn": lambda index: np.full(3, index, np.float32)},
     "shuffled": {"fn": None, "shuffle": True},
     "random": {"fn": draw_python},
     "numpy.random": {"fn": draw_numpy, "shuffle": True},
     "globals drawn from by some samples": {"fn": draw_sometimes, "shuffle": True},
     "rng": {"fn": draw_own, "shuffle": True},
-    "out": {"fn": write_out},
     "ragged": {"fn": draw_length, "ragged": True, "shuffle": True},
-    "padded": {"fn": draw_length, "pad": 7},
-    "text": {"fn": draw_text, "shuffle": True},
     "batch_fn with rng": {"batch_fn": batch_own, "shuffle": True},
-    "batch_fn with globals": {"batch_fn": batch_globals},
-    "elements as they are": {"fn": draw_length, "batch_size": None},
-    "replaced": {"fn": fail_sometimes, "on_error": "replace"},
-    "skipped": {"fn": fail_sometimes, "on_error": "skip", "shuffle": True},
-    "second of three shards": {"fn": draw_own, "shard": lp.Shard(3, 1), "shuffle": True},
 }
 SIZE = 95
 
@@ -129,30 +96,6 @@ def test_the_callers_own_generators_are_left_alone() -> None:
     read(make("random", workers=0, seed_globals=True))
     read(make("random", workers=0))
     assert (random.random(), np.random.rand()) == undisturbed
-
-
-@pytest.mark.parametrize("name", ["rng", "globals drawn from by some samples"])
-def test_resizing_in_mid_epoch_changes_no_bit(expected: dict[str, list[Any]], name: str) -> None:
-    with make(name, workers=2) as loader:
-        batches = []
-        for _ in range(2):
-            for at, batch in enumerate(loader):
-                batches.append(copied(batch))
-                if at in (2, 5, 9):
-                    loader.resize({2: 4, 5: 1, 9: 3}[at])
-        assert_same(batches, expected[name])
-        assert loader.workers == 3
-
-
-def test_a_slow_batch_is_shared_by_the_workers_row_by_row_and_has_the_same_bits(on: Place) -> None:
-    def slow(index: int, rng: np.random.Generator) -> Any:
-        time.sleep(0.05)
-        return {"noise": rng.random(3), "pid": os.getpid()}
-
-    noise = read(lp.Loader(range(20), lambda index, rng: rng.random(3), batch_size=10, workers=0))
-    batches = read(lp.Loader(range(20), slow, batch_size=10, **on(2)))
-    assert_same([batch["noise"] for batch in batches], noise)
-    assert any(len(set(batch["pid"].tolist())) == 2 for batch in batches)
 
 
 # ---- epochs ----

@@ -167,6 +167,7 @@ def test_fit_is_given_the_batches_that_keras_gives_it(tf: Any, where: dict[str, 
     direct = seen_by_fit(Keras(), steps=4, epochs=3)
     assert direct == list(range(12))  # it goes on counting in the next epoch
     with lp.Loader.from_sequence(Keras(), **where) as loader:
+        assert seen_by_fit(loader.for_keras(), steps=4, epochs=3) == direct
         for settings in ({}, {"epochs": None}, {"prefetch": 0}):
             dataset = loader.as_dataset(**settings)
             assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY

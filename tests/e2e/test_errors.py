@@ -290,50 +290,15 @@ def test_an_error_that_passes_leaves_the_next_pass_whole(made_in: dict[str, Any]
             assert np.concatenate(list(loader)).tolist() == list(range(64))
 
 
-def test_an_error_in_the_read_ahead_belongs_to_the_next_pass(made_in: dict[str, Any]) -> None:
-    def fn(item: int, rng: np.random.Generator) -> float:
-        """Fails in about one pass in eight, by the sample's own stream: the same for any number of workers."""
-        if item == 0 and rng.random() < 0.125:
-            raise ValueError("an unlucky draw")
-        return float(item)
-
-    def failing_epochs(**where: Any) -> list[int]:
-        failed = []
-        with lp.Loader(range(8), fn, batch_size=BATCH, seed=2, **where) as loader:
-            for epoch in range(24):
-                loader.epoch = epoch
-                try:
-                    whole = np.concatenate(list(loader)).tolist() == list(range(8))
-                except ValueError:
-                    failed.append(getattr(loader.last_error, "epoch", -1))
-                else:
-                    assert whole
-        return failed
-
-    failed = failing_epochs(workers=0)
-    assert 0 < len(failed) < 24
-    assert failing_epochs(**made_in) == failed
-
-
-def test_an_iterator_that_failed_is_over(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(20), raising(lambda: ValueError("bad")), batch_size=BATCH, **made_in) as loader:
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_an_iterator_that_failed_is_over(made_in: dict[str, Any], deterministic: bool) -> None:
+    how: dict[str, Any] = {"batch_size": BATCH, "deterministic": deterministic, **made_in}
+    with lp.Loader(range(20), raising(lambda: ValueError("bad")), **how) as loader:
         batches = iter(loader)
         with pytest.raises(ValueError, match="bad"):
             list(batches)
         with pytest.raises(StopIteration):
             next(batches)
-
-
-def test_unordered_delivery_raises_the_error_too(made_in: dict[str, Any]) -> None:
-    loader = lp.Loader(range(200), raising(lambda: ValueError("bad")), batch_size=2, deterministic=False, **made_in)
-    with loader:
-        for _ in range(2):
-            batches, error = failing_pass(loader)
-            assert isinstance(error, SampleError)
-            assert error.index == BAD
-            seen = [item for batch in batches for item in batch]
-            assert len(set(seen)) == len(seen)
-            assert not {12, 13} & set(seen)
 
 
 def batch_fn(items: list[int]) -> Any:
@@ -342,14 +307,20 @@ def batch_fn(items: list[int]) -> Any:
     return np.array(items)
 
 
-def test_a_batch_fn_that_raises_names_the_whole_batch(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(20), batch_fn=batch_fn, batch_size=BATCH, **made_in) as loader:
-        batches, error = failing_pass(loader)
+@pytest.mark.parametrize("action", ["raise", "replace", "skip"])
+def test_a_batch_fn_that_raises_names_the_whole_batch_or_all_its_rows_count(
+    made_in: dict[str, Any], action: str
+) -> None:
+    with lp.Loader(range(20), batch_fn=batch_fn, batch_size=BATCH, on_error=action, **made_in) as loader:
+        if action == "skip":
+            assert [batch.tolist()[0] for batch in loader] == [0, 4, 8, 16]
+            statistics = loader.statistics()
+            assert (statistics.skipped_indices, statistics.errors) == ((12, 13, 14, 15), 4)
+            return
+        batches, error = failing_pass(loader)  # to replace it there is no good row
     assert len(batches) == 3
-    assert isinstance(error, KeyError)
-    assert isinstance(error, SampleError)
-    assert error.index is None
-    assert "[12, 13, 14, 15]" in str(error)
+    assert isinstance(error, KeyError) and isinstance(error, SampleError)
+    assert error.index is None and "[12, 13, 14, 15]" in str(error)
 
 
 def test_setup_raises_in_the_caller_and_is_tried_again(made_in: dict[str, Any], tmp_path: Path) -> None:
@@ -422,13 +393,6 @@ def test_failed_rows_are_left_out_or_another_stands_in(
     assert statistics.errors == len(bad)
 
 
-def test_replace_raises_where_a_batch_has_no_good_row(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(20), batch_fn=batch_fn, batch_size=4, on_error="replace", **made_in) as loader:
-        batches, error = failing_pass(loader)
-    assert len(batches) == 3
-    assert isinstance(error, KeyError)
-
-
 def test_results_that_do_not_fit_are_skipped_like_errors(made_in: dict[str, Any]) -> None:
     def fn(item: int) -> Any:
         return np.zeros(3 if item != BAD else 4)
@@ -475,15 +439,6 @@ def test_what_arrives_before_the_budget_is_exceeded_is_no_matter_of_chunks(made_
             assert statistics.batches == 35 * (epoch + 1)
 
 
-def test_a_pass_whose_first_batch_exceeds_the_budget_does_not_count(made_in: dict[str, Any]) -> None:
-    with lp.Loader(range(40), odd_fails, batch_size=BATCH, on_error=("skip", 0), **made_in) as loader:
-        for _ in range(2):
-            batches, error = failing_pass(loader)
-            assert (batches, getattr(error, "index", None), getattr(error, "epoch", None)) == ([], 3, 0)
-        statistics = loader.statistics()
-    assert (loader.epoch, statistics.iterations, statistics.errors, statistics.skipped_indices) == (0, 0, 0, ())
-
-
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
 def test_of_a_batch_the_item_that_could_not_be_read_is_named(made_in: dict[str, Any]) -> None:
     class Source(list[int]):
@@ -496,15 +451,6 @@ def test_of_a_batch_the_item_that_could_not_be_read_is_named(made_in: dict[str, 
     ):
         next(iter(loader))
     assert "while source[5] was read" in "".join(traceback.format_exception(raised.value))
-
-
-def test_a_failed_batch_fn_counts_all_its_rows(made_in: dict[str, Any]) -> None:
-    loader = lp.Loader(range(20), batch_fn=batch_fn, batch_size=BATCH, on_error="skip", **made_in)
-    with loader:
-        assert [batch.tolist()[0] for batch in loader] == [0, 4, 8, 16]
-        statistics = loader.statistics()
-        assert statistics.skipped_indices == (12, 13, 14, 15)
-        assert statistics.errors == 4
 
 
 # ---- loaders inside functions ----

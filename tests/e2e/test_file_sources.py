@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import loaderpool as lp
-from tests.e2e.test_resume import over_json, plain, take
 from tests.support.batches import Place, assert_same, read
 
 FILES, ROWS = 3, 40
@@ -82,33 +81,6 @@ def test_all_workers_give_the_bits_that_this_process_gives(on: Place, folder: Pa
         assert not np.array_equal(np.concatenate(epoch), np.arange(TOTAL))
     assert_same(made(2), expected)
     assert_same(made(3), expected)
-
-
-@pytest.mark.parametrize("ending", SOURCES)
-def test_a_pass_that_is_stopped_goes_on_elsewhere(on: Place, folder: Path, ending: str, tmp_path: Path) -> None:
-    make, number_of = SOURCES[ending]
-
-    def loader(place: Path, workers: int) -> lp.Loader:
-        return lp.Loader(make(paths(place, ending)), number_of, batch_size=8, shuffle=True, seed=2, **on(workers))
-
-    with loader(folder, 0) as reference:
-        expected = [plain(batch) for batch in reference]
-    for path in paths(folder, ending):  # a copy elsewhere is the same source
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    for taken in (1, 9, len(expected) - 1):
-        with loader(folder, 3) as stopped:
-            batches: Any = iter(stopped)
-            assert take(batches, taken) == expected[:taken]
-            state = over_json(batches.state_dict())
-            del batches
-        with loader(tmp_path, 2) as again:
-            again.load_state_dict(state)
-            assert [plain(batch) for batch in again] == expected[taken:]
-    (tmp_path / f"0.{ending}").write_bytes((folder / f"1.{ending}").read_bytes())
-    (tmp_path / f"1.{ending}").write_bytes((folder / f"0.{ending}").read_bytes())
-    if os.stat(folder / f"0.{ending}").st_size != os.stat(folder / f"1.{ending}").st_size:
-        with loader(tmp_path, 0) as other, pytest.raises(lp.StateError, match=r"settings\. source"):
-            other.load_state_dict(state)
 
 
 def test_sources_of_sources_and_lines_give_the_same_bits_in_workers(on: Place, folder: Path, tmp_path: Path) -> None:

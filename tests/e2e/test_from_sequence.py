@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -354,15 +355,6 @@ def test_lists_of_arrays_are_structure_and_lists_of_batches_sequences() -> None:
     assert labels.tolist() == [0, 0]
 
 
-def test_shuffle_permutes_whole_batches_and_only_where_asked() -> None:
-    with lp.Loader.from_sequence(Plain(20), workers=1) as straight:
-        assert first_column(straight) == list(range(20))
-    with lp.Loader.from_sequence(Plain(20), workers=1, shuffle=True) as shuffled:
-        first, second = first_column(shuffled), first_column(shuffled)
-    assert sorted(first) == sorted(second) == list(range(20))
-    assert len({tuple(first), tuple(second), tuple(range(20))}) == 3
-
-
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
@@ -414,6 +406,61 @@ def test_a_sequence_defined_in_a_script_trains_without_a_main_guard(tf: Any) -> 
     ).check()
 
 
+def test_the_number_of_workers_is_the_objects_own_where_it_says_one(tf: Any) -> None:
+    import keras
+
+    class OfKeras(Plain, keras.utils.PyDataset):  # type: ignore[misc]
+        def __init__(self, **settings: Any) -> None:
+            keras.utils.PyDataset.__init__(self, **settings)
+            Plain.__init__(self)
+
+    for own, given, expected in ((0, {}, 0), (3, {}, 3), (3, {"workers": 1}, 1)):
+        with lp.Loader.from_sequence(OfKeras(workers=own), **given) as loader:
+            assert loader.workers == expected
+    with lp.Loader.from_sequence(OfKeras()) as loader, lp.Loader(range(4), batch_size=2) as other:
+        assert loader.workers == other.workers  # where none is said, Keras' own is 1
+
+
+class OfTensors(Plain):
+    def __init__(self, rows: Any) -> None:
+        super().__init__(4)
+        self.rows = rows
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[4 * index : 4 * index + 4]
+
+
+def test_rows_of_tensorflow_come_as_arrays(tf: Any) -> None:
+    """The workers have a runtime of TensorFlow for them, so they are not forked."""
+    rows = np.arange(64, dtype=np.float32).reshape(16, 4)
+    with lp.Pool(1) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore", lp.LoaderpoolWarning)
+        for workers in (0, pool):
+            with lp.Loader.from_sequence(OfTensors(tf.constant(rows)), workers=workers) as loader:
+                for batches in (loader, loader.as_dataset()):
+                    assert np.array_equal(np.concatenate([np.asarray(batch) for batch in batches]), rows)
+                start = loader.statistics().workers_start
+    assert start == "exec"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_spec_that_is_asked_for_first_may_fail_and_the_epoch_does_not(tf: Any, workers: int) -> None:
+    """Keras looks at two batches before `on_epoch_begin`, too, on TensorFlow."""
+
+    class Begun(Plain):
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 1), index + self.offset)
+
+        def on_epoch_begin(self) -> None:
+            self.offset = 10
+
+    with lp.Loader.from_sequence(Begun(3), workers=workers) as loader:
+        with pytest.raises(AttributeError, match="offset"):
+            loader.as_dataset()
+        assert [int(batch[0, 0]) for batch in loader] == [10, 11, 12]
+        assert loader.as_dataset().element_spec.shape.as_list() == [None, 1]
+
+
 # ---- batches of varied shape ----
 
 
@@ -436,20 +483,14 @@ class AlikeAtFirst(Varied):
 
 @pytest.mark.parametrize("cls", [Varied, AlikeAtFirst])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_may_be_of_any_length(tmp_path: Path, cls: type[Varied], workers: int) -> None:
-    sequence = cls(tmp_path / "log")
-    with lp.Loader.from_sequence(sequence, workers=workers) as loader:
+def test_batches_may_be_of_any_length_and_axes_in_which_the_first_two_differ_are_open(
+    tmp_path: Path, cls: type[Varied], workers: int
+) -> None:
+    """As Keras looks at a PyDataset, but neither batch is made a second time."""
+    with lp.Loader.from_sequence(cls(tmp_path / "log"), workers=workers) as loader:
+        assert [each.shape for each in loader.element_spec] == [(None, None if cls is Varied else 20, 3), (None, 1)]
         batches = [(batch[0].shape, int(batch[0][0, 0, 0])) for batch in loader]
     assert batches == [((8 if i < 4 else 5, length, 3), i) for i, length in enumerate(cls.lengths)]
-    assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_axes_in_which_the_first_two_batches_differ_are_open(tmp_path: Path, workers: int) -> None:
-    """As Keras looks at a PyDataset, but neither batch is made a second time."""
-    with lp.Loader.from_sequence(Varied(tmp_path / "log"), workers=workers) as loader:
-        assert [each.shape for each in loader.element_spec] == [(None, None, 3), (None, 1)]
-        list(loader)
     assert sorted(read(tmp_path / "log")) == [f"item {i}" for i in range(BATCHES)]
 
 

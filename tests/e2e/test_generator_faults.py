@@ -89,16 +89,6 @@ def test_a_generator_that_hangs_is_an_error_that_shows_where(on_error: str) -> N
         assert next(iter(loader)).tolist() == [0, 1, 2, 3], "the workers serve on"
 
 
-def test_a_generator_that_hangs_before_its_first_item() -> None:
-    def make() -> Iterator[int]:
-        wait_for_ever()
-        yield 1
-
-    loader = lp.Loader.from_generator(make, workers=1, limits=lp.Limits(timeout_s=0.3))
-    with loader, pytest.raises(lp.SampleTimeoutError, match="item 0 of generator 0"):
-        next(iter(loader))
-
-
 def test_a_sample_that_hangs_is_left_out_and_its_generator_goes_on() -> None:
     def fn(item: int) -> int:
         return item if item != 107 else wait_for_ever()  # type: ignore[func-returns-value,return-value]
@@ -177,19 +167,3 @@ def test_errors_say_which_generator_and_which_item(on: Place, workers: int, on_e
         pytest.raises(lp.SpecMismatchError, match="of item 3 of generator 0: expected"),
     ):
         read(loader)
-
-
-# ---- without an order ----
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_batches_of_one_generator_come_in_their_order_always(on: Place, workers: int) -> None:
-    def make(shard: int) -> Iterator[Any]:
-        for number in range(60):
-            yield shard, number, np.zeros(1 + 500 * (number % 9 == 0))  # some outgrow their slots, and go another way
-
-    settings: dict[str, Any] = {"shards": range(5), "batch_size": 2, "deterministic": False, "pad": True}
-    with lp.Loader.from_generator(make, **on(workers), **settings) as loader:
-        got = [(int(shard[0]), numbers.tolist()) for shard, numbers, _ in loader]
-    for shard in range(5):
-        assert [n for one, numbers in got if one == shard for n in numbers] == list(range(60))

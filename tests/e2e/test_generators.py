@@ -185,17 +185,6 @@ def test_a_slow_copy_holds_up_the_others_only_in_order(on: Place) -> None:
     assert order != [0, 1] * 10
 
 
-@pytest.mark.parametrize("memory_limit", [None, 5000])
-def test_more_generators_than_slots_do_not_starve(memory_limit: int | None) -> None:
-    settings: dict[str, Any] = {"shards": SHARDS, "cycle_length": 11, "batch_size": 4}
-    with lp.Loader.from_generator(of_shard, workers=0, **settings) as loader:
-        expected = read(loader)
-    limit = None if memory_limit is None else 2 * 4096
-    with lp.Loader.from_generator(of_shard, workers=2, limits=lp.Limits(memory=limit), **settings) as loader:
-        assert_same(read(loader), expected)
-        assert len(list(loader)) == len(expected)  # all of them held at once
-
-
 def test_deaths_in_mid_pass_change_no_bit() -> None:
     def slow(shard: range) -> Iterator[Any]:
         for number in shard:
@@ -303,14 +292,3 @@ def test_mistakes_are_named() -> None:
         next(iter(loader))
     with lp.Loader.from_generator(itertools.count, workers=0) as loader, pytest.raises(TypeError, match="unknown"):
         len(loader)
-
-
-@pytest.mark.parametrize("seed_globals", ["auto", True, False])
-def test_without_workers_the_callers_generators_stay_as_they_are(seed_globals: Any) -> None:
-    def draws() -> Iterator[float]:
-        yield from (random.random() for _ in range(8))
-
-    state = random.getstate()
-    with lp.Loader.from_generator(draws, batch_size=2, workers=0, seed_globals=seed_globals) as loader:
-        list(loader)
-    assert random.getstate() == state

@@ -6,7 +6,6 @@ import collections
 import gc
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -46,14 +45,6 @@ def copied_row(row: Any) -> Any:
 
 
 # ---- passes side by side ----
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_every_pass_is_whole_and_in_order(on: Place, workers: int) -> None:
-    loader = lp.Loader(range(50), batch_size=8, **on(workers))
-    for _ in range(4):
-        assert indices_in(loader) == list(range(50))
-    assert len(loader) == 7
 
 
 class Stream:
@@ -147,30 +138,6 @@ def test_loaders_and_passes_in_threads(on: Place, workers: int) -> None:
             assert_same(batches, reference)
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-def test_in_any_order_each_batch_comes_exactly_once_an_epoch(on: Place, workers: int) -> None:
-    def uneven(index: int) -> int:
-        time.sleep(0.004 if index % 7 == 0 else 0)
-        return index
-
-    loader = lp.Loader(range(90), uneven, batch_size=3, deterministic=False, shuffle=True, **on(workers))
-    epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
-    ordered = lp.Loader(range(90), batch_size=3, shuffle=True, workers=0)
-    for epoch in epochs:
-        assert sorted(epoch) == sorted(batch.tolist() for batch in ordered)
-
-
-def test_in_any_order_a_slow_batch_does_not_hold_up_the_others(on: Place) -> None:
-    def first_is_slow(index: int) -> int:
-        time.sleep(0.3 if index == 1 else 0.001)
-        return index
-
-    loader = lp.Loader(range(40), first_is_slow, batch_size=2, deterministic=False, **on(2))
-    came = [batch.tolist() for batch in loader]
-    assert came[0] != [0, 1]
-    assert sorted(came) == [[index, index + 1] for index in range(0, 40, 2)]
-
-
 # ---- what a sample may be ----
 
 
@@ -235,15 +202,6 @@ def test_every_dtype_arrives_as_it_is(on: Place, dtype: np.dtype[Any], workers: 
         }
 
     assert_same(read(lp.Loader(range(11), fn, batch_size=4, **on(workers))), expected_batches(fn, 11, 4))
-
-
-def test_long_rows_of_a_source_are_the_samples_without_a_function(on: Place) -> None:
-    rows = np.arange(70 * 5, dtype=np.float32).reshape(70, 5)
-    labels = [f"label {index}" for index in range(70)]
-    loader = lp.Loader({"x": rows, "y": np.array(labels, object)}, batch_size=32, **on(2))
-    batches = read(loader)
-    assert np.concatenate([batch["x"] for batch in batches]).tobytes() == rows.tobytes()
-    assert [text for batch in batches for text in batch["y"]] == labels
 
 
 # ---- functions that use one buffer again and again ----
@@ -354,31 +312,6 @@ def test_a_batch_fn_may_fill_one_buffer_again(on: Place, workers: int) -> None:
 # ---- shapes that vary ----
 
 
-def lengths(index: int) -> Any:
-    return np.arange(index % 5, dtype=np.int32) + 1
-
-
-@WORKERS
-@pytest.mark.parametrize(("pad", "filled"), [(True, 0), (-1, -1)])
-def test_samples_are_padded_to_the_largest_of_their_batch(on: Place, workers: int, pad: Any, filled: int) -> None:
-    batches = read(lp.Loader(range(12), lengths, batch_size=3, pad=pad, **on(workers)))
-    assert [batch.shape for batch in batches] == [(3, 2), (3, 4), (3, 3), (3, 4)]
-    for number, batch in enumerate(batches):
-        for row, values in enumerate(batch):
-            sample = lengths(3 * number + row)
-            assert values.tolist() == [*sample.tolist(), *[filled] * (batch.shape[1] - len(sample))]
-
-
-@WORKERS
-def test_the_first_axis_of_an_element_may_vary(on: Place, workers: int) -> None:
-    def element(index: int) -> Any:
-        return {"x": np.full((index % 4, 3), index), "name": np.array([str(index)] * (index % 3), object)}
-
-    spec = {"x": lp.ArraySpec((None, 3), np.int64), "name": lp.ArraySpec((None,), str)}
-    batches = read(lp.Loader(range(40), element, batch_size=None, element_spec=spec, **on(workers)))
-    assert_same(batches, [element(index) for index in range(40)])
-
-
 @WORKERS
 def test_axes_that_a_given_spec_leaves_open_may_vary_from_batch_to_batch(on: Place, workers: int) -> None:
     def by_batch(index: int) -> Any:
@@ -388,13 +321,6 @@ def test_axes_that_a_given_spec_leaves_open_may_vary_from_batch_to_batch(on: Pla
     batches = read(lp.Loader(range(40), by_batch, batch_size=4, element_spec=spec, **on(workers)))
     assert [batch.shape for batch in batches] == [(4, 2, 1 + number) for number in range(10)]
     assert [batch[0, 0, 0] for batch in batches] == list(range(0, 40, 4))
-
-
-@WORKERS
-def test_samples_of_varied_shape_are_refused_with_the_options_that_allow_them(on: Place, workers: int) -> None:
-    loader = lp.Loader(range(1, 12), lambda index: {"x": np.zeros(2 if index < 6 else 3)}, batch_size=4, **on(workers))
-    with pytest.raises(lp.SpecMismatchError, match=r"(?s)\['x'\].*index 5.*pad=True.*ragged=True"):
-        read(loader)
 
 
 @WORKERS
@@ -447,20 +373,6 @@ def test_tiny_batches_come_several_at_a_time_and_are_the_same(on: Place) -> None
 
 
 # ---- writing into the batch, setting up, seeing old objects ----
-
-
-@WORKERS
-def test_a_function_that_takes_out_writes_into_the_batch(on: Place, workers: int) -> None:
-    def fill(index: int, out: Any) -> Any:
-        if out is None:
-            return {"x": np.full((8, 8), index, np.float32), "y": np.int64(index)}
-        out["x"][...] = index
-        out["y"][...] = index
-        return None
-
-    batches = read(lp.Loader(range(30), fill, batch_size=4, **on(workers)))
-    assert np.concatenate([batch["x"] for batch in batches])[:, 7, 7].tolist() == list(range(30))
-    assert np.concatenate([batch["y"] for batch in batches]).tolist() == list(range(30))
 
 
 @WORKERS

@@ -1,7 +1,4 @@
-"""`fit(loader.for_keras())` on the TensorFlow, JAX and torch backends: the cases of `tests/support/keras_cases.py`.
-
-Those of Keras' own tests that a loader keeps in a form of its own are in `tests/support/keras_own_cases.py`.
-"""
+"""`fit(loader.for_keras())` on the TensorFlow, JAX and torch backends: the cases of `tests/support/keras_cases.py`."""
 
 from __future__ import annotations
 
@@ -19,19 +16,16 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # Read, not imported: Keras is imported once, with the backend that it then has.
 CASES = [
     node.name
-    for module in ("keras_cases.py", "keras_own_cases.py")
-    for node in ast.parse((Path(__file__).parents[1] / "support" / module).read_text()).body
+    for node in ast.parse((Path(__file__).parents[1] / "support" / "keras_cases.py").read_text()).body
     if isinstance(node, ast.FunctionDef)
     and any(isinstance(each, ast.Name) and each.id == "case" for each in node.decorator_list)
 ]
 # Those that scripts/test-corners runs.
 CORNERS = {
     "the_same_batches_whether_the_model_is_built_or_not", "evaluate_and_predict_go_through_one_pass_in_order",
-    "several_steps_at_once", "a_stream_has_no_known_number_of_batches", "hooks_are_called_once_an_epoch_and_never_late",
-    "inputs_have_names", "classes_have_weights", "errors_come_as_they_are_behind_the_batches_before_them",
-    "a_backup_ends_with_the_same_weights", "what_data_cost_stands_in_the_logs",
-    "an_iterator_may_be_asked_for_its_iterator", "tensors_look_at_the_slots",
-    "text_and_ragged_rows_are_given_or_refused_by_name",
+    "several_steps_at_once", "hooks_are_called_once_an_epoch_and_never_late", "classes_have_weights",
+    "errors_come_as_they_are_behind_the_batches_before_them", "a_backup_ends_with_the_same_weights",
+    "an_iterator_may_be_asked_for_its_iterator", "text_and_ragged_rows_are_given_or_refused_by_name",
     "structures_are_kept", "sparse_results_are_refused_by_name_in_the_first_batch",
     "a_model_that_predict_builds_predicts_of_the_same_pass",
 }  # fmt: skip
@@ -61,7 +55,7 @@ def traces(request: pytest.FixtureRequest) -> Callable[[str, str], str | None]:
             processes = -(-len(cases) // IN_ONE_PROCESS[backend])
             some = cases[cases.index(case) % processes :: processes]
             imported = None if backend == "jax" else backend  # whose import takes less than a second
-            code = f"from tests.support import keras_cases, keras_own_cases\nkeras_cases.main({some})"
+            code = f"from tests.support import keras_cases\nkeras_cases.main({some})"
             result = run(backend, code, imported)
             lines = [line for line in result.stdout.splitlines() if line.startswith("[")]
             found.update({(backend, name): trace for name, trace in map(json.loads, lines)})

@@ -149,32 +149,6 @@ def test_a_restored_loop_goes_on_with_what_was_not_taken(
                 assert again.epoch == EPOCHS
 
 
-@pytest.mark.parametrize(("name", "workers"), [("samples", 3), ("generators", 0), ("generators", 3)])
-def test_without_an_order_nothing_is_repeated_or_dropped(
-    name: str, workers: int, on: Place, state_of: Any, save: Callable[..., str], restore: Any
-) -> None:
-    def make() -> lp.Loader:
-        return ALL[name](**on(workers), deterministic=False)
-
-    with make() as reference:
-        epochs = [sorted(str(numbers(batch)) for batch in reference) for _ in range(2)]
-    path = None
-    got: list[str] = []
-    while len(got) < 2 * len(epochs[0]):
-        with make() as loader:
-            state = state_of(loader)
-            if path is not None:
-                restore(state, path)
-            batches = loop(loader, state, 2)
-            some = take(batches, 5)
-            assert some
-            got += map(str, some)
-            path = save(state)
-            batches.close()
-    assert sorted(got[: len(epochs[0])]) == epochs[0]
-    assert sorted(got[len(epochs[0]) :]) == epochs[1]
-
-
 def test_behind_stages_of_the_users_own(
     on: Place, tf: Any, mirrored: Any, state_of: Any, save: Callable[..., str], restore: Any
 ) -> None:

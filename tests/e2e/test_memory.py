@@ -138,18 +138,6 @@ def test_copied_and_lent_batches_are_aligned_for_tensorflow(on: Place) -> None:
     assert all(part.ctypes.data % 64 == 0 for part in first)
 
 
-def test_oversize_and_text_batches_may_be_kept(on: Place) -> None:
-    def grow(index: int) -> Any:
-        return np.full(2000 if index % 9 == 8 else 3, index), f"é{index}"
-
-    loader = lp.Loader(range(270), grow, batch_size=2, ragged=True, **on(2))
-    kept = [batch for _ in range(2) for batch in loader]
-    for number, (ragged, text) in enumerate(kept):
-        for row in range(2):
-            index = 2 * (number % 135) + row
-            assert ragged[row].tolist() == grow(index)[0].tolist() and text[row] == f"é{index}"
-
-
 # ---- the budget ----
 
 
@@ -269,22 +257,6 @@ def test_the_advice_for_a_batch_that_the_machine_has_no_room_for_works(
             batch = next(iter(lp.Loader(batch_size=batch_size, limits=limits, **loader)))
             assert np.shape(batch["y"]) == (() if batch_size is None else (batch_size,))
             del batch
-
-
-@pytest.mark.parametrize("iterators", [2, 6])
-def test_iterators_side_by_side_share_a_small_budget(on: Place, iterators: int) -> None:
-    # Room for eight slots: those of an iterator that is not read on must not starve the others.
-    loader = lp.Loader(
-        range(200), lambda index: np.full(1000, index), batch_size=2, limits=lp.Limits(memory=8 * 16384), **on(2)
-    )
-    begun = [iter(loader) for _ in range(iterators - 1)]
-    for iterator in begun:
-        assert next(iterator)[0, 0] == 0
-    assert [int(batch[0, 0]) for batch in loader] == list(range(0, 200, 2))
-    for iterator in begun:
-        assert [int(batch[0, 0]) for batch in iterator] == list(range(2, 200, 2))
-    statistics = loader.statistics()
-    assert statistics.memory.buffers * statistics.memory.buffer_bytes <= 8 * 16384
 
 
 # ---- what a shared pool keeps ----

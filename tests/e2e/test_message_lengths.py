@@ -126,22 +126,6 @@ def made_of(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
     }
 
 
-WITHOUT_ARGUMENTS = {
-    "Loader.close", "Loader.statistics",
-    "Loader.replace",  # takes what Loader takes
-    # What they are made of comes from loaderpool.
-    "Statistics", "WorkerInfo",
-}  # fmt: skip
-
-
-def test_each_public_name_is_given_huge_values(tmp_path: Path) -> None:
-    public = {name for name in lp.__all__ if callable(getattr(lp, name))}
-    public -= {name for name in public if inspect.isclass(kind := getattr(lp, name)) and issubclass(kind, Exception)}
-    methods = {f"Loader.{name}" for name, _ in inspect.getmembers(lp.Loader, callable) if not name.startswith("_")}
-    covered = {name for name in made_of(tmp_path) if hasattr(lp, name.partition(".")[0])}
-    assert covered | WITHOUT_ARGUMENTS == public | methods
-
-
 def said_by(call: Callable[[], Any]) -> Iterator[str]:
     """The error with which a call ends, if any, and all its warnings."""
     with warnings.catch_warnings(record=True) as told, contextlib.ExitStack() as stack:
@@ -188,17 +172,4 @@ def test_a_message_about_a_huge_value_is_short(name: str, tmp_path: Path) -> Non
                 for message in said_by(made)
                 if too_long(message)
             ]
-    assert not long, "\n\n".join(long)
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["of the first sample", "of another sample"])
-def test_a_message_about_a_huge_result_is_short(first: bool) -> None:
-    long = []
-    for kind, value in VALUES.items():
-
-        def give(item: int, value: Any = value) -> Any:
-            return {"x": np.zeros(2)} if item == 0 and not first else value
-
-        with lp.Loader(range(2), give, workers=0, batch_size=1) as loader:
-            long += [f"{kind}: {message[:1200]}" for message in said_by(lambda: list(loader)) if too_long(message)]
     assert not long, "\n\n".join(long)

@@ -7,11 +7,10 @@ import os
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import copied, indices_in
+from tests.support.batches import indices_in
 from tests.support.processes import descendants, wait_gone
 
 # Each test has a pool of its own, so the guard looks after each (tests/conftest.py).
@@ -47,17 +46,6 @@ def test_loaders_on_one_pool_share_its_workers() -> None:
         assert train.workers == valid.workers == pool.workers == 2
         assert len(set.union(*pids)) <= 2
         assert os.getpid() not in pids[0]
-
-
-def test_loaders_interleaved_batch_by_batch_on_one_pool() -> None:
-    with lp.Pool(3) as pool:
-        loaders = [
-            lp.Loader(range(start, start + 60), lambda index: np.full(500, index), batch_size=2, workers=pool)
-            for start in (0, 100, 200, 300)
-        ]
-        rounds = list(zip(*[map(copied, loader) for loader in loaders], strict=True))
-        for number, batches in enumerate(rounds):
-            assert [int(batch[0, 0]) for batch in batches] == [100 * at + 2 * number for at in range(4)]
 
 
 def test_a_closed_loader_leaves_the_pool_to_the_others() -> None:

@@ -92,20 +92,6 @@ def test_the_script_prints_its_numbers_and_draws_them(tmp_path: Path) -> None:
     assert len(list((checkout / "quickstart-data").glob("[0-9]/*.jpg"))) == 200
 
 
-@pytest.mark.may_leak("the resource tracker that multiprocessing starts with spawn lives as long as the interpreter")
-def test_the_folder_is_made_once_and_again_where_a_file_is_missing(images: ModuleType, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    assert images.ensure_folder(folder, 40)
-    train, test = images.list_items(folder)
-    contents = {path: Path(path).read_bytes() for path, _ in train + test}
-    assert not images.ensure_folder(folder, 40)
-
-    os.unlink(train[3][0])
-    assert images.ensure_folder(folder, 40)
-    assert {path: Path(path).read_bytes() for path in contents} == contents
-    assert [path.name for path in tmp_path.iterdir()] == ["data"], "a draft was left beside the folder"
-
-
 def test_a_folder_with_other_files_is_left_alone(images: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"mine")
     with pytest.raises(images.NotOurFolderError, match="--data"):

@@ -39,11 +39,6 @@ def test_in_a_script_what_the_message_says_under_a_try_makes_the_sample_again(wo
     assert result.returncode == 1 and "in load" in result.stderr and "no row 5" in result.stderr
 
 
-def test_in_a_notebook_no_try_is_needed() -> None:
-    text = run_child(SCRIPT.format(workers=1, again="pass"), stdin_code=True).check().stdout
-    assert "call `loaderpool.replay(loader, index=5, epoch=0)`" in text and "catch" not in text
-
-
 def test_a_loader_of_a_module_is_named(tmp_path: Path) -> None:
     module = SCRIPT.partition("try:")[0].format(workers=1)
     (tmp_path / "data.py").write_text(module)

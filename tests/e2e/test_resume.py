@@ -68,27 +68,6 @@ def over_json(state: dict[str, Any]) -> Any:
     return json.loads(text)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (3, 1), (2, 0)])
-def test_the_rest_is_the_same_to_the_bit(name: str, before: int, after: int, on: Place) -> None:
-    make = SHAPES[name]
-    with make(workers=0) as reference:
-        epochs = [[plain(batch) for batch in reference] for _ in range(2)]
-    length = len(epochs[0])
-    for taken in {0, 1, length // 2, length - 1, length}:
-        with make(**on(before)) as stopped:
-            batches = iter(stopped)
-            assert take(batches, taken) == epochs[0][:taken]
-            state = over_json(batches.state_dict())  # type: ignore[attr-defined]
-            del batches
-        with make(**on(after), limits=lp.Limits(memory="8MiB")) as again:
-            again.load_state_dict(state)
-            rest = [plain(batch) for batch in again]
-            assert rest == (epochs[0][taken:] or epochs[1])
-            if taken < length:
-                assert [plain(batch) for batch in again] == epochs[1]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_first_batch_that_fails_takes_nothing_of_the_rest(workers: int, on: Place, tmp_path: Path) -> None:
     def fn(item: int) -> int:
@@ -157,17 +136,6 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(on: Place) -> No
         with pytest.raises(lp.ArgumentError, match="state must be a dict"):
             loader.load_state_dict(json.dumps(state))  # type: ignore[arg-type]
         assert len(list(loader)) == len(loader)
-
-
-def test_a_sequence_whose_hooks_change_its_data_says_so(on: Place) -> None:
-    class Reshuffled(Pairs):
-        def on_epoch_end(self) -> None: ...
-
-    with lp.Loader.from_sequence(Reshuffled(), **on(1)) as loader:
-        with pytest.raises(lp.StateError, match="on_epoch_end"):
-            loader.state_dict()
-        with pytest.raises(lp.StateError, match="on_epoch_end"):
-            iter(loader).state_dict()
 
 
 def test_it_costs_the_same_at_any_position(on: Place) -> None:

@@ -36,11 +36,6 @@ def test_threads_that_share_an_iterator_get_each_batch_once(workers: int) -> Non
         assert sorted(item for mine in seen for item in mine) == list(range(20_000))
 
 
-def test_a_loader_is_true_though_its_length_is_unknown() -> None:
-    with lp.Loader(range(8), workers=0, on_error="skip") as loader:
-        assert loader
-
-
 @pytest.mark.parametrize("action", ["raise", "skip"])
 def test_a_sample_that_takes_the_supervisor_along_does_not_go_on_for_ever(action: str) -> None:
     def fn(item: int) -> int:

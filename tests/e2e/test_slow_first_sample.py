@@ -29,10 +29,6 @@ def with_out(item: int, out: Any) -> None:
     out["item"][...] = -item
 
 
-def that_fails(item: int) -> dict[str, Any]:
-    return {"x": np.full(3, 12 // (item % 13), np.float32), "item": item}
-
-
 def batches(fn: Callable[..., Any], **settings: Any) -> list[dict[str, Any]]:
     with lp.Loader(range(SIZE), fn, batch_size=8, shuffle=True, seed=3, **settings) as loader:
         return [{name: array.tolist() for name, array in batch.items()} for _ in range(2) for batch in loader]
@@ -42,13 +38,6 @@ def batches(fn: Callable[..., Any], **settings: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_bits_are_those_without_a_spec(fn: Callable[..., Any], workers: int) -> None:
     assert batches(fn, workers=workers, element_spec=SPEC) == batches(fn, workers=2)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_errors_are_left_out_and_replaced_likewise(workers: int, on_error: str) -> None:
-    expected = batches(that_fails, workers=2, on_error=on_error)
-    assert batches(that_fails, workers=workers, on_error=on_error, element_spec=SPEC) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])

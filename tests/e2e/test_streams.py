@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,6 @@ from tests.support.batches import (
     copied,
     kill_supervisor,
     kill_worker,
-    let_go_in_a_fork,
     read,
 )
 from tests.support.child import run_child
@@ -108,28 +106,6 @@ def test_an_iterator_is_read_once_and_says_so() -> None:
         assert numbers_in(read(other)) == list(range(ITEMS))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_the_reader_comes_behind_the_batches_before_it(on: Place, workers: int) -> None:
-    class Gone(Exception):
-        pass
-
-    def messages() -> Iterator[int]:
-        yield from range(20)
-        raise Gone("the queue is gone")
-
-    got = []
-    with lp.Loader(messages(), batch_size=BATCH, **on(workers)) as loader:
-        with pytest.raises(Gone, match="the queue is gone") as raised:
-            for batch in loader:
-                got += batch.tolist()
-        assert got == list(range(16))
-        assert isinstance(raised.value, lp.SourceError)
-        assert raised.value.position == 16
-        assert "def messages" not in str(raised.value)
-        assert "in messages" in raised.value.remote_traceback
-        assert loader.last_error is not None
-
-
 class NotMountedYet:
     """Fails in its first pass at an item, and in no other one."""
 
@@ -198,40 +174,6 @@ def test_a_queue_that_somebody_else_fills(on: Place) -> None:
         messages.put(6)
         messages.put(None)
         assert [batch.tolist() for batch in batches] == [[8, 10], [12]]
-
-
-def test_a_database_cursor_stays_in_this_process(on: Place, tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "table.db", check_same_thread=False) as connection:
-        connection.execute("create table points (x real, name text)")
-        connection.executemany("insert into points values (?, ?)", [(n / 2, f"n{n}") for n in range(50)])
-        cursor = connection.execute("select x, name from points order by x")
-        with lp.Loader(cursor, batch_size=16, **on(2)) as loader:
-            got = read(loader)
-    assert np.concatenate([batch[0] for batch in got]).tolist() == [n / 2 for n in range(50)]
-    assert [name for batch in got for name in batch[1]] == [f"n{n}" for n in range(50)]
-    connection.close()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("way", ["packed", "window", "without order", "one shard of three"])
-def test_going_on_where_it_was_stopped(on: Place, way: str, workers: int) -> None:
-    fn, settings = settings_of(way)
-    with lp.Loader(Numbers(), fn, workers=0, **settings) as loader:
-        expected = [copied(batch) for batch in loader]
-        second = [copied(batch) for batch in loader]
-    for stop in (1, len(expected) // 2):
-        with lp.Loader(Numbers(), fn, **on(2), **settings) as loader:
-            batches = iter(loader)
-            before = [copied(next(batches)) for _ in range(stop)]
-            state = batches.state_dict()
-        with lp.Loader(Numbers(), fn, **on(workers), **settings) as loader:
-            loader.load_state_dict(state)
-            rest = [copied(batch) for batch in loader]
-            after = [copied(batch) for batch in loader]
-        got, wanted = [before + rest, after], [expected, second]
-        if way == "without order":
-            got, wanted = ([sorted(each, key=lambda b: int(b[0][0])) for each in both] for both in (got, wanted))
-        assert_same(got, wanted)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -344,15 +286,6 @@ def test_the_trainer_ends_while_its_source_waits_on_the_thread(how: str) -> None
     assert ("Error" in result.stderr) == (how == "1 / 0")
 
 
-def test_a_fork_in_mid_stream_does_not_read_on(on: Place) -> None:
-    with lp.Loader(iter(Numbers(400)), make, batch_size=4, **on(2)) as loader:
-        held = [iter(loader)]
-        got = [int(next(held[0])[0][0]) for _ in range(3)]
-        let_go_in_a_fork(loader, held)
-        got += [int(batch[0][0]) for batch in held[0]]
-    assert got == list(range(0, 400, 4))
-
-
 @pytest.mark.parametrize("begin", [False, True])
 def test_nothing_is_left_of_a_loader_that_is_dropped(begin: bool) -> None:
     def threads() -> list[threading.Thread]:
@@ -388,45 +321,6 @@ def test_wrong_orders_are_refused_by_name() -> None:
         assert "a stream" in repr(loader)
     with pytest.raises(lp.SourceError, match="can only be iterated"):
         lp.mix([Numbers(), range(10)])  # type: ignore[list-item]
-
-
-def test_files_interleaved_are_a_stream_that_can_go_on(on: Place, tmp_path: Path) -> None:
-    paths = []
-    for number in range(7):
-        paths.append(tmp_path / f"{number}.txt")
-        paths[-1].write_text("".join(f"{100 * number + line}\n" for line in range(3 + 2 * number)))
-
-    def read_lines(path: Path) -> Iterator[str]:
-        with path.open() as lines:
-            yield from lines
-
-    source = lp.interleave(paths, read_lines, cycle_length=3, block_length=2)
-    with lp.Loader(source, int, batch_size=4, workers=0) as loader:
-        expected = read(loader)
-    assert numbers_in(expected)[:8] == [0, 1, 100, 101, 200, 201, 2, 102]
-    with lp.Loader(source, int, batch_size=4, **on(2)) as loader:
-        batches = iter(loader)
-        before = [copied(next(batches)) for _ in range(5)]
-        state = batches.state_dict()
-    with lp.Loader(source, int, batch_size=4, **on(3)) as loader:
-        loader.load_state_dict(state)
-        assert_same(before + read(loader), expected)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_that_is_not_the_saved_one_is_an_error_and_no_other_epoch(on: Place, workers: int) -> None:
-    with lp.Loader(Numbers(), make, batch_size=BATCH, **on(workers)) as loader:
-        batches = iter(loader)
-        for _ in range(6):
-            next(batches)
-        state = batches.state_dict()
-    loader = lp.Loader(Numbers(20), make, batch_size=BATCH, **on(workers))
-    with loader:
-        loader.load_state_dict(state)
-        with pytest.raises(lp.SourceError, match="has only 20 items"):
-            read(loader)
-        with pytest.raises(lp.StateError, match="num_shards must be an integer of at least 1, got 0"):
-            loader.load_state_dict({**state, "num_shards": 0})
 
 
 @pytest.mark.parametrize("workers", [0, 2])

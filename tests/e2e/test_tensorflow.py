@@ -7,7 +7,6 @@ import gc
 import os
 import re
 import textwrap
-import threading
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -107,21 +106,6 @@ def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stage
     assert options.deterministic is None
 
 
-@pytest.mark.parametrize("fn", [sample, wide])
-def test_a_later_parallel_map_really_runs_in_parallel(tf: Any, pool: lp.Pool, fn: Any) -> None:
-    together = threading.Barrier(2, timeout=30)
-
-    def meet(value: Any) -> Any:
-        together.wait()  # passes only where two calls are under way at once
-        return value
-
-    with lp.Loader(range(16), fn, batch_size=4, workers=pool) as loader:
-        dataset = loader.as_dataset().map(
-            lambda *batch: tf.numpy_function(meet, [tf.nest.flatten(batch)[-1]], tf.int64), num_parallel_calls=4
-        )
-        assert [int(batch[0]) for batch in dataset] == [0, 4, 8, 12]
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -158,20 +142,6 @@ def test_a_dict_that_tensorflow_cannot_sort_is_an_error_that_says_so(tf: Any, po
 
 
 # ---- the same data ----
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_tiny_batches_in_chunks_are_those_of_the_numpy_side(tf: Any, workers: int, prefetch: int) -> None:
-    with lp.Loader(range(1003), sample, batch_size=4, shuffle=True, workers=workers) as loader:
-        wanted = [(batch["x"].copy(), batch["y"].copy()) for batch in loader]
-        loader.epoch = 0
-        got = [(batch["x"].numpy(), batch["y"].numpy()) for batch in loader.as_dataset(prefetch=prefetch)]
-    assert len(got) == len(wanted) == 251
-    for ours, theirs in zip(wanted, got, strict=True):
-        assert np.array_equal(ours[0], theirs[0])
-        assert np.array_equal(ours[1], theirs[1])
-    assert got[-1][0].shape == (3, 3)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -336,20 +306,6 @@ def test_several_iterators_at_once(tf: Any, pool: lp.Pool, fn: Any) -> None:
         assert [label(batch) for batch in dataset] == wanted
         assert label(next(first)) == wanted[1]
         assert len(list(dataset.concatenate(dataset))) == 2 * len(wanted)
-
-
-def test_a_tf_function_loops_over_it(tf: Any, pool: lp.Pool) -> None:
-    @tf.function
-    def total(dataset: Any) -> Any:
-        result = tf.constant(0, tf.int64)
-        for _, y in dataset:
-            result += tf.reduce_sum(y)
-        return result
-
-    with lp.Loader(range(100), wide, batch_size=4, workers=pool) as loader:
-        dataset = loader.as_dataset()
-        for _ in range(3):
-            assert int(total(dataset)) == 4950
 
 
 @pytest.mark.parametrize("stage", ["map", "zip", "iterator"])

@@ -1,4 +1,4 @@
-"""Threads of a worker: the same bits as without threads for every kind of batch, at every pace; what goes with it."""
+"""The same bits as in this process for every kind of batch, at every pace, with threads and without them."""
 
 from __future__ import annotations
 
@@ -111,11 +111,14 @@ def arguments(kind: str) -> dict[str, Any]:
     return given
 
 
+@pytest.mark.parametrize(
+    "where", [{"threads": THREADS}, {"limits": lp.Limits(memory="64KiB")}], ids=["threads", "none"]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_bits_are_those_of_no_workers(on: Place, kind: str) -> None:
+def test_the_bits_are_those_of_no_workers(on: Place, kind: str, where: dict[str, Any]) -> None:
     with lp.Loader(**arguments(kind), workers=0) as loader:
         expected = read(loader, passes=2)
-    with lp.Loader(**arguments(kind), **on(2), threads=THREADS) as loader:
+    with lp.Loader(**arguments(kind), **on(2), **where) as loader:
         assert_same(read(loader, passes=2), expected)
         assert loader.statistics().restarts == 0
 
@@ -176,13 +179,6 @@ def test_samples_wait_at_the_same_time() -> None:
         assert 5 <= most <= 8, "batches of 4 alone would not keep 8 threads busy"
 
 
-def test_random_draws_are_refused_and_rng_is_named() -> None:
-    with lp.Loader(range(64), lambda index: random.random(), workers=1, threads=2) as loader:
-        with pytest.raises(lp.ArgumentError, match=r"threads=2.*parameter `rng`") as caught:
-            list(loader)
-        assert isinstance(caught.value, lp.LoaderpoolError)
-
-
 def test_random_draws_of_a_few_samples_are_refused_before_their_batch() -> None:
     def fn(index: int) -> Any:
         return index, random.random() if index == 21 else 0.5
@@ -190,7 +186,7 @@ def test_random_draws_of_a_few_samples_are_refused_before_their_batch() -> None:
     delivered = []
     with (
         lp.Loader(range(64), fn, batch_size=4, workers=1, threads=2) as loader,
-        pytest.raises(lp.ArgumentError, match="parameter `rng`"),
+        pytest.raises(lp.ArgumentError, match=r"threads=2.*parameter `rng`"),
     ):
         for batch in loader:
             delivered += batch[0].tolist()

@@ -160,17 +160,6 @@ def test_two_loaders_stand_one_below_the_other(start: Callable[[str], RunningTra
     assert all(f"{pid}" in shown for pid in pids)
 
 
-def test_batches_that_are_made_in_the_trainings_own_process_have_no_workers(
-    start: Callable[[str], RunningTraining],
-) -> None:
-    training = start("none")
-    found = look_until(training, lambda found: found["loaders"][0]["steps_per_s"])
-    (loader,) = found["loaders"]
-    assert (loader["loader"], loader["arena"], loader["workers"]) == (None, None, [])
-    assert 0 < loader["samples_per_s"] < 500  # a sample takes 2 ms
-    assert "samples/s" in top(training.pid, "--once").stdout
-
-
 # -- which training
 
 

@@ -135,15 +135,6 @@ def test_a_slow_item_is_found_by_its_index_and_leads_to_the_step_that_waited_for
     assert found.named("epoch 0")
 
 
-def test_the_last_seconds_are_the_last_ones(start: Callable[[str], Training]) -> None:
-    training = start("waiting")
-    training.until(lambda found: found.named("epoch 2"))
-    found = training.trace("--last", "0.4")
-    ends = [each["ts"] + each["dur"] for slices in found.slices.values() for each in slices]
-    assert 0.4e6 <= max(ends) + 0.1e6 <= 0.6e6
-    assert found.head["loaderpool"]["seconds"] == pytest.approx(0.4)
-
-
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
@@ -195,18 +186,6 @@ def test_in_passes_and_after_them_from_any_thread(tmp_path: Path, start: Any) ->
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(lp.ClosedError, match="Call trace\\(\\) before"):
         loader.trace(tmp_path / "closed.json")
-
-
-def test_without_workers_it_is_the_trainings_own_process(tmp_path: Path) -> None:
-    with lp.Loader(range(16), make, batch_size=4, workers=0) as loader:
-        for _ in loader:
-            time.sleep(0.001)
-        loader.trace(tmp_path / "trace.json")
-    found = load((tmp_path / "trace.json").read_text())
-    assert list(found.processes) == [os.getpid()]
-    assert [each["name"] for each in found.named("make batch")] == [f"make batch {batch}" for batch in range(4)]
-    assert all(each["dur"] >= 6_000 for each in found.named("make batch"))
-    assert any("workers=0" in note for note in found.head["loaderpool"]["notes"])
 
 
 def test_workers_that_are_spawned_cannot_be_read_from_outside_which_is_said(start: Callable[[str], Training]) -> None:

@@ -125,16 +125,6 @@ def test_no_call_is_made_twice(tmp_path: Path, on: Place, how: dict[str, Any], w
 
 
 @WORKERS
-def test_without_pad_and_beside_an_element_spec_one_sample_tells_all(tmp_path: Path, on: Place, workers: int) -> None:
-    spec = (lp.ArraySpec((None, None, 4), "float32"), lp.ArraySpec((None, 10), "float32"))
-    for number, how in enumerate([{}, {"pad": True, "element_spec": spec}, {"ragged": True, "element_spec": spec}]):
-        fn = Noting(tmp_path / str(number))
-        with lp.Loader(range(SIZE), fn, batch_size=8, **how, **on(workers)) as loader:
-            _ = loader.element_spec
-            assert fn.calls() == {0: 1}
-
-
-@WORKERS
 def test_a_sample_that_fails_tells_nothing_and_fails_in_its_turn(on: Place, workers: int) -> None:
     def fn(index: int) -> Any:
         if index == 3:
