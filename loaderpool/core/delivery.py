@@ -21,7 +21,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 
 if TYPE_CHECKING:
-    from loaderpool.core.engine_statistics import EngineStatistics
+    from loaderpool.cache.store import SharedCache
     from loaderpool.memory.layout import BatchForm
     from loaderpool.memory.recorder import Origin
     from loaderpool.transport.payload.captured_state import CapturedState
@@ -111,6 +111,21 @@ class Delivery:
         arrays = self.form.fixed.arrays(self.anchor, 0, self.rows * stored)
         parts = [array.reshape(stored, self.rows, *array.shape[1:]) for array in arrays]
         return parts if self.keep is None else [part[list(self.keep)] for part in parts]
+
+
+@dataclasses.dataclass
+class DeliveryCounts:
+    """How a loader's batches were handed over, and the slots of its latest run. Changed with the pool's lock held."""
+
+    slots: int = 0  # 0 before the first batch
+    slot_bytes: int = 0  # of each
+    slots_wanted: int = 0  # that it would have, were memory no limit
+    largest_chunk: int = 1  # batches of a delivery of a stream
+    lent: int = 0
+    copied: int = 0
+    copied_ns: int = 0  # that this took
+    oversize: int = 0
+    load_s: float = 0.0  # of the payload, in the supervisor that took longest
 
 
 class OrderedBuffer:
@@ -215,9 +230,11 @@ class Engine(Protocol):
 
     Attributes:
         captured: what was pickled, to be compared; None: nothing was.
+        cache: the loader's; None: it has none.
     """
 
     captured: CapturedState | None
+    cache: SharedCache | None
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
@@ -251,16 +268,14 @@ class Engine(Protocol):
     def update(self, changes: dict[str, Any]) -> None:
         """Batches begun from now on see these attributes of the source's object changed."""
 
-    def statistics(self) -> EngineStatistics:
-        """What it knows for `Loader.statistics()`, but for its cache."""
-
-    def cache_counts(self) -> Sequence[int]:
-        """What its processes have counted of the loader's cache: for each `Count` a number; zeros where it has none."""
+    def statistics(self) -> Mapping[str, Any]:
+        """What it knows for `Loader.statistics()`, but for its cache: fields of `Statistics`."""
 
     def close(self) -> None:
         """End; runs end with it."""
 
 
+FIRST_EPOCH = 0  # whose first sample is made as a loader is
 SECOND = 1  # the batch that is looked at
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.cache.setting import NO_COUNTS
-from loaderpool.core import failures
-from loaderpool.core.delivery import SECOND, CheckedArguments, SecondLook
-from loaderpool.core.engine_statistics import DeliveryCounts, EngineStatistics, SlotCounts, shipped, with_counts
+from loaderpool.core.delivery import FIRST_EPOCH, SECOND, CheckedArguments, DeliveryCounts, SecondLook
 from loaderpool.core.messages import Ended, Found, Load, Loaded, LoaderFailed, Look, Unload, Update
 from loaderpool.core.pool import Pool
-from loaderpool.core.run import PoolRun
+from loaderpool.core.run import PoolRun, made_of
 from loaderpool.core.session import Session
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error, warn
@@ -47,7 +44,6 @@ class PoolEngine:
     Args:
         session: the pool.
         checked: what the loader was made with; the payload is pickled here, once.
-        first_epoch: the epoch whose first sample is made.
         cache: the loader's, closed with this; None: it has none.
 
     Raises:
@@ -55,26 +51,23 @@ class PoolEngine:
         MemoryLimitError: no shared memory for what they hold.
     """
 
-    def __init__(
-        self, session: Pool, checked: CheckedArguments, first_epoch: int, cache: SharedCache | None = None
-    ) -> None:
+    def __init__(self, session: Pool, checked: CheckedArguments, cache: SharedCache | None = None) -> None:
         self.session = pool = session
         self.config, self.plan = checked.config, checked.plan
         # What a supervisor needs to know that does not load the payload.
         self.settings = {name: checked.payload[name] for name in ("config", "plan", "given_spec")}
         self.settings["batch_fn"] = None if checked.payload["batch_fn"] is None else True
-        self.cache, self._first_epoch = cache, first_epoch
+        self.cache = cache
         self.runs: dict[int, PoolRun] = {}
         self.counts = DeliveryCounts()
         self.lent: list[dict[int, None]] = []  # of each run: slots that have views
-        self.slots = self.slot_bytes = 0  # of the latest run
         self.is_closed = self._has_ended_supervisor = False
         self.known_form: BatchForm | None = None
         self._found: Found | None = None  # that had it
         self.was_loaded = False
-        self.failure: bytes | Callable[[], LoaderpoolError] | None = None
-        self._was_told = False  # of the failure: then it may be tried again
-        self._may_read_again = False  # the stream had no item
+        self.failure: Callable[[], LoaderpoolError] | None = None  # makes the error that no batch can be made
+        self._was_told = False  # a consumer was, of the failure: then it may be tried again,
+        self._retry: Callable[[], bool] | None = None  # ... by this, which tells whether it is
         self._second = SecondLook(checked.given_spec, checked.plan, checked.unit)
         self._is_behind_hook = checked.has_epoch_begin  # the first sample is made behind it
         self._loading: LongWork | None = None
@@ -95,7 +88,7 @@ class PoolEngine:
                 shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
         for warning in shipment.warnings:
             warn(warning)
-        self._without = shipment.without
+        self._without, self._packed_items = shipment.without, shipment.packed_items
         with pool.lock:
             self.number = pool.take_number()
             self._placement = place(shipment, pool.hands_over_files)
@@ -106,10 +99,12 @@ class PoolEngine:
                 with pool.lock:
                     news = self._feed_ahead, self._on_feed_news
                     self.feeds = StreamFeeds(pool, stream, for_reader, self.config, *news)
-            self._shipped = shipped(shipment, self._placement, self.feeds)
-            self._begin_loading()
+            with pool.lock:
+                pool.loaders[self.number] = pool.session.listeners[self.number] = self
+                pool.session.catch_up()  # what was said of other loaders: the channel shall never be full of it
+                self.load(pool.session)
             if self.feeds is not None:
-                self.feeds.begin(first_epoch, self.plan)
+                self.feeds.begin(FIRST_EPOCH, self.plan)
         except BaseException:
             self.close()
             raise
@@ -121,14 +116,6 @@ class PoolEngine:
             compared.pop("source", None)
         self.captured: CapturedState | None = CapturedState(compared, shipment.without)
 
-    def _begin_loading(self) -> None:
-        pool = self.session
-        with pool.lock:
-            pool.loaders[self.number] = self
-            pool.session.loaders[self.number] = self
-            pool.session.catch_up()  # what was said of other loaders: the channel shall never be full of it
-            self.load(pool.session)
-
     # ---- delivery.Engine
 
     def form(self) -> BatchForm:
@@ -137,7 +124,6 @@ class PoolEngine:
         with InterruptsHeld():
             if self.known_form is None:
                 with self.session.lock:
-                    self.check_open()
                     self._try_again()
                     if self._is_behind_hook:
                         self._is_behind_hook = False
@@ -147,7 +133,6 @@ class PoolEngine:
                         self.session.tell_of(self._loading)
                     self._wait(lambda: self.known_form is not None or self._is_over)
                 with self.session.lock:
-                    self.check_open()
                     if self.known_form is None:
                         self.check()
             elif self.failure is not None:
@@ -187,19 +172,15 @@ class PoolEngine:
             self.session.warn_of_modules()
         with self.session.lock:
             self.session.check_usable()
-            self.check_open()
             self.check()
             feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
-            before = set(self.runs)
+            run = PoolRun(self, first_epoch, limit, plan, taken, lanes, feed)
             try:
-                run = PoolRun(self, first_epoch, limit, plan, taken, lanes, feed)
+                run.begin()
                 if feed is not None and not feed.is_started:
                     feed.start()
             except BaseException:
-                for number in self.runs.keys() - before:
-                    self.runs[number].end()
-                if feed is not None:
-                    feed.stop()
+                run.end()
                 raise
             return run
 
@@ -212,24 +193,32 @@ class PoolEngine:
             self._loads += 1
             pool.session.send(Update(self.number, offset, nbytes))
 
-    def statistics(self) -> EngineStatistics:
+    def statistics(self) -> Mapping[str, Any]:
         """Counts of this moment."""
-        return with_counts(self._shipped, self.session, self.slot_counts, self.counts)
+        from loaderpool.core.engine_statistics import pool_statistics  # few loaders are asked for them
+
+        return pool_statistics(self.session, self.counts, self.slots_lent, self._notes())
 
     @property
-    def slot_counts(self) -> SlotCounts:
-        """What is known of the slots."""
+    def slots_lent(self) -> int:
+        """How many slots have views, of all runs."""
         self.lent = [each for each in self.lent if each]
-        if not self.slots or self.known_form is None:
-            return SlotCounts()
-        from loaderpool.core.forms import wanted_slots  # as only reports are made of it
+        return sum(map(len, self.lent))
 
-        wanted = wanted_slots(self.known_form, self.config, self.session.workers_wanted)
-        return SlotCounts(self.slots, self.slot_bytes, wanted, sum(map(len, self.lent)))
-
-    def cache_counts(self) -> Sequence[int]:
-        """What its processes have counted of its cache."""
-        return NO_COUNTS if self.cache is None else self.cache.counts()
+    def _notes(self) -> tuple[str, ...]:
+        """What is to be said of how function and source have travelled."""
+        feeds = self.feeds
+        placements = [self._placement] if feeds is None else [self._placement, feeds.placement]
+        shared, packed = sum(each.shared_bytes for each in placements), self._packed_items
+        notes = [f"{shared:,} bytes of arrays are shared with the workers and not copied"] if shared else []
+        notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
+        if packed:
+            notes.append(f"{packed:,} items of the source were packed into bytes that the workers share")
+        if feeds is not None and feeds.read_by == "process":
+            notes.append("the stream is read in a separate process")
+        elif feeds is not None:
+            notes.append(f"the stream is read on a thread of the main process: {feeds.why_on_thread}")
+        return tuple(notes)
 
     def close(self) -> None:
         """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
@@ -243,11 +232,9 @@ class PoolEngine:
                 for run in [*self.runs.values()]:
                     run.end()
                 pool.loaders.pop(self.number, None)
-                pool.session.loaders.pop(self.number, None)
                 if pool.is_closed:
                     self._forget()
-                else:
-                    pool.session.runs[self.number] = self  # until no process looks at it any more
+                else:  # it listens until no process looks at it any more
                     pool.session.send(Unload(self.number))
             finally:
                 pool.lock.release()
@@ -277,7 +264,7 @@ class PoolEngine:
             self._look(SECOND)
 
     def _look(self, batch: int, feed: int = 0) -> None:
-        self.session.session.send(Look(self.number, self._first_epoch, batch, feed))
+        self.session.session.send(Look(self.number, FIRST_EPOCH, batch, feed))
 
     def _look_at_stream(self) -> None:
         """Have the first sample made, once its item is there."""
@@ -285,18 +272,24 @@ class PoolEngine:
         if first is not None and first.made and self.known_form is None:
             self._look(0, first.offset)
 
+    def _fail(self, make_error: Callable[[], LoaderpoolError], retry: Callable[[], bool] | None) -> None:
+        self.failure, self._was_told, self._retry = make_error, False, retry
+
     def _try_again(self) -> None:
         """Try again what failed, a first sample say, after a consumer was told: as any other one in the next pass."""
-        if self._was_told and isinstance(self.failure, bytes) and failures.may_pass(self.failure):
+        if self._was_told and self._retry is not None and self._retry():
             self.failure, self._was_told = None, False
-            if self.feeds is None:
-                self._look(0)
-            else:
-                self._look_at_stream()
-        elif self._was_told and self._may_read_again and self.feeds is not None:
-            is_read_again = self.feeds.begin_again(self._first_epoch, self.plan)
-            if is_read_again:
-                self.failure, self._was_told, self._may_read_again = None, False, False
+
+    def _look_again(self) -> bool:
+        if self.feeds is None:
+            self._look(0)
+        else:
+            self._look_at_stream()
+        return True
+
+    def _read_again(self) -> bool:
+        """Read a stream again that had no item."""
+        return self.feeds is not None and self.feeds.begin_again(FIRST_EPOCH, self.plan)
 
     # ---- session.Listener; the pool's lock is held
 
@@ -313,11 +306,13 @@ class PoolEngine:
             if not self._loads:
                 del self._sent[:-1]
         elif isinstance(message, LoaderFailed):
-            self.failure, self._was_told = message.error, False
+            from loaderpool.core.failures import may_pass
+
+            self._fail(functools.partial(made_of, message.error), self._look_again if may_pass(message.error) else None)
             for run in self.runs.values():  # also where another pass has tried again meanwhile
                 run.fail(message.error)
         elif isinstance(message, Ended):
-            self.session.session.runs.pop(self.number, None)
+            self.session.session.listeners.pop(self.number, None)
             self._forget()
         elif isinstance(message, Found):
             if message.batch:
@@ -333,13 +328,9 @@ class PoolEngine:
             "not restarted, because the import would crash the next one too. Import the module in setup= or in the "
             "function instead. If the machine ran out of memory, capture less data."
         )
-        self.failure = lambda: PoolBrokenError(text)
+        self._fail(functools.partial(PoolBrokenError, text), None)
         self._has_ended_supervisor = True
         self.on_close()  # what its stream still has is not wanted any more
-
-    def on_supervisor_lost(self) -> None:
-        """No process looks at the loader, which is closed, any more."""
-        self._forget()
 
     def on_close(self) -> None:
         """The pool is closed."""
@@ -351,7 +342,7 @@ class PoolEngine:
     def on_run_ended(self, number: int) -> None:
         """No worker looks at what this run needs any more."""
         self.runs.pop(number, None)
-        self.session.session.runs.pop(number, None)
+        self.session.session.listeners.pop(number, None)
         if self.feeds is not None and self.known_form is not None:
             self.feeds.free({id(run.feed) for run in self.runs.values()})
 
@@ -373,8 +364,7 @@ class PoolEngine:
                 self._look_at_stream()
             elif not feed.made:
                 nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
-                self.failure, self._was_told = feed.make_error or nothing, False
-                self._may_read_again = not self.feeds.is_one_shot
+                self._fail(feed.make_error or nothing, None if self.feeds.is_one_shot else self._read_again)
         for run in [*self.runs.values()]:
             if run.feed is feed and not run.is_over:
                 run.fed(feed)
@@ -384,15 +374,12 @@ class PoolEngine:
         return self.failure is not None or self.is_closed or self.session.is_closed
 
     def check(self) -> None:
-        """Raise if no batch can be made."""
-        if self.failure is not None:
-            self._was_told = True
-            raise failures.unpack(self.failure) if isinstance(self.failure, bytes) else self.failure()
-
-    def check_open(self) -> None:
-        """Raise if this loader, or the pool, was closed."""
+        """Raise if no batch can be made: it, or its pool, was closed, or something has failed."""
         if self.is_closed or self.session.is_closed:
             raise closed_error()
+        if self.failure is not None:
+            self._was_told = True
+            raise self.failure()
 
     def _give_back(self, extents: list[Extent]) -> None:
         for extent in extents:

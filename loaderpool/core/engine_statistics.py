@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.memory.board import Field, NodeField
 from loaderpool.system import capacity
 
 if TYPE_CHECKING:
+    from loaderpool.core.delivery import DeliveryCounts
     from loaderpool.core.pool import Pool
-    from loaderpool.core.stream.feed import StreamFeeds
-    from loaderpool.transport.payload.ship import Placement, Shipment
 
 _STATES: tuple[Literal["starting"], Literal["running"], Literal["leaving"]] = ("starting", "running", "leaving")
 
@@ -54,76 +54,39 @@ class MemoryStatistics:
     batches_oversize: int = 0  # Batches larger than their buffer.
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineStatistics:
-    """An engine's share of `Statistics`, which says what each is; as they stand here, one that has nothing of it."""
-
-    memory: MemoryStatistics = MemoryStatistics()
-    restarts: int = 0
-    supervisor_restarts: int = 0
-    workers_start: Literal["fork", "exec", "spawn"] | None = None
-    workers: tuple[WorkerStatistics, ...] = ()
-    nodes: tuple[NodeStatistics, ...] = ()
-    nodes_lost: int = 0
-    notes: tuple[str, ...] = ()
-
-
-class SlotCounts(NamedTuple):
-    """Slots of a loader's latest run, as a `Snapshot` has them."""
-
-    slots: int = 0  # 0 before the first batch
-    slot_bytes: int = 0  # of each
-    slots_wanted: int = 0  # that it would have, were memory no limit
-    slots_lent: int = 0  # of all its runs: they have views
+# What is told of a loader without a pool.
+NO_POOL: Mapping[str, Any] = {
+    "memory": MemoryStatistics(),
+    "restarts": 0,
+    "supervisor_restarts": 0,
+    "workers_start": None,
+    "workers": (),
+    "nodes": (),
+    "nodes_lost": 0,
+    "notes": (),
+}
 
 
-@dataclasses.dataclass
-class DeliveryCounts:
-    """How a loader's batches were handed over. Changed with the session's lock held."""
-
-    largest_chunk: int = 1  # batches of a delivery of a stream
-    lent: int = 0
-    copied: int = 0
-    copied_ns: int = 0  # that this took
-    oversize: int = 0
-    load_s: float = 0.0  # of the payload, in the supervisor that took longest
-
-
-def shipped(shipment: Shipment, placement: Placement, feeds: StreamFeeds | None) -> tuple[str, ...]:
-    """Return the notes on a loader in a pool, once function and source have travelled."""
-    placements = [placement] if feeds is None else [placement, feeds.placement]
-    shared = sum(each.shared_bytes for each in placements)
-    notes = [f"{shared:,} bytes of arrays are shared with the workers and not copied"] if shared else []
-    notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
-    if shipment.packed_items:
-        notes.append(f"{shipment.packed_items:,} items of the source were packed into bytes that the workers share")
-    if feeds is not None and feeds.read_by == "process":
-        notes.append("the stream is read in a separate process")
-    elif feeds is not None:
-        notes.append(f"the stream is read on a thread of the main process: {feeds.why_on_thread}")
-    return tuple(notes)
-
-
-def with_counts(notes: tuple[str, ...], pool: Pool, slots: SlotCounts, counts: DeliveryCounts) -> EngineStatistics:
+def pool_statistics(pool: Pool, counts: DeliveryCounts, slots_lent: int, notes: tuple[str, ...]) -> Mapping[str, Any]:
     """Return these notes with the counts of this moment."""
     workers, nodes = _workers(pool)  # first: it takes in the latest news
-    return EngineStatistics(
-        memory=MemoryStatistics(
-            buffers=slots.slots,
-            buffer_bytes=slots.slot_bytes,
-            buffers_in_use=slots.slots_lent,
+    return {
+        "memory": MemoryStatistics(
+            buffers=counts.slots,
+            buffer_bytes=counts.slot_bytes,
+            buffers_in_use=slots_lent,
             batches_zero_copy=counts.lent,
             batches_copied=counts.copied,
             batches_oversize=counts.oversize,
         ),
-        restarts=pool.workers.restarts,
-        supervisor_restarts=pool.supervisor_restarts,
-        workers_start="spawn" if not pool.hands_over_files else "exec" if pool.imports_anew else "fork",
-        workers=workers,
-        nodes=nodes,
-        nodes_lost=pool.workers.nodes_lost,
-        notes=notes,
-    )
+        "restarts": pool.workers.restarts,
+        "supervisor_restarts": pool.supervisor_restarts,
+        "workers_start": "spawn" if not pool.hands_over_files else "exec" if pool.imports_anew else "fork",
+        "workers": workers,
+        "nodes": nodes,
+        "nodes_lost": pool.workers.nodes_lost,
+        "notes": notes,
+    }
 
 
 def _workers(pool: Pool) -> tuple[tuple[WorkerStatistics, ...], tuple[NodeStatistics, ...]]:

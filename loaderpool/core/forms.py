@@ -62,7 +62,7 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
     form = choose_form(probe, payload["given_spec"], config, plan, unit_of(config, payload["batch_fn"]))
     free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
     limit = _limit_of(config)
-    wanted = wanted_slots(form, config, workers)
+    wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config), 1 << 62)
     most = 1 if plan.lanes else max(1, min(form.max_chunk, form.max_chunk * limit // (form.slot_bytes * wanted)))
     form = with_batches(form, most)
     layout = _layout_of(form, config, limit)
@@ -87,11 +87,6 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
 def known_layout(form: BatchForm, payload: Mapping[str, Any]) -> Layout:
     """Return the layout of slots for batches of a form that was chosen before."""
     return _layout_of(form, payload["config"], _limit_of(payload["config"]))
-
-
-def wanted_slots(form: BatchForm, config: LoaderConfig, workers: int) -> int:
-    """Return how many slots a run has if memory is no limit."""
-    return slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config), 1 << 62)
 
 
 def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:

@@ -7,13 +7,13 @@ import functools
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderpool.cache.setting import NO_COUNTS
 from loaderpool.core.delivery import (
+    FIRST_EPOCH,
     RUNNING_GENERATORS,
     SECOND,
     CheckedArguments,
@@ -21,7 +21,7 @@ from loaderpool.core.delivery import (
     SecondLook,
     aligned_empty,
 )
-from loaderpool.core.engine_statistics import EngineStatistics
+from loaderpool.core.engine_statistics import NO_POOL
 from loaderpool.core.failures import sample_error, source_error
 from loaderpool.core.forms import choose_form, stated, with_batches
 from loaderpool.element.spec import ElementSpec
@@ -59,11 +59,10 @@ class LocalEngine:
 
     Args:
         checked: what the loader was made with; the payload is used as it is, nothing is pickled.
-        first_epoch: the epoch whose first sample is made to find the spec.
         cache: the loader's, closed with this; None: it has none.
     """
 
-    def __init__(self, checked: CheckedArguments, first_epoch: int, cache: SharedCache | None = None) -> None:
+    def __init__(self, checked: CheckedArguments, cache: SharedCache | None = None) -> None:
         self.cache = cache
         self.captured: CapturedState | None = None  # it works with the objects themselves
         self._stream = checked.stream
@@ -71,7 +70,6 @@ class LocalEngine:
         self.config, self.plan = checked.config, checked.plan
         self.unit, self.given_spec = checked.unit, checked.given_spec
         self.takes_out: bool = checked.payload["takes_out"]
-        self._first_epoch = first_epoch
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
         self._globals = KeptGlobals()
         payload = {**checked.payload, "cache": cache}
@@ -99,7 +97,7 @@ class LocalEngine:
                 self.work.ensure_setup()
                 if self._stream is not None:
                     self._put_first(self._stream)
-                probe = self._stated or self.work.probe(self._first_epoch)
+                probe = self._stated or self.work.probe(FIRST_EPOCH)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
         form = with_batches(choose_form(probe, self.given_spec, self.config, self.plan, self.unit), 1)
@@ -111,7 +109,7 @@ class LocalEngine:
         with _alone, SavedGlobals():
             if not self._second.is_over:
                 try:
-                    self._second.end(self.work.probe(self._first_epoch, batch=SECOND))
+                    self._second.end(self.work.probe(FIRST_EPOCH, batch=SECOND))
                 except WorkFailed:  # its turn will tell
                     self._second.end(None)
         return self._second.widen(form.spec)
@@ -142,7 +140,7 @@ class LocalEngine:
     def _put_first(self, stream: StreamSource) -> None:
         """Have the first items be the probe's; where there are none, the next pass looks again, if it can."""
         if self._first_reading is None:
-            self._first_reading = self._open(stream, self._first_epoch, self.plan)
+            self._first_reading = self._open(stream, FIRST_EPOCH, self.plan)
         try:
             self._put(self._first_reading.peek())
         except BaseException:
@@ -184,19 +182,8 @@ class LocalEngine:
         """The function looks at the user's own object; only what was made of it before is out of date."""
         self.work.calls.kept.clear()
 
-    def statistics(self) -> EngineStatistics:
-        return EngineStatistics()
-
-    def cache_counts(self) -> Sequence[int]:
-        return NO_COUNTS if self.cache is None else self.cache.counts()
-
-    def _end_way(self) -> None:
-        """The place from which a pass goes on is reached, or will not be."""
-        way, self._way = self._way, None
-        if way is not None:
-            assert isinstance(self.work.items, LaneItems)
-            self.work.items.tell_by(None)
-            way.end()
+    def statistics(self) -> Mapping[str, Any]:
+        return NO_POOL
 
     def close(self) -> None:
         """Let go of the cache; nothing else is to end."""
@@ -232,8 +219,8 @@ class LocalEngine:
                 raise sample_error(error.failure, error.error) from error.error
             finally:
                 self._is_making = was_making
-                if self._way is not None:
-                    self._end_way()
+                if self._way is not None:  # the place from which the pass goes on is reached, or will not be
+                    self._way.end()
         if self._forgotten:
             self._end_forgotten()
         if plan.lanes and filled.oversize is None and is_empty(anchor):

@@ -120,6 +120,7 @@ class Filled(NamedTuple):
     offset: int
     slot_bytes: int
     slots: int  # of the run
+    slots_wanted: int  # that it would have, were memory no limit
     may_lend: int  # of these can have views without stopping the workers
     is_last: bool  # its lane has no more batches; and not this one, if it has no rows
     ticket: int

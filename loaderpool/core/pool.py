@@ -15,9 +15,10 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+from loaderpool.core.channel import Received
 from loaderpool.core.child_process import Program, Surroundings
-from loaderpool.core.messages import NodeIs, Resize, Warn
-from loaderpool.core.session import Session
+from loaderpool.core.messages import Ended, NodeIs, Resize, Warn
+from loaderpool.core.session import Listener, Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
@@ -48,7 +49,7 @@ def close_all() -> None:
 atexit.register(close_all)
 
 
-class Loads(Protocol):
+class Loads(Listener, Protocol):
     """A loader's share of a pool.
 
     Attributes:
@@ -200,7 +201,7 @@ class Pool:
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
         self.supervisor_restarts = self.deliveries = self._restarts_seen = 0
-        self.loaders: dict[int, Loads] = {}
+        self.loaders: dict[int, Loads] = {}  # by number
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
         self._broken: Callable[[], LoaderpoolError] | None = None  # makes the error that nothing can go on
@@ -216,22 +217,17 @@ class Pool:
         live.add(self)
 
     def _start(self) -> Session:
-        settings = {**self._program.settings, "is_first": not self.supervisor_restarts}
-        program = self._program._replace(settings=settings)
-        session = self._make_session(program)
-        session.owner = self
+        workers, is_first = self.workers_wanted, not self.supervisor_restarts
+        settings = {"workers": workers, "max_restarts": self._restarts, "is_first": is_first, **self._program.settings}
+        session = self._make_session(self._program._replace(settings=settings))
+        session.owner, session.listeners = self, {**self.loaders}
         return session
 
     def _make_arena(self) -> Arena:
         return Arena.create()
 
     def _make_session(self, program: Program) -> Session:
-        return Session(self.arena, self.workers_wanted, self._restarts, self._around, self._news, program)
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes take the place of workers, and run."""
-        return sum(place.workers > 0 for place in self.workers.places.values())
+        return Session(self.arena, self._around, self._news, program)
 
     def take_number(self) -> int:
         """Return a number that no loader or run of this pool has had."""
@@ -297,10 +293,9 @@ class Pool:
                 how = f"{how}, and it could not be restarted: {error}"
                 self._broken = functools.partial(self._deaths.error, lost.name, how)
                 raise self._broken() from error
-            session.loaders = lost.loaders
-            for listener in [*lost.runs.values()]:
-                listener.on_supervisor_lost()
-            lost.runs.clear()
+            for number, listener in [*lost.listeners.items()]:
+                if number not in self.loaders:  # a run's, or a loader's that was closed: no process looks at it now
+                    listener.hear(Received(Ended(number)))
             self.session = session
             if self.is_closed:  # meanwhile, and what was closed was the lost one
                 session.close()

@@ -106,6 +106,7 @@ class RunRecord:
     filled: dict[int, int] = dataclasses.field(default_factory=dict)  # offset to ticket, until `Release`
     fresh: set[int] = dataclasses.field(default_factory=set)  # offsets of slots that have had no batch
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)  # bytes of each slot, by offset
+    slots_wanted: int = 0  # that it would have, were memory no limit
     may_lend: int = 0  # the most that was ever told
     lanes: list[Lane] = dataclasses.field(default_factory=list)
     window: tuple[float, dict[int | None, int]] | None = None  # of lanes, until something changes: see `next_batch`

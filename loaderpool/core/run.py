@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from loaderpool.core import failures
-from loaderpool.core.delivery import RUNNING_GENERATORS, Delivery, OrderedBuffer, aligned_empty
+from loaderpool.core.delivery import RUNNING_GENERATORS, Delivery, DeliveryCounts, OrderedBuffer, aligned_empty
 from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import PAGE_BYTES, map_private
@@ -25,7 +24,6 @@ from loaderpool.system.long_work import LongWork
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
-    from loaderpool.core.engine_statistics import DeliveryCounts
     from loaderpool.core.pool import Pool
     from loaderpool.core.session import Session
     from loaderpool.core.stream.feed import Feed
@@ -41,18 +39,13 @@ class RunOwner(Protocol):
     number: int
     runs: dict[int, PoolRun]  # by number
     lent: list[dict[int, None]]  # of each run: slots that have views
-    slots: int  # of the latest run
-    slot_bytes: int
     counts: DeliveryCounts
     known_form: BatchForm | None  # of its batches
     failure: Any  # why no batch can be made; None: nothing has failed
     is_closed: bool
 
     def check(self) -> None:
-        """Raise if no batch can be made."""
-
-    def check_open(self) -> None:
-        """Raise if it, or its pool, was closed."""
+        """Raise if no batch can be made: it, or its pool, was closed, or something has failed."""
 
     def on_run_ended(self, number: int) -> None:
         """No worker looks at what this run needs any more."""
@@ -61,7 +54,7 @@ class RunOwner(Protocol):
 class PoolRun:
     """Batches that workers make. One thread at a time takes from it.
 
-    Made with the pool's lock held, which begins it.
+    Made, and then begun, with the pool's lock held.
 
     Args:
         engine: of the loader.
@@ -105,7 +98,7 @@ class PoolRun:
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
         self._has_collected = False
-        self._begin()
+        self._session: Session = self._pool.session
         self._way = self._way_to_place(lanes)  # told of until its first batch is there
 
     def _way_to_place(self, lanes: LanePlaces | None) -> LongWork | None:
@@ -143,7 +136,7 @@ class PoolRun:
                 if (lender := self._session.lender).returned:
                     lender.settle()
                 if engine.is_closed or pool.is_closed:
-                    engine.check_open()
+                    engine.check()
                 if self.is_over:
                     raise StopIteration
                 if self._is_torn or self._session is not pool.session:
@@ -181,12 +174,9 @@ class PoolRun:
     @property
     def is_ready(self) -> bool:
         """Whether the next batches are there."""
-        with self._pool.lock:
-            if self.buffer.front is not None:
-                return True
-        self._pool.catch_up()
-        with self._pool.lock:
-            return self.buffer.front is not None
+        if self.buffer.front is None:
+            self._pool.catch_up()
+        return self.buffer.front is not None
 
     @property
     def is_at_end(self) -> bool:
@@ -237,7 +227,8 @@ class PoolRun:
         arrived = Delivery(message.batch - self._base, count, message.rows // count, message.offset)
         arrived.ticket, arrived.arrived_ns = message.ticket, clock.monotonic_ns()
         self._slots[message.offset] = message.slot_bytes, message.may_lend
-        self._engine.slots, self._engine.slot_bytes = message.slots, message.slot_bytes
+        counts = self._engine.counts
+        counts.slots, counts.slot_bytes, counts.slots_wanted = message.slots, message.slot_bytes, message.slots_wanted
         if message.failures:
             arrived.row_failures = pickle.loads(message.failures)
         if received.content is not None:
@@ -267,16 +258,13 @@ class PoolRun:
             self.fail(message.error)
         else:
             failed = Delivery(message.batch - self._base, 1, 0, message.offset)
-            failed.make_error = functools.partial(failures.unpack, message.error)
+            failed.make_error = functools.partial(made_of, message.error)
             if not self.buffer.put(failed):
                 self._release(failed)
 
     def fail(self, error: bytes) -> None:
         """No more of its batches are made."""
         self._failure = error
-
-    def on_supervisor_lost(self) -> None:
-        """Another supervisor is told when batches are taken."""
 
     def _release(self, arrived: Delivery) -> None:
         """All of it was taken before the run began again."""
@@ -295,16 +283,16 @@ class PoolRun:
         has_failed = self._failure is not None or self._engine.failure is not None
         return has_failed or pool.is_closed or (self._can_end and self.is_at_end)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Have the supervisor make what was not taken."""
         self._is_torn, self._failure = True, None  # torn until it is done
         pool, buffer = self._pool, self.buffer
-        self._session: Session = pool.session
+        self._session = pool.session
         self._session.catch_up()  # what was said of a run that has ended is taken in before its slots are said again
         self.number = pool.take_number()
         self.lent, self._slots = {}, {}
         self._engine.lent.append(self.lent)
-        self._session.runs[self.number] = self
+        self._session.listeners[self.number] = self
         self._engine.runs[self.number] = self
         # Of a stream all are made again: items are let go of as their batches come.
         had, over = ((), ()) if self.feed is not None else map(tuple, buffer.had(self._base))
@@ -335,12 +323,12 @@ class PoolRun:
         else:
             self._engine.runs.pop(self.number, None)
         self.buffer = self.buffer.rest()
-        self._begin()
+        self.begin()
 
     def _end(self) -> None:
         session, number = self._session, self.number
         if self.feed is None:
-            session.runs.pop(number, None)
+            session.listeners.pop(number, None)
             self._engine.on_run_ended(number)
         try:
             session.send(End(number, tuple(self.lent.copy())))  # a copy: another one may die while this is built
@@ -350,7 +338,7 @@ class PoolRun:
     def _error(self) -> LoaderpoolError:
         assert self._failure is not None
         if self._failure:
-            return failures.unpack(self._failure)
+            return made_of(self._failure)
         active = sum(not run.is_over for run in self._engine.runs.values()) - 1
         return MemoryLimitError(
             f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} active, and there is no "
@@ -399,3 +387,10 @@ class PoolRun:
             self.number, self.first_epoch + epoch, batch, stored, delivery.ticket, offset // PAGE_BYTES,
             delivery.arrived_ns, copied_us, way,
         )  # fmt: skip
+
+
+def made_of(error: bytes) -> LoaderpoolError:
+    """Return the exception that says what failed, a new one each time."""
+    from loaderpool.core.failures import unpack  # a training in which nothing fails has no use for it
+
+    return unpack(error)

@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import weakref
@@ -23,24 +22,12 @@ import numpy.typing as npt
 from loaderpool.core import child_process
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received
 from loaderpool.core.child_process import Program, Surroundings
-from loaderpool.core.messages import (
-    BatchFailed,
-    Ended,
-    Filled,
-    Found,
-    GiveBack,
-    Loaded,
-    LoaderFailed,
-    Message,
-    NodeIs,
-    Release,
-    Warn,
-)
+from loaderpool.core.messages import Found, Message, NodeIs, Release, Warn
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory import forks
 from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile
 from loaderpool.memory.recorder import MarkKind, MarkRecorder
-from loaderpool.system import capacity, ctrl_c, fault_points, interrupts, machine
+from loaderpool.system import capacity, fault_points, interrupts, machine
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.system.machine import StopWatch
 
@@ -54,9 +41,6 @@ class Listener(Protocol):
 
     def hear(self, received: Received) -> None:
         """Take in a message. The session's lock is held. Ownership: takes its descriptors."""
-
-    def on_supervisor_lost(self) -> None:
-        """There is another supervisor, which knows nothing of it. The session's lock is held."""
 
 
 class SessionOwner(Protocol):
@@ -83,28 +67,17 @@ class Session:
 
     Args:
         arena: what the pool's processes share beside slots.
-        workers: how many it shall have.
-        restarts: deaths of workers that are made good, and within how many seconds; None: any number.
         around: what its processes find around them.
         news: the pool's lock, on which threads wait for what another one reads.
-        program: what is executed in the supervisor's place.
+        program: what is executed in the supervisor's place, with settings as `Pool` makes them.
 
     Raises:
         PoolBrokenError: no process could be started.
     """
 
-    def __init__(
-        self,
-        arena: Arena,
-        workers: int,
-        restarts: tuple[int, float] | None,
-        around: Surroundings,
-        news: threading.Condition,
-        program: Program,
-    ) -> None:
+    def __init__(self, arena: Arena, around: Surroundings, news: threading.Condition, program: Program) -> None:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
-        self.runs: dict[int, Listener] = {}
-        self.loaders: dict[int, Listener] = {}
+        self.listeners: dict[int, Listener] = {}  # by their numbers
         self.owner: SessionOwner | None = None
         self.news = news
         self._reader: int | None = None  # the thread that reads for all
@@ -112,7 +85,7 @@ class Session:
         if not sys.executable:
             raise PoolBrokenError("sys.executable is empty. Set it to the path of a Python interpreter")
         try:
-            self._open(arena, workers, restarts, around, program)
+            self._open(arena, around, program)
             try:
                 fault_points.reach("trainer.launched")
                 self.lender = Lender(self.slots, arena.recorder.trainer, self._channel.send)
@@ -124,27 +97,28 @@ class Session:
             advice = capacity.start_advice(error, "this process has no file descriptors left")
             raise PoolBrokenError(f"Could not start the supervisor process: {error}; {advice}") from error
 
-    def _open(
-        self,
-        arena: Arena,
-        workers: int,
-        restarts: tuple[int, float] | None,
-        around: Surroundings,
-        program: Program,
-    ) -> None:
-        """Start the supervisor."""
+    def _open(self, arena: Arena, around: Surroundings, program: Program) -> None:
+        """Start a clean interpreter, never a fork: the main process has threads of its frameworks."""
         self.slots = SlotFile.create()
         try:
-            self._channel, self._process = _launch(arena, self.slots, workers, restarts, around, program)
+            ours, theirs = Channel.pair()
+            with theirs, contextlib.ExitStack() as undo:
+                undo.callback(ours.close)
+                descriptors = [theirs.fileno(), arena.descriptor, self.slots.descriptor]
+                start = dict(zip(("channel", "arena", "slots"), descriptors, strict=True))
+                start |= {"arena_bytes": arena.nbytes, "trainer_pid": os.getpid()}
+                self._process = child_process.start(program, around, start, descriptors)
+                undo.pop_all()
         finally:
             self.slots.close_descriptor()  # the mapping stays
+        self._channel = Channel(ours, waits=True)
 
     def _prepare_to_wait(self) -> None:
         self._wake_ends = os.pipe()
         for end in self._wake_ends:
             os.set_blocking(end, False)
         self._stop_watch = StopWatch()
-        self._signals = ctrl_c.descriptor
+        self._signals: int | None = None  # what becomes readable with one; None: nothing does
         self._poll = self._make_poll()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -172,7 +146,7 @@ class Session:
         Runs in: any thread. It has the owner replace this one if it is lost, which may raise.
         """
         owner = self.owner
-        before = None if ctrl_c.descriptor is None else ctrl_c.note_signals()
+        before = None if interrupts.waits_told_by is None else interrupts.waits_told_by.note_signals()
         me = threading.get_ident()
         while True:
             with self.news:
@@ -207,8 +181,8 @@ class Session:
                 return
             if owner is not None:
                 owner.turn(came)
-            if ctrl_c.descriptor is not None:
-                ctrl_c.check_patience(before)
+            if interrupts.waits_told_by is not None:
+                interrupts.waits_told_by.check_patience(before)
         if owner is not None:
             owner.replace(self)
 
@@ -233,14 +207,12 @@ class Session:
             try:
                 while (received := self._channel.receive()) is not None:
                     message: Any = received.message
-                    listener: Listener | None = None
-                    match message:
-                        case Filled() | BatchFailed() | GiveBack() | Ended():
-                            listener = self.runs.get(message[0])
-                        case Found() | Loaded() | LoaderFailed():
-                            listener = self.loaders.get(message.loader)
-                        case _ if self.owner is not None:
+                    if isinstance(message, (NodeIs, Warn)):
+                        if self.owner is not None:
                             self.owner.hear(message)
+                        continue
+                    # The number of a run or loader comes first in all others but `Found`.
+                    listener = self.listeners.get(message.loader if type(message) is Found else message[0])
                     if listener is not None:
                         listener.hear(received)
                     else:  # of a run that was ended meanwhile: its slots are free
@@ -257,8 +229,9 @@ class Session:
     def _wait_once(self, is_nested: bool) -> bool:
         """Return whether anything came."""
         poll = self._make_poll() if is_nested else self._poll
-        if ctrl_c.descriptor != self._signals:
-            self._signals = ctrl_c.descriptor
+        ctrl_c = interrupts.waits_told_by
+        if (None if ctrl_c is None else ctrl_c.descriptor) != self._signals:
+            self._signals = None if ctrl_c is None else ctrl_c.descriptor
             poll = self._poll = self._make_poll()
         watch = self._stop_watch
         found = poll.poll(watch.look_ms)
@@ -302,7 +275,7 @@ class Session:
         self.is_lost = True
         self.reap()
         # These refer to the pool: what is closed, and its descriptors, shall go without the collector of garbage.
-        self.owner, self.runs, self.loaders = None, {}, {}
+        self.owner, self.listeners = None, {}
 
 
 # ---- slots that consumers have views of: each is released when its last view dies
@@ -413,31 +386,3 @@ class Lender:
                 self.settle()
         except KeyboardInterrupt:  # Python drops what a finalizer raises
             interrupts.send_again()
-
-
-def _launch(
-    arena: Arena,
-    slots: SlotFile,
-    workers: int,
-    restarts: tuple[int, float] | None,
-    around: Surroundings,
-    program: Program,
-) -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Start a clean interpreter, never a fork: the main process has threads of its frameworks."""
-    ours, theirs = Channel.pair()
-    with contextlib.ExitStack() as undo:
-        undo.callback(ours.close)
-        with theirs:
-            descriptors = [theirs.fileno(), arena.descriptor, slots.descriptor]
-            start = {
-                "trainer_pid": os.getpid(),
-                "channel": descriptors[0],
-                "arena": descriptors[1],
-                "slots": descriptors[2],
-                "arena_bytes": arena.nbytes,
-                "workers": workers,
-                "max_restarts": restarts,
-            }
-            process = child_process.start(program, around, start, descriptors)
-        undo.pop_all()
-    return Channel(ours, waits=True), process

@@ -60,6 +60,7 @@ class Slots:
         layout = run.loader.layout
         if layout is None or run.is_ended or run.is_asked:
             return
+        run.slots_wanted = slots_of(layout.slot_bytes, layout.most, workers, layout.room, 1 << 62)
         size, others = layout.slot_bytes, [each for each in self.runs.values() if not each.is_ended]
         living = len(others) + len(self.returning)
         of_loader = [each for each in others if each.loader is run.loader and each is not run]

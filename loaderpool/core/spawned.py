@@ -35,7 +35,7 @@ from loaderpool.core.spawned_worker import Connected, Queued, attach, main
 from loaderpool.core.supervisor import Supervisor
 from loaderpool.errors import MemoryLimitError, PoolBrokenError
 from loaderpool.memory.arena import Arena, SlotFile
-from loaderpool.system import capacity, ctrl_c
+from loaderpool.system import capacity, interrupts
 
 _NAME = "loaderpool-worker-"
 _MOST_MESSAGES = 4096  # queues hold any number: it bounds the slots
@@ -88,9 +88,9 @@ class SpawnedPool(Pool):
         return arena
 
     def _make_session(self, program: Program) -> Session:
-        program = Program("", settings={"arena": self._block.name})
+        program = program._replace(settings={**program.settings, "arena": self._block.name})
         try:
-            return SpawnedSession(self.arena, self.workers_wanted, self._restarts, self._around, self._news, program)
+            return SpawnedSession(self.arena, self._around, self._news, program)
         except BaseException:
             self._block.unlink()
             raise
@@ -106,9 +106,7 @@ class SpawnedSession(Session):
 
     name = "the thread that directs the workers"
 
-    def _open(
-        self, arena: Arena, workers: int, restarts: tuple[int, float] | None, around: Surroundings, program: Program
-    ) -> None:
+    def _open(self, arena: Arena, around: Surroundings, program: Program) -> None:
         self._block = Block(SlotFile)
         slots = self.slots = self._block.file
         start = {
@@ -118,8 +116,6 @@ class SpawnedSession(Session):
             "slots": self._block.name,
             "slots_bytes": slots.nbytes,
             "trainer_pid": os.getpid(),
-            "workers": workers,
-            "max_restarts": restarts,
         }
         channel, theirs = Queued.pair()
         self._channel: Any = channel
@@ -132,7 +128,8 @@ class SpawnedSession(Session):
 
     def _wait_once(self, is_nested: bool) -> bool:
         self._channel.wait(_LOOK_S)
-        ctrl_c.note_signals()
+        if interrupts.waits_told_by is not None:
+            interrupts.waits_told_by.note_signals()
         return True
 
     def wake(self) -> None:
@@ -140,7 +137,7 @@ class SpawnedSession(Session):
         self.news.notify_all()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        listener: Any = self.loaders.get(message.loader) if isinstance(message, Load) else None
+        listener: Any = self.listeners.get(message.loader) if isinstance(message, Load) else None
         self._channel.send(message, [listener.settings] if listener is not None else ())
 
     def kill(self) -> None:

@@ -420,8 +420,8 @@ class State:
         run.filled[slot.offset] = answer.ticket
         if answer.oversize:
             self.slots.grow(run.loader, answer.oversize // slot.count)
-        size, slots = run.sizes[slot.offset], len(run.sizes)
-        place = slot.batch, slot.count, slot.rows, slot.offset, size, slots, slot.may_lend, is_last
+        size, slots, may_lend = run.sizes[slot.offset], len(run.sizes), slot.may_lend
+        place = slot.batch, slot.count, slot.rows, slot.offset, size, slots, run.slots_wanted, may_lend, is_last
         told = Filled(run.number, *place, answer.ticket, answer.oversize, answer.failures)
         self._say(ToMain(told, slot.file))
 

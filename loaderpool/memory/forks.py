@@ -21,7 +21,6 @@ import threading
 import weakref
 from typing import Any
 
-from loaderpool.memory.adoption import address_of
 from loaderpool.system import interrupts, machine
 
 # For the child's copy, which takes a second for gigabytes. Shorter, and what a machine that swaps still copies is
@@ -89,7 +88,7 @@ def _in_child() -> None:
         with interrupts.InterruptsHeld():  # a half of it would be the next batch's
             for lender in list(_lenders):
                 for array in lender.arrays():
-                    machine.make_private(address_of(array), array.nbytes)
+                    machine.make_private(array.__array_interface__["data"][0], array.nbytes)
                 lender.disown()
     except OSError as error:  # what is raised here would not end the child, which may never look at them
         sys.stderr.write(f"loaderpool: no memory for the batches inherited by process {os.getpid()}: {error}\n")

@@ -79,9 +79,6 @@ class _Loader(Listener):
         """Take in what the supervisor says. Runs in: the reader's thread."""
         self._loop.call_soon_threadsafe(self._settle, received)
 
-    def on_supervisor_lost(self) -> None:
-        """This process ends with it."""
-
     def _settle(self, received: Received) -> None:
         match received.message:
             case LoaderFailed() as message:
@@ -120,8 +117,9 @@ class NodeActor:
         self._extents: dict[int, list[Extent]] = {}  # of payloads, by loader
         self._runs: dict[int, tuple[_Loader, int]] = {}  # one for each ticket under way: the dispatcher's run
         self._numbers = itertools.count(_RUNS)
-        program, news = Program("loaderpool.ray.node", settings={"node": self._at[1]}), threading.Condition()
-        self._session = Session(self._arena, workers, DEFAULT_RESTARTS, Surroundings.of_now(), news, program)
+        settings = {"node": self._at[1], "workers": workers, "max_restarts": DEFAULT_RESTARTS}
+        program, news = Program("loaderpool.ray.node", settings=settings), threading.Condition()
+        self._session = Session(self._arena, Surroundings.of_now(), news, program)
         threading.Thread(target=self._read, name="loaderpool-reader", daemon=True).start()
 
     def _read(self) -> None:
@@ -156,7 +154,7 @@ class NodeActor:
         start = self._extents[number][0].offset
         table, length = put_object(self._arena, ((start + arrays, nbytes - arrays), (start, arrays), places, [], None))
         self._extents[number].append(table)
-        loader = self._loaders[number] = self._session.loaders[number] = _Loader(self._session)
+        loader = self._loaders[number] = self._session.listeners[number] = _Loader(self._session)
         answer = await loader.ask(_LOADING, Load(number, table.offset, length))
         return answer.message
 
@@ -174,9 +172,8 @@ class NodeActor:
         loader = self._loaders.pop(number, None)
         if loader is not None:
             loader.close()
-            self._session.runs[number] = loader  # of which `Ended` comes
             await loader.ask(_LOADING, Unload(number))
-            del self._session.loaders[number], self._session.runs[number]
+            del self._session.listeners[number]
         for extent in self._extents.pop(number, ()):
             self._arena.give_back(extent)
 
@@ -207,11 +204,11 @@ class NodeActor:
             return answer and answer.message  # type: ignore[no-any-return]
         if loader.failed is not None:
             return loader.failed
-        self._runs[mine], self._session.runs[mine] = (loader, run), loader
+        self._runs[mine], self._session.listeners[mine] = (loader, run), loader
         begin = Begin(mine, number, first, first + batches, rest, (), (), True, 0, True)
         received: Received | None = await loader.ask(mine, begin)
         share = min(1.0, self._workers / len(self._runs))  # of the time workers were at this ticket
-        del self._runs[mine], self._session.runs[mine]
+        del self._runs[mine], self._session.listeners[mine]
         lent: tuple[int, ...] = ()
         made: Any = None if received is None else received.message
         if isinstance(made, Filled):

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from loaderpool.system import clock, fault_points, machine
+from loaderpool.system import clock, fault_points, interrupts, machine
 from loaderpool.system.interrupts import InterruptsHeld, gate_handlers, is_left_to_python
 
 # Longer than nearly all batches take; shorter than the patience of a person whose function hangs.
@@ -68,6 +68,7 @@ def watch() -> None:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
         descriptor, _told_by = ends
+        interrupts.waits_told_by = sys.modules[__name__]
         machine.at_forks(after_in_child=_stop)
 
 
@@ -80,7 +81,7 @@ def _stop() -> None:
             signal.set_wakeup_fd(before)
         os.close(descriptor)
         os.close(_told_by)
-        descriptor = _told_by = None
+        descriptor = _told_by = interrupts.waits_told_by = None
 
 
 def check_patience(before: CtrlC | None) -> None:

@@ -362,6 +362,12 @@ def _follow(_: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) ->
         send_again()
 
 
+# ---- what tells waits of a Ctrl-C ----
+
+waits_told_by: Any = None
+"""The module `ctrl_c`, from its `watch` on; None: waits of other threads are not told of signals."""
+
+
 # ---- the interpreter's end ----
 
 _is_exiting = False

@@ -89,11 +89,11 @@ class LoaderCore:
                 session = self.pool.session  # first: its supervisor begins while this process imports and pickles
                 from loaderpool.core.engine import PoolEngine
 
-                self.engine = PoolEngine(session, checked, self.tracker.epoch, shared)
+                self.engine = PoolEngine(session, checked, shared)
             else:
                 from loaderpool.core.local_engine import LocalEngine
 
-                self.engine = LocalEngine(checked, self.tracker.epoch, shared)
+                self.engine = LocalEngine(checked, shared)
             undo.pop_all()
             if self.pool is not None or cache is not None:
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))

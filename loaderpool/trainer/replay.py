@@ -81,7 +81,7 @@ class Replay:
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
         here = {"workers": 0, "threads": 1, "seed_globals": bool(loader.config.seed_globals), "cache": None}
-        engine = self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), first_epoch=0)
+        engine = self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}))
         self.has_hooks = loader._core.tracker.has_hooks
         self.why_no_out: LoaderpoolError | None = None
         plan, epoch = engine.plan, whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)

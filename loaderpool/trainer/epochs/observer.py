@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from loaderpool.cache.setting import Count
 from loaderpool.config import LoaderConfig
 from loaderpool.core.delivery import Engine
 from loaderpool.errors import ClosedError
@@ -221,8 +220,10 @@ class Observer:
         loader, arena, cached = None, None, None
         if _is_pooled(engine):
             loader, arena = engine.number, machine.file_identity(engine.session.arena.descriptor)
-        if self._has_cache and engine is not None:
-            counts = engine.cache_counts()
+        if engine is not None and engine.cache is not None:
+            from loaderpool.cache.setting import Count  # which few loaders need
+
+            counts = engine.cache.counts()
             cached = {"hits": counts[Count.HITS], "misses": counts[Count.MISSES], "bytes": counts[Count.BYTES]}
         return {
             "number": self._number,
@@ -275,12 +276,15 @@ def _doing(read: Callable[[int, Field], int], cell: int, now_ns: int) -> dict[st
 
 
 def _count_slots(engine: PoolEngine) -> dict[str, Any]:
-    """Return what a snapshot has of the ring; nothing before there is one."""
-    slots, counts = engine.slot_counts, engine.counts
-    if not slots.slots:
+    """Return what a snapshot has of the slots; nothing before there is one."""
+    counts = engine.counts
+    if not counts.slots:
         return {}
     return {
-        **slots._asdict(),
+        "slots": counts.slots,
+        "slot_bytes": counts.slot_bytes,
+        "slots_wanted": counts.slots_wanted,
+        "slots_lent": engine.slots_lent,
         "slots_ready": sum(run.slots_ready for run in list(engine.runs.values())),
         "copied": counts.copied,
         "copy_s": counts.copied_ns / 1e9,

@@ -8,7 +8,7 @@ from typing import Literal
 from loaderpool.cache.setting import FULL, NO_COUNTS, Count
 from loaderpool.core.delivery import Engine
 from loaderpool.core.engine_statistics import (
-    EngineStatistics,
+    NO_POOL,
     MemoryStatistics,
     NodeStatistics,
     WorkerStatistics,
@@ -93,11 +93,11 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
     """Return the counts of a loader's passes, what its engine knows (None: it has none), and what its observer does."""
     counters, repeated = tracker.counters, tracker.plan.repeated_rows
     elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
-    told = EngineStatistics() if engine is None else engine.statistics()
-    cached = NO_COUNTS if engine is None else engine.cache_counts()
+    told = NO_POOL if engine is None else engine.statistics()
+    cached = NO_COUNTS if engine is None or engine.cache is None else engine.cache.counts()
     of_shards = (f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many batches",)
     return Statistics(
-        **{**vars(told), "notes": told.notes + of_shards * bool(repeated)},
+        **{**told, "notes": told["notes"] + of_shards * bool(repeated)},
         iterations=counters.passes,
         epoch=tracker.epoch,
         batches=counters.batches,

@@ -17,7 +17,6 @@ from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.walk import CODE, CONTAINERS, MOST_ITEMS, is_users, parts_of, walk
 from loaderpool.transport.payload.pickler import why_unpicklable
-from loaderpool.transport.reports import shown_name
 
 # Less than this, pickled, is not worth a warning: as objects it is three to six times as much in each worker.
 _MUCH_BYTES = 8 << 20
@@ -44,6 +43,8 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
             break  # the next link of a chain
         path.append(label)
         offender, error, parts = value, reason, _parts(value)
+    from loaderpool.transport.reports import shown_name  # which few payloads need
+
     where = " → ".join(path) or "the payload"
     what = f"{where}, of type {shown_name(type(offender))}"
     return f"Cannot send this to the workers: {what}. {_reason(error)} {_advice(offender, error, path)}"

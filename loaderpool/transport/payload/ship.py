@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
-from loaderpool.memory.adoption import DataFile, is_in_passing, place_of, why_copied
 from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.system.interrupts import checkpoint, is_of_a_handler
@@ -24,6 +23,7 @@ from loaderpool.transport.pickling import out_of_band, put_object
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import CachePlan
+    from loaderpool.memory.adoption import DataFile
 
 CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 
@@ -127,6 +127,10 @@ def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
     All is copied where the pool does not hand over files.
     """
     found = Placement()
+    if not shipment.buffers:
+        return found
+    from loaderpool.memory.adoption import is_in_passing, place_of, why_copied  # which few loaders need
+
     reasons: collections.Counter[str] = collections.Counter()
     for number, buffer in enumerate(shipment.buffers):
         file, reason = None, ""
