@@ -44,7 +44,6 @@ from loaderpool.plan.order import Numbering
 from loaderpool.transport.reports import Verdict
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
-_RETRY_S = 1.0  # after a worker could not be started
 _LAST_TICKET = operator.attrgetter("last_ticket")
 _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256  # that a node may have at least, and at most: each has a slot there
 
@@ -56,7 +55,7 @@ class State:
 
     Attributes:
         slots: which run has which.
-        retry_at: when `tick` is due; None: it is not.
+        is_short: a worker could not be started; none is, until the next `tick`.
 
     Args:
         workers: how many there shall be.
@@ -86,7 +85,7 @@ class State:
         self.slots = Slots(memory, most_slots, self.runs, self._say)
         self._deaths = Deaths(restarts, of_nodes)
         self._broken: bytes | None = None
-        self.retry_at: float | None = None
+        self.is_short = False
         self._tickets, self._names = itertools.count(1), itertools.count()
         self._cutter = Cutter(self._tickets, of_nodes)
 
@@ -280,17 +279,17 @@ class State:
             if loader.failure is None:
                 self._fail_loader(loader, error)
 
-    def not_started(self, worker: int, now: float, error: bytes) -> None:
-        """A worker could not be started: there are fewer until some seconds later, or, if there are none, an error."""
+    def not_started(self, worker: int, error: bytes) -> None:
+        """A worker could not be started: there are fewer until some time later, or, if there are none, an error."""
         self._take_back(self._removed(worker))
-        self.retry_at = now + _RETRY_S
+        self.is_short = True
         if not self.workers:
             self.stop(error)
 
-    def tick(self, now: float) -> None:
-        """Time has passed."""
-        if self.retry_at is not None and now >= self.retry_at:
-            self.retry_at = None
+    def tick(self) -> None:
+        """A second has passed, or so."""
+        if self.is_short:
+            self.is_short = False
             self._hire()
 
     # ---- who gets what
@@ -498,7 +497,7 @@ class State:
     def _hire(self) -> None:
         """Start workers up to the number that is wanted, beside those that leave."""
         is_early = not self.loaders and not self._of_nodes  # nodes take long to start, and load what comes later
-        if is_early or self._broken is not None or self.retry_at is not None:
+        if is_early or self._broken is not None or self.is_short:
             return
         staying = sum(not worker.is_leaving for worker in self.workers.values())
         for _ in range(self._wanted - staying):

@@ -68,7 +68,7 @@ class Supervisor:
         most_slots = max(2, most_messages - _FOR_OTHERS)
         self._state = State(start["workers"], self._space, most_slots, self._restarts, self.of_nodes)
         self._watch = SampleWatch(self._arena.board)
-        self._stop_look_ms, self._stops_due_ns = StopWatch().look_ms, 0  # for workers that were stopped (SIGSTOP)
+        self._tick_ms, self._tick_due_ns = StopWatch().look_ms, 0  # a second, or less
         self._recorder = self._arena.recorder.supervisor
         self._recorder.mark(MarkKind.SUPERVISOR, os.getpid())
         self._workers_wanted: int = start["workers"]
@@ -132,8 +132,8 @@ class Supervisor:
 
     def _pause_s(self) -> float:
         """Return how soon the clock is to be looked at."""
-        pauses = [self._stop_look_ms]
-        if self._main_pidfd is None or self._workers.without_pidfd or self._state.retry_at is not None:
+        pauses = [self._tick_ms]
+        if self._main_pidfd is None or self._workers.without_pidfd:
             pauses.append(_LOOK_MS)
         if self._timeouts:
             pauses.append(self._watch.pause_ms())
@@ -143,15 +143,14 @@ class Supervisor:
         """Do what is due by the clock, which no descriptor tells of."""
         if self._timeouts:
             self._watch.look(self._watched, min(self._timeouts.values()))
-        if (now_ns := clock.monotonic_ns()) >= self._stops_due_ns:
-            self._stops_due_ns = now_ns + self._stop_look_ms * 1_000_000
+        if (now_ns := clock.monotonic_ns()) >= self._tick_due_ns:
+            self._tick_due_ns = now_ns + self._tick_ms * 1_000_000
             self._workers.end_stopped(self._state.running)
+            self._state.tick()
         if self._workers.without_pidfd:
             self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
         if self._main_pidfd is None:
             self._is_over |= os.getppid() != self._main_pid
-        if self._state.retry_at is not None:
-            self._state.tick(clock.monotonic_s())
 
     def _watched(self) -> list[tuple[WorkerProcess, int]]:
         """Return the workers whose ticket has a timeout, each with that in nanoseconds."""
@@ -453,7 +452,7 @@ class Supervisor:
             failure = describe_failure(error, epoch=0, worker=number)
             advice = machine_capacity.start_advice(error, "the supervisor has no file descriptors left")
             packed = reports.of_setup(failure, "no worker could be started", advice, None)
-            self._state.not_started(number, clock.monotonic_s(), packed)
+            self._state.not_started(number, packed)
             return
         fault_points.reach("supervisor.forked")
         self._recorder.mark(MarkKind.STARTED, worker.pid, number, worker.cell)

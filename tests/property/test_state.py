@@ -165,7 +165,7 @@ class Walk:
             case ToMain(GiveBack(run)):
                 self.consumers[run].is_asked = True
             case Start(worker) if self.channels and self.random.random() < self.failing_starts:
-                self.state.not_started(worker, self.now, b"no process")
+                self.state.not_started(worker, b"no process")
             case Start(worker):
                 self.channels[worker] = []
             case Stop(worker):
@@ -279,7 +279,7 @@ class Walk:
 
     def tick(self) -> None:
         self.now += 1.0
-        self.state.tick(self.now)
+        self.state.tick()
 
     # ---- what workers do
 

@@ -139,7 +139,7 @@ def test_where_some_workers_cannot_be_started_the_others_do_all_the_work(can_sta
     assert len(pool.of(Filled)) == 20 and not pool.of(LoaderFailed, BatchFailed)
     pool.wait(later)
     assert len(pool.started) == min(4, can_start + later)
-    assert (pool.state.retry_at is not None) is (len(pool.started) < 4)
+    assert pool.state.is_short is (len(pool.started) < 4)
 
 
 def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:

@@ -120,7 +120,7 @@ class Pool:
         """Carry out an instruction."""
         match instruction:
             case Start(worker) if not self.can_start:
-                self.state.not_started(worker, self.now, b"EAGAIN")
+                self.state.not_started(worker, b"EAGAIN")
             case Start(worker):
                 self.can_start -= 1
                 self.started.append(worker)
@@ -151,7 +151,7 @@ class Pool:
     def wait(self, can_start: int) -> None:
         """A minute later so many workers can be started."""
         self.can_start, self.now = can_start, self.now + 60
-        self.state.tick(self.now)
+        self.state.tick()
         self.turn()
 
     def busy(self) -> list[int]:
