@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loaderpool.cache.setting import Count
 from loaderpool.errors import ArgumentError, CacheError, LoaderpoolWarning
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
@@ -463,8 +462,10 @@ class CachedFunction:
     """
 
     def __init__(self, get: Callable[[int], Any], fn: Callable[[Any], Any], shared: SharedCache, cell: int) -> None:
-        from loaderpool.cache.store import dump, load  # most loaders have no cache
+        from loaderpool.cache.setting import Count  # most loaders have no cache
+        from loaderpool.cache.store import dump, load
 
+        self._count = Count
         self._get, self._fn, self._shared, self._dump, self._load = get, fn, shared, dump, load
         self._counts = shared.counts_of(cell)
         self._has_none = False
@@ -478,10 +479,10 @@ class CachedFunction:
                 pickled = store.get(index)
                 if pickled is not None:
                     found = self._load(pickled)
-                    self._counts[Count.HITS] += 1
+                    self._counts[self._count.HITS] += 1
                     return found
             except Exception:  # damaged, or not to be had now: it is made again, and written over
-                self._counts[Count.DAMAGED] += 1
+                self._counts[self._count.DAMAGED] += 1
         value, drew = self._call(index)
         if drew:  # once more: the first call may have imported what draws on import, or another thread may have drawn
             value, drew = self._call(index)
@@ -491,7 +492,7 @@ class CachedFunction:
                 "item, so all epochs would have the same random numbers. Move the random part to augment=, which gets "
                 "the result of fn in every epoch, or remove cache="
             )
-        self._counts[Count.MISSES] += 1
+        self._counts[self._count.MISSES] += 1
         try:
             made = self._dump(value)
             value = self._load(made)
@@ -519,7 +520,7 @@ class CachedFunction:
             return self._shared.store()
         except Exception:  # it was deleted, or no descriptor is left for it
             self._has_none = True
-            self._counts[Count.BROKEN] += 1
+            self._counts[self._count.BROKEN] += 1
             return None
 
     def _refuse(self, text: str) -> None:

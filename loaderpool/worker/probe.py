@@ -9,7 +9,7 @@ resume.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,9 @@ from loaderpool.plan.order import Plan
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.jobs import Abandoned, Job, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
-from loaderpool.worker.lanes import LaneItems
+
+if TYPE_CHECKING:
+    from loaderpool.worker.lanes import LaneItems
 
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
 # samples have.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,11 @@ from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.calls import Calls, ThreadCalls
 from loaderpool.worker.global_rng import GlobalsWatch
 from loaderpool.worker.jobs import Filled, Job, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
-from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.rows import Converter, blocks_of_array, collate, empty_blocks
+
+if TYPE_CHECKING:
+    from loaderpool.worker.lanes import LaneItems
 
 # Rows that are looked up at once. Fewer: tiny batches pay for it again; more: the first batch waits for them.
 _ROWS = 1024
@@ -102,7 +104,7 @@ class Work:
         source = payload["source"]
         self.items: PlannedItems | StreamedItems | LaneItems = PlannedItems(self.plan)
         self._ahead: OrderAhead | None = None
-        if isinstance(source, LaneItems):
+        if self.plan.lanes:
             # Where nothing is called for an item that a generator yields, it is the generator's time that counts.
             progress.counts_generated = all(payload[name] is None for name in ("fn", "augment", "batch_fn"))
             source.attend(progress, times_items=config.limits.timeout_s is not None)
