@@ -49,30 +49,26 @@ _spawning = multiprocess.get_context("spawn")
 _starting = threading.Lock()
 
 
-class Block:
-    """A block of shared memory, the arena or the slots in it, and the name by which workers `attach` it.
+def named(make: Callable[..., Any]) -> Any:
+    """Return an arena or slots in a new block of shared memory, which workers `attach` by its name.
 
-    Ownership: of the name, until `unlink`; where this process is killed, `multiprocess`'s resource tracker unlinks it.
-    Raises MemoryLimitError where there is no room for it.
+    Where this process is killed, `multiprocess`'s resource tracker unlinks it. Raises MemoryLimitError where there is
+    no room for it.
     """
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        nbytes = max(_LEAST_BYTES, capacity.available_memory_bytes() // _SHARE) // _LEAST_BYTES * _LEAST_BYTES
-        try:
-            self._made = SharedMemory(create=True, size=nbytes)
-        except (MemoryError, OSError) as error:
-            raise MemoryLimitError(f"Could not create a block of shared memory: {error}") from error
-        self.name = self._made.name
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.unlink)
-            self.file = attach(make, self.name, nbytes)
-            undo.pop_all()
-        self._made.close()
-
-    def unlink(self) -> None:
-        """Give up the name: what maps the block keeps it, and nothing else can."""
-        with contextlib.suppress(FileNotFoundError):  # it was before
-            self._made.unlink()
+    nbytes = max(_LEAST_BYTES, capacity.available_memory_bytes() // _SHARE) // _LEAST_BYTES * _LEAST_BYTES
+    try:
+        block = SharedMemory(create=True, size=nbytes)
+    except (MemoryError, OSError) as error:
+        raise MemoryLimitError(f"Could not create a block of shared memory: {error}") from error
+    try:
+        file = attach(make, block.name, nbytes)
+        file.name, file.unlink = block.name, block.unlink
+        return file
+    except BaseException:
+        block.unlink()
+        raise
+    finally:
+        block.close()
 
 
 class SpawnedPool(Pool):
@@ -83,22 +79,12 @@ class SpawnedPool(Pool):
     def _make_arena(self) -> Arena:
         if not sys.executable:  # before the session looks: the block's resource tracker is started with it
             raise PoolBrokenError("sys.executable is empty. Set it to the path of a Python interpreter")
-        self._block = Block(Arena)
-        arena: Arena = self._block.file
+        arena: Arena = named(Arena)
         return arena
 
     def _make_session(self, program: Program) -> Session:
-        program = program._replace(settings={**program.settings, "arena": self._block.name})
-        try:
-            return SpawnedSession(self.arena, self._around, self._news, program)
-        except BaseException:
-            self._block.unlink()
-            raise
-
-    def close(self) -> None:
-        if not (self.is_closed or self.is_foreign):
-            super().close()
-            self._block.unlink()
+        program = program._replace(settings={**program.settings, "arena": self.arena.name})
+        return SpawnedSession(self.arena, self._around, self._news, program)
 
 
 class SpawnedSession(Session):
@@ -107,13 +93,12 @@ class SpawnedSession(Session):
     name = "the thread that directs the workers"
 
     def _open(self, arena: Arena, around: Surroundings, program: Program) -> None:
-        self._block = Block(SlotFile)
-        slots = self.slots = self._block.file
+        slots = self.slots = named(SlotFile)
         start = {
             **around._asdict(),
             **program.settings,
             "arena_bytes": arena.nbytes,
-            "slots": self._block.name,
+            "slots": slots.name,
             "slots_bytes": slots.nbytes,
             "trainer_pid": os.getpid(),
         }
@@ -150,7 +135,6 @@ class SpawnedSession(Session):
             if self._thread.is_alive():
                 self.kill()
         self.slots.close_descriptor()
-        self._block.unlink()
         return "see the error above"
 
 

@@ -150,16 +150,23 @@ HEADROOM_BYTES = 64 << 20
 
 
 class SparseFile:
-    """A memory file without a name, and its mapping.
+    """A memory file without a name, and its mapping. Or, for spawned workers, a block of memory with a name.
 
-    Ownership: of the descriptor, until `close_descriptor`. The mapping is never closed by hand: arrays look at it, and
-    it goes with the last of them.
+    Ownership: of the descriptor and the name, until `close_descriptor`. The mapping is never closed by hand: arrays
+    look at it, and it goes with the last of them.
+
+    Attributes:
+        name: by which others map it; empty: there is none.
+        unlink: gives up the name.
 
     Args:
         descriptor: of the file; -1: there is none.
         nbytes: its length; 0: that is to be found out.
         tag: of the mapping, where Windows knows it by a name.
     """
+
+    name = ""
+    unlink: Callable[[], object] | None = None
 
     def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
         self.descriptor, self.nbytes = descriptor, nbytes or os.fstat(descriptor).st_size
@@ -170,6 +177,8 @@ class SparseFile:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+            if self.unlink is not None:
+                self.unlink()
 
     def return_pages(self, offset: int, nbytes: int) -> None:
         """Give the pages of a range back to the machine; without a descriptor by the mapping alone."""
