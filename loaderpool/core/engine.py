@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.core.delivery import FIRST_EPOCH, SECOND, CheckedArguments, DeliveryCounts, SecondLook
-from loaderpool.core.messages import Ended, Found, Load, Loaded, LoaderFailed, Look, Unload, Update
+from loaderpool.core.messages import End, Ended, Found, Load, Loaded, LoaderFailed, Look
 from loaderpool.core.pool import Pool
 from loaderpool.core.run import PoolRun, made_of
 from loaderpool.core.session import Session
@@ -191,7 +191,7 @@ class PoolEngine:
             extents, offset, nbytes = put_shipment(pool.arena, ship(changes, without=self._without))
             self._sent.append((extents, offset, nbytes))
             self._loads += 1
-            pool.session.send(Update(self.number, offset, nbytes))
+            pool.session.send(Load(self.number, offset, nbytes, is_change=True))
 
     def statistics(self) -> Mapping[str, Any]:
         """Counts of this moment."""
@@ -235,7 +235,7 @@ class PoolEngine:
                 if pool.is_closed:
                     self._forget()
                 else:  # it listens until no process looks at it any more
-                    pool.session.send(Unload(self.number))
+                    pool.session.send(End(self.number))
             finally:
                 pool.lock.release()
 
@@ -253,7 +253,7 @@ class PoolEngine:
         self._loads = 1
         for _, offset, nbytes in self._sent[-1:]:
             self._loads += 1
-            session.send(Update(self.number, offset, nbytes))
+            session.send(Load(self.number, offset, nbytes, is_change=True))
         if self._found is not None:
             session.send(self._found)
         elif self.feeds is not None:

@@ -4,14 +4,16 @@
 
 | kind | from -> to | most on their way |
 |---|---|---|
-| `Load`, `Unload`, `Update`, `Look` | main -> supervisor | a few for each loader: the next waits for an answer |
-| `Begin`, `End` | main -> supervisor | one for each run |
+| `Load`, `Look` | main -> supervisor | a few for each loader: the next waits for an answer |
+| `Begin` | main -> supervisor | one for each run |
+| `End` | main -> supervisor | one for each run and each loader |
 | `Extend` | main -> supervisor | one for each epoch; one for each batch of a stream that is read ahead |
 | `Release` | main -> supervisor | one for each slot |
 | `Resize` | main -> supervisor | one for each call |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
 | `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
-| `GiveBack`, `Ended` | supervisor -> main | one for each run |
+| `GiveBack` | supervisor -> main | one for each run |
+| `Ended` | supervisor -> main | one for each run and each loader |
 | `NodeIs`, `Warn` | supervisor -> main | a few for each node |
 | `Found` | worker -> supervisor -> main and all other workers; main -> supervisor | one for each `Look` or `Load` |
 | `Ticket` | supervisor -> worker | what the worker has room for |
@@ -33,25 +35,15 @@ from typing import NamedTuple, get_args
 
 
 class Load(NamedTuple):
-    """Main process -> supervisor, with files of large arrays: here is a loader, as `ship.put_shipment` has put it."""
+    """Main process -> supervisor, with files of large arrays: here is a loader, as `ship.put_shipment` has put it.
+
+    Or what has changed of its source's attributes. Answered by `Loaded`.
+    """
 
     loader: int
     offset: int  # in the arena
     nbytes: int
-
-
-class Unload(NamedTuple):
-    """Main process -> supervisor: the loader is closed. Its runs have been ended. Answered by `Ended`."""
-
-    loader: int
-
-
-class Update(NamedTuple):
-    """Main process -> supervisor: attributes of the loader's source have changed. Answered by `Loaded`."""
-
-    loader: int
-    offset: int  # in the arena
-    nbytes: int
+    is_change: bool = False
 
 
 class Look(NamedTuple):
@@ -87,10 +79,10 @@ class Extend(NamedTuple):
 
 
 class End(NamedTuple):
-    """Main process -> supervisor: the rest of this run is not wanted."""
+    """Main process -> supervisor: the rest of this run is not wanted; or this loader, whose runs have been ended."""
 
-    run: int
-    lent: tuple[int, ...]  # offsets of slots with views; these come back by `Release`, and all others are free
+    number: int
+    lent: tuple[int, ...] = ()  # offsets of slots with views; these come back by `Release`, and all others are free
 
 
 class Release(NamedTuple):
@@ -236,7 +228,7 @@ class Done(NamedTuple):
 
 
 Message = (
-    Load | Unload | Update | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded
+    Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded
     | LoaderFailed | GiveBack | NodeIs | Warn | Found | Ticket | Done
 )  # fmt: skip
 KINDS: tuple[type, ...] = get_args(Message)

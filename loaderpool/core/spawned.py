@@ -27,7 +27,7 @@ from multiprocess.shared_memory import SharedMemory
 from loaderpool.core.channel import Received
 from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.delivery import aligned_empty
-from loaderpool.core.messages import Done, Load, Loaded, Message, Update, decode
+from loaderpool.core.messages import Done, Load, Loaded, Message, decode
 from loaderpool.core.pool import Pool
 from loaderpool.core.processes import Processes, WorkerProcess
 from loaderpool.core.session import Session
@@ -211,7 +211,7 @@ class SpawnedSupervisor(Supervisor):
             self._payloads.places[message.loader] = message.offset, message.nbytes
             self._on_loaded(message.loader, 0.0)
 
-    def _update(self, message: Update) -> None:
+    def _update(self, message: Load) -> None:
         self._payloads.changes[message.loader] = self._payloads.read_change(message.offset, message.nbytes)
         self._main.send(Loaded(message.loader, 0.0))
         self._state.renew()

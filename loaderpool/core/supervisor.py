@@ -180,8 +180,10 @@ class Supervisor:
                 self._begin(message)
             case messages.Extend():
                 state.extend(*message)
-            case messages.End():
-                state.end(*message)
+            case messages.End(number, lent) if number in state.runs:
+                state.end(number, lent)
+            case messages.End(number):  # a loader, or a run that had no slot
+                self._unload(number)
             case messages.Resize(workers):
                 self._workers_wanted = workers
                 self._note_free_memory()
@@ -190,12 +192,10 @@ class Supervisor:
                 self._look(message)
             case messages.Found():
                 self._take_form(message)
+            case messages.Load(is_change=True):
+                self._update(message)
             case messages.Load():
                 self._load(message, received)
-            case messages.Update():
-                self._update(message)
-            case messages.Unload(loader):
-                self._unload(loader)
 
     def _note_free_memory(self) -> None:
         self._state.slots.free_bytes = max(0, machine_capacity.available_memory_bytes() - HEADROOM_BYTES)
@@ -255,7 +255,7 @@ class Supervisor:
         self._has_loaded = True
         gc.freeze()  # workers would copy each page of objects that a collection looks at
 
-    def _update(self, message: messages.Update) -> None:
+    def _update(self, message: messages.Load) -> None:
         try:
             self._payloads.update(message.loader, message.offset, message.nbytes)
         except BaseException as error:

@@ -33,7 +33,6 @@ from loaderpool.core.messages import (
     NodeIs,
     Resize,
     Ticket,
-    Update,
     Warn,
 )
 from loaderpool.core.records import Death, Instruction, MarkEnded, Start, Stop, ToWorker
@@ -109,11 +108,11 @@ class Dispatcher(Supervisor):
         super()._load(message, received)
         self._timeouts.clear()  # nodes look after their samples themselves
         if message.loader in self._payloads.loaded:
-            pickled, buffers, *_ = self._payloads.read(*message)
+            pickled, buffers, *_ = self._payloads.read(message.loader, message.offset, message.nbytes)
             self._loads[message.loader] = _orders_of(message.loader, pickled, buffers)
             self._order_all(*self._loads[message.loader])
 
-    def _update(self, message: Update) -> None:
+    def _update(self, message: Load) -> None:
         super()._update(message)
         if message.loader in self._payloads.changes:
             self._order_all(self._change_of(message.loader))

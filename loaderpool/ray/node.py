@@ -33,8 +33,6 @@ from loaderpool.core.messages import (
     LoaderFailed,
     Look,
     Message,
-    Unload,
-    Update,
 )
 from loaderpool.core.session import Listener, Session
 from loaderpool.core.supervisor import Supervisor, serve
@@ -162,7 +160,7 @@ class NodeActor:
         """Change attributes of the loader's source."""
         shipment = Shipment(pickled, tuple(memoryview(each) for each in buffers))
         extents, offset, nbytes = put_shipment(self._arena, shipment)
-        answer = await self._loaders[number].ask(_LOADING, Update(number, offset, nbytes))
+        answer = await self._loaders[number].ask(_LOADING, Load(number, offset, nbytes, is_change=True))
         for extent in extents:
             self._arena.give_back(extent)
         return answer.message
@@ -172,7 +170,7 @@ class NodeActor:
         loader = self._loaders.pop(number, None)
         if loader is not None:
             loader.close()
-            await loader.ask(_LOADING, Unload(number))
+            await loader.ask(_LOADING, End(number))
             del self._session.listeners[number]
         for extent in self._extents.pop(number, ()):
             self._arena.give_back(extent)
