@@ -143,6 +143,12 @@ class Slots:
         run.free.clear()
         run.fresh.clear()
 
+    def return_kept(self) -> None:
+        """Give back the pages of all free parts of the memory file."""
+        self.kept_bytes = 0
+        for hole in self._memory.holes():
+            self._say(ReturnPages(*hole))
+
 
 class Cutter:
     """Cuts tickets, for nodes larger ones."""

@@ -134,6 +134,7 @@ class State:
         """The loader is closed, and so are its runs."""
         self.loaders.pop(number, None)
         self.slots.returning.discard(number)
+        self.slots.return_kept()
         self.due = collections.deque(job for job in self.due if job.loader.number != number or job.slot is not None)
 
     def begin(self, asked: Begin, plan: Numbering | None = None) -> None:
@@ -154,7 +155,7 @@ class State:
         if asked.loader in self.slots.returning:  # it asks no other run in its turn, or both would ask for ever
             self.slots.returning.remove(asked.loader)
             run.may_ask = 0
-        self.slots.give(run, self._width)
+        self.slots.give(run, self.width)
 
     def extend(self, number: int, stop: int, last_rows: int) -> None:
         """More batches may be made."""
@@ -222,7 +223,7 @@ class State:
             loader.layout, loader.row_s = layout, seconds
             for run in [*self.runs.values()]:
                 if run.loader is loader:
-                    self.slots.give(run, self._width)
+                    self.slots.give(run, self.width)
 
     def done(self, worker: int, answer: Done, file: Any = None) -> None:
         """A ticket is done, or the user's code raised. An answer to none that this worker has changes nothing."""
@@ -355,7 +356,7 @@ class State:
             if not run.free or run.is_ended or run.loader.failure is not None:
                 continue
             if (batch := next_batch(run, worker.number)) is not None:
-                first, *others = self._cutter.cut(run, batch, self._width)
+                first, *others = self._cutter.cut(run, batch, self.width)
                 self.due.extend(others)
                 return first
         return None
@@ -438,7 +439,7 @@ class State:
             self.runs.pop(run.number, None)
         for other in [*self.runs.values()]:
             if not other.slots:  # it waits for what this one gives back
-                self.slots.give(other, self._width)
+                self.slots.give(other, self.width)
 
     # ---- failures
 
@@ -512,14 +513,14 @@ class State:
         return self.workers.pop(worker)
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
         """How many processes make rows."""
         return max(1, sum(node.workers for node in self.workers.values()) if self._of_nodes else self._wanted)
 
     def _give_slots(self) -> None:
         """There are more workers, or fewer: runs get the slots that so many need."""
         for run in [*self.runs.values()]:
-            self.slots.give(run, self._width)
+            self.slots.give(run, self.width)
 
     def _dismiss(self, worker: WorkerRecord) -> None:
         if worker.is_leaving:

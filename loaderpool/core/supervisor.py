@@ -64,14 +64,13 @@ class Supervisor:
         self._fork_check = ForkCheck()
         self._payloads = Payloads(self._arena, {}, self._fork_check.importing)
         self._forms: dict[int, bytes] = {}
-        self._space = ExtentMap(PAGE_BYTES, self._slots.nbytes)
+        space = ExtentMap(PAGE_BYTES, self._slots.nbytes)
         most_slots = max(2, most_messages - _FOR_OTHERS)
-        self._state = State(start["workers"], self._space, most_slots, self._restarts, self.of_nodes)
+        self._state = State(start["workers"], space, most_slots, self._restarts, self.of_nodes)
         self._watch = SampleWatch(self._arena.board)
         self._tick_ms, self._tick_due_ns = StopWatch().look_ms, 0  # a second, or less
         self._recorder = self._arena.recorder.supervisor
         self._recorder.mark(MarkKind.SUPERVISOR, os.getpid())
-        self._workers_wanted: int = start["workers"]
         self._timeouts: dict[int, float] = {}  # seconds, by loader
         self._oom_kills = machine_capacity.oom_kill_count()
         self._has_loaded = self._has_told_of_exec = self._is_over = False
@@ -185,7 +184,6 @@ class Supervisor:
             case messages.End(number):  # a loader, or a run that had no slot
                 self._unload(number)
             case messages.Resize(workers):
-                self._workers_wanted = workers
                 self._note_free_memory()
                 state.resize(workers)
             case messages.Look():
@@ -271,9 +269,6 @@ class Supervisor:
         self._payloads.unload(number)
         self._forms.pop(number, None)
         self._carry_out()  # its timeout stays: a worker may still be at one of its samples
-        self._state.slots.kept_bytes = 0
-        for hole in self._space.holes():
-            self._slots.return_pages(*hole)
 
     def _look(self, message: messages.Look) -> None:
         payload = self._payloads.loaded.get(message.loader)
@@ -306,7 +301,7 @@ class Supervisor:
 
         payload = self._payloads.loaded[number]
         try:
-            form, layout, row_s = forms.choose(probe, payload, self._workers_wanted)
+            form, layout, row_s = forms.choose(probe, payload, self._state.width)
         except LoaderpoolError as error:
             self._state.fail(number, reports.of_error(error))
             return

@@ -249,7 +249,6 @@ class Dispatcher(Supervisor):
             node.orders.extend(orders)
             if loader in self._payloads.changes:
                 node.orders.append(self._change_of(loader))
-        self._workers_wanted = sum(each.workers for each in self._nodes.values())
         self._note_free_memory()
         self._state.joined(node.number, workers)
         self._on_beat(node, 0)
