@@ -68,7 +68,8 @@ class Supervisor:
         most_slots = max(2, most_messages - _FOR_OTHERS)
         self._state = State(start["workers"], space, most_slots, self._restarts, self.of_nodes)
         self._watch = SampleWatch(self._arena.board)
-        self._tick_ms, self._tick_due_ns = StopWatch().look_ms, 0  # a second, or less
+        self._tick_ms = min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
+        self._tick_due_ns = 0
         self._recorder = self._arena.recorder.supervisor
         self._recorder.mark(MarkKind.SUPERVISOR, os.getpid())
         self._timeouts: dict[int, float] = {}  # seconds, by loader
@@ -131,12 +132,7 @@ class Supervisor:
 
     def _pause_s(self) -> float:
         """Return how soon the clock is to be looked at."""
-        pauses = [self._tick_ms]
-        if self._main_pidfd is None or self._workers.without_pidfd:
-            pauses.append(_LOOK_MS)
-        if self._timeouts:
-            pauses.append(self._watch.pause_ms())
-        return min(pauses) / 1000
+        return min(self._tick_ms, self._watch.pause_ms() if self._timeouts else self._tick_ms) / 1000
 
     def _look_at_clock(self) -> None:
         """Do what is due by the clock, which no descriptor tells of."""
@@ -145,11 +141,9 @@ class Supervisor:
         if (now_ns := clock.monotonic_ns()) >= self._tick_due_ns:
             self._tick_due_ns = now_ns + self._tick_ms * 1_000_000
             self._workers.end_stopped(self._state.running)
-            self._state.tick()
-        if self._workers.without_pidfd:
             self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
-        if self._main_pidfd is None:
-            self._is_over |= os.getppid() != self._main_pid
+            self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
+            self._state.tick()
 
     def _watched(self) -> list[tuple[WorkerProcess, int]]:
         """Return the workers whose ticket has a timeout, each with that in nanoseconds."""
