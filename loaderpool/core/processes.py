@@ -229,14 +229,12 @@ class Processes:
         board.numbers[board.base(worker.cell) + Field.NUMBER] = 0
         self._cells.append(worker.cell)
 
-    def end_stopped(self, is_busy: Callable[[int], object]) -> None:
-        """End those that were stopped for too long while they had work; their death is told as any other."""
+    def end_stopped(self) -> None:
+        """End those that were stopped for too long; their death is told as any other."""
         for worker in self.by_number.values():
-            watch = worker.stop_watch
-            if not is_busy(worker.number) or not machine.is_stopped(worker.pid):
-                if watch.stopped_ns:
-                    watch.runs()
-            elif watch.is_too_long():
+            if not machine.is_stopped(worker.pid):
+                worker.stop_watch.runs()
+            elif worker.stop_watch.is_too_long():
                 worker.was_stopped = True
                 worker.kill()
 

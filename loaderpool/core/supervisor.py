@@ -140,7 +140,7 @@ class Supervisor:
             self._watch.look(self._watched, min(self._timeouts.values()))
         if (now_ns := clock.monotonic_ns()) >= self._tick_due_ns:
             self._tick_due_ns = now_ns + self._tick_ms * 1_000_000
-            self._workers.end_stopped(self._state.running)
+            self._workers.end_stopped()
             self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
             self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
             self._state.tick()
