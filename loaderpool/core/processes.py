@@ -133,6 +133,15 @@ class WorkerProcess:
         self.stop_watch, self.was_stopped = StopWatch(), False  # it was ended as it was stopped (SIGSTOP) for long
         self.pidfd: int | None = None
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is now, by a SIGSTOP. As a parent sees it: that costs a twentieth of a look into /proc."""
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        except (AttributeError, ChildProcessError):  # other systems have no such call; or it was reaped
+            return False
+        return found is not None
+
 
 class Processes:
     """All workers of a supervisor.
@@ -232,7 +241,7 @@ class Processes:
     def end_stopped(self) -> None:
         """End those that were stopped for too long; their death is told as any other."""
         for worker in self.by_number.values():
-            if not machine.is_stopped(worker.pid):
+            if not worker.is_stopped:
                 worker.stop_watch.runs()
             elif worker.stop_watch.is_too_long():
                 worker.was_stopped = True

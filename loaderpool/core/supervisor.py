@@ -151,7 +151,7 @@ class Supervisor:
         for number, worker in self._workers.by_number.items():
             job = self._state.running(number)
             timeout_s = self._timeouts.get(job.loader.number) if job is not None else None
-            if timeout_s is not None and not machine.is_stopped(worker.pid):
+            if timeout_s is not None and not worker.is_stopped:
                 found.append((worker, int(timeout_s * 1e9)))
         return found
 
