@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from loaderpool.core.channel import Channel
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
-from loaderpool.memory.board import Board, Field
+from loaderpool.memory.board import Field
 from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
@@ -247,6 +247,42 @@ class Processes:
                 worker.was_stopped = True
                 worker.kill()
 
+    def end_hung(self, watched: Sequence[tuple[WorkerProcess, int]]) -> None:
+        """End those whose sample runs past its timeout, which is given in nanoseconds; to be called every `look_ns`.
+
+        A worker notes on the board which sample it is at and since when. The time a sample has run is summed up over
+        looks, and a gap between looks (Ctrl-Z, a suspended machine, a supervisor that was kept waiting) counts as no
+        more than two of them, so that only a worker that really ran, or really slept, for so long is called hung. Where
+        a worker has threads, a sample may have begun before the board names it: what it ran since then counts, as far
+        back as looks came without a gap.
+
+            runs ──past the limit──▶ asked (SIGUSR1: faulthandler writes all stacks, also out of C code) ──▶ killed
+              ▲────────────── it went on to the next sample after all ─────────────┘
+        """
+        now = clock.monotonic_ns()
+        for worker, timeout_ns in watched:
+            # The ticket first: where a new one begins meanwhile, the state sees that this one is over.
+            ticket, index, started = (self._arena.board.read(worker.cell, field) for field in _FIELDS)
+            sample = worker.sample
+            if sample.index is not None:  # killed, not reaped yet
+                continue
+            elapsed, longest, sample.looked_ns = now - sample.looked_ns, 2 * look_ns(timeout_ns), now
+            if elapsed > longest:
+                sample.seen_since_ns = now
+            if not index or started != sample.started or ticket != sample.ticket:
+                ran_ns = max(0, now - max(started, sample.seen_since_ns))
+                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, ran_ns, 0, ticket
+                continue
+            sample.ran_ns += min(elapsed, longest)
+            if not sample.asked_ns:
+                if sample.ran_ns > timeout_ns:
+                    sample.asked_ns = now
+                    worker.stacks.ask(worker.pid)
+            elif now - sample.asked_ns > _STACKS_NS:
+                thread = self._arena.board.read(worker.cell, Field.THREAD)
+                sample.index, sample.stacks_text = index - 1, _beginning_with(thread, worker.stacks.read())
+                worker.kill()
+
     def end_all(self) -> None:
         """Kill and reap them."""
         workers = [*self.by_number.values()]
@@ -293,65 +329,6 @@ class Processes:
         Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()
 
 
-class SampleWatch:
-    """Looks at the board from time to time, where a loader has `Limits.timeout_s`, for samples that run past it.
-
-    A worker notes on the board which sample it is at and since when. The time a sample has run is summed up over
-    looks, and a gap between looks (Ctrl-Z, a suspended machine, a supervisor that was kept waiting) counts as no more
-    than two of them, so that only a worker that really ran, or really slept, for so long is called hung. Where a worker
-    has threads, a sample may have begun before the board names it: what it ran since then counts, as far back as looks
-    came without a gap.
-
-        runs ──past the limit──▶ asked (SIGUSR1: faulthandler writes all stacks, also out of C code) ──▶ killed, reaped
-          ▲────────────── it went on to the next sample after all ─────────────┘
-
-    Runs in: the supervisor's loop, which calls `look` whenever it turns and sleeps at most `pause_ms`.
-    """
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._looked_ns = self._due_ns = clock.monotonic_ns()  # the last look, and the next one
-
-    def pause_ms(self) -> int:
-        """Return how long the supervisor may sleep."""
-        return max(0, -((clock.monotonic_ns() - self._due_ns) // 1_000_000))
-
-    def look(self, find: Callable[[], Sequence[tuple[Any, int]]], shortest_s: float) -> None:
-        """Look at the workers whose current ticket has a timeout, if that is due.
-
-        Args:
-            find: returns them, `WorkerProcess`es, each with that timeout in nanoseconds.
-            shortest_s: the shortest timeout of all.
-        """
-        now = clock.monotonic_ns()
-        if now < self._due_ns:
-            return
-        self._due_ns = now + _look_ns(int(shortest_s * 1e9))
-        elapsed, self._looked_ns = now - self._looked_ns, now
-        for worker, timeout_ns in find():
-            # The ticket first: where a new one begins meanwhile, the state sees that this one is over.
-            ticket, index, started = (self._board.read(worker.cell, field) for field in _FIELDS)
-            sample = worker.sample
-            if sample.index is not None:  # killed, not reaped yet
-                continue
-            if now - sample.looked_ns > 2 * _look_ns(timeout_ns):
-                sample.seen_since_ns = now
-            sample.looked_ns = now
-            if not index or started != sample.started or ticket != sample.ticket:
-                ran_ns = max(0, now - max(started, sample.seen_since_ns))
-                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, ran_ns, 0, ticket
-                continue
-            sample.ran_ns += min(elapsed, 2 * _look_ns(timeout_ns))
-            if not sample.asked_ns:
-                if sample.ran_ns > timeout_ns:
-                    sample.asked_ns = now
-                    worker.stacks.ask(worker.pid)
-            elif now - sample.asked_ns > _STACKS_NS:
-                thread = self._board.read(worker.cell, Field.THREAD)
-                sample.index, sample.stacks_text = index - 1, _beginning_with(thread, worker.stacks.read())
-                worker.kill()
-
-
 def fault_in(stacks: str) -> str:
     """Return what faulthandler wrote as C code ended the process; "": it did not."""
     begins = stacks.rfind(FATAL)
@@ -364,7 +341,8 @@ def _beginning_with(thread: int, stacks: str) -> str:
     return "\n\n".join(sorted(stacks.strip().split("\n\n"), key=lambda stack: first not in stack.partition("\n")[0]))
 
 
-def _look_ns(timeout_ns: int) -> int:
+def look_ns(timeout_ns: int) -> int:
+    """Return how often workers are to be looked at for a timeout."""
     return max(_SHORTEST_LOOK_NS, min(_LONGEST_LOOK_NS, timeout_ns // _LOOKS_PER_TIMEOUT))
 
 

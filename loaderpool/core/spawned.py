@@ -192,7 +192,7 @@ class SpawnedSupervisor(Supervisor):
         self._on_worker(number, Received(message, batches))  # type: ignore[arg-type]  # in place of a file
 
     def _wait(self) -> None:
-        self._main.wait(self._pause_s())  # type: ignore[call-arg]
+        self._main.wait(self._tick_ms / 1000)  # type: ignore[call-arg]
         while (event := self._main.receive()) is not None:
             if isinstance(event, Received):
                 self._on_main(event)

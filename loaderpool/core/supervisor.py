@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from loaderpool.config import LoaderConfig
 from loaderpool.core import messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, capacity
-from loaderpool.core.processes import READABLE, Processes, SampleWatch, WorkerProcess, fault_in
+from loaderpool.core.processes import READABLE, Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.core.state import State
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
@@ -67,7 +67,6 @@ class Supervisor:
         space = ExtentMap(PAGE_BYTES, self._slots.nbytes)
         most_slots = max(2, most_messages - _FOR_OTHERS)
         self._state = State(start["workers"], space, most_slots, self._restarts, self.of_nodes)
-        self._watch = SampleWatch(self._arena.board)
         self._tick_ms = min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
         self._tick_due_ns = 0
         self._recorder = self._arena.recorder.supervisor
@@ -112,7 +111,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Wait until something has come, or the clock is to be looked at; take in what has."""
-        for descriptor, _ in self._epoll.poll(self._pause_s()):
+        for descriptor, _ in self._epoll.poll(self._tick_ms / 1000):
             handler = self._handlers.get(descriptor)
             if handler is not None:
                 handler()
@@ -130,16 +129,12 @@ class Supervisor:
         mine += [] if self._main_pidfd is None else [self._main_pidfd]
         return mine + [file for files in self._payloads.files.values() for file in files]
 
-    def _pause_s(self) -> float:
-        """Return how soon the clock is to be looked at."""
-        return min(self._tick_ms, self._watch.pause_ms() if self._timeouts else self._tick_ms) / 1000
-
     def _look_at_clock(self) -> None:
         """Do what is due by the clock, which no descriptor tells of."""
-        if self._timeouts:
-            self._watch.look(self._watched, min(self._timeouts.values()))
         if (now_ns := clock.monotonic_ns()) >= self._tick_due_ns:
             self._tick_due_ns = now_ns + self._tick_ms * 1_000_000
+            if self._timeouts:
+                self._workers.end_hung(self._watched())
             self._workers.end_stopped()
             self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
             self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
@@ -229,6 +224,8 @@ class Supervisor:
         leaves_out = config.on_error.action == "skip" or (config.on_error.action == "replace" and by_sample)
         if config.limits.timeout_s is not None:
             self._timeouts[number] = config.limits.timeout_s
+            self._tick_ms = min(self._tick_ms, look_ns(int(config.limits.timeout_s * 1e9)) // 1_000_000)
+            self._tick_due_ns = 0
         self._main.send(messages.Loaded(number, seconds))
         most_deaths = config.limits.restarts_per_item
         if config.threads > 1:  # only what is made by one thread tells for certain which sample ends its worker

@@ -68,6 +68,7 @@ class Dispatcher(Supervisor):
         settings = SimpleNamespace(**start["cluster"])
         self._is_first, self._timeout_s = start["is_first"], settings.node_timeout_s
         super().__init__({**start, "workers": 0})
+        self._tick_ms = int(_BEAT_S * 500)  # half a beat
         self._loads: dict[int, list[Order]] = {}  # by loader: how it is sent
         self._losses: collections.deque[tuple[str, str, frozenset[int]]] = collections.deque(maxlen=_KEPT)
         self._untold: dict[int, NodeIs] = {}  # by node: the latest, which the main process does not know
@@ -81,9 +82,6 @@ class Dispatcher(Supervisor):
 
     def _open(self, start: Mapping[str, Any]) -> int:
         return super()._open(start) * 3 // 4  # the rest is for news of nodes, see `_tell_of_nodes`
-
-    def _pause_s(self) -> float:
-        return _BEAT_S / 2
 
     def _look_at_clock(self) -> None:
         super()._look_at_clock()
