@@ -83,7 +83,6 @@ class SpawnedPool(Pool):
         return arena
 
     def _make_session(self, program: Program) -> Session:
-        program = program._replace(settings={**program.settings, "arena": self.arena.name})
         return SpawnedSession(self.arena, self._around, self._news, program)
 
 
@@ -97,6 +96,7 @@ class SpawnedSession(Session):
         start = {
             **around._asdict(),
             **program.settings,
+            "arena": arena.name,
             "arena_bytes": arena.nbytes,
             "slots": slots.name,
             "slots_bytes": slots.nbytes,
