@@ -15,13 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import (
-    ArgumentError,
-    LoaderpoolError,
-    SetupError,
-    SpecMismatchError,
-    UnpicklableError,
-)
+from loaderpool.errors import ArgumentError, LoaderpoolError, SetupError, SpecMismatchError, UnpicklableError
 from tests.support import leaks
 from tests.support.batches import Place
 

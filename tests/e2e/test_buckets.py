@@ -83,10 +83,7 @@ def test_the_share_of_padding_is_told(sounds: list[str], two_epochs: list[Any], 
 
 def test_what_is_not_padded_counts_for_nothing(sounds: list[str], on: Place) -> None:
     how: dict[str, Any]
-    for how in (
-        {"ragged": True},
-        {"ragged": True, "buckets": BUCKETS},
-    ):
+    for how in ({"ragged": True}, {"ragged": True, "buckets": BUCKETS}):
         with lp.Loader(sounds, load_sound, batch_size=4, **how, **on(2)) as loader:
             rows = [row for batch in loader for row in map(len, batch["sound"])]
             assert sorted(rows) == sorted(map(frames_of, sounds))

@@ -120,10 +120,7 @@ USER_ERRORS: list[tuple[Callable[[], BaseException], type[BaseException], dict[s
 
 @pytest.mark.parametrize(("make", "kind", "attributes"), USER_ERRORS, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_error_is_also_of_the_users_type(
-    make: Callable[[], BaseException],
-    kind: type[BaseException],
-    attributes: dict[str, Any],
-    made_in: dict[str, Any],
+    make: Callable[[], BaseException], kind: type[BaseException], attributes: dict[str, Any], made_in: dict[str, Any]
 ) -> None:
     workers = made_in["workers"]
     with lp.Loader(range(20), raising(make), batch_size=BATCH, **made_in) as loader:

@@ -293,11 +293,7 @@ class Slotted:
 def test_changes_in_slots_are_seen_too(workers: int) -> None:
     with lp.Loader.from_sequence(Slotted(), workers=workers) as loader:
         epochs = [[batch[0].tolist() for batch in loader] for _ in range(3)]
-    assert epochs == [
-        [[100, 1, -1], [101, 1, -1]],
-        [[210, -1, 10], [211, -1, 10]],
-        [[320, -1, 20], [321, -1, 20]],
-    ]
+    assert epochs == [[[100, 1, -1], [101, 1, -1]], [[210, -1, 10], [211, -1, 10]], [[320, -1, 20], [321, -1, 20]]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

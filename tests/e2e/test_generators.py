@@ -283,10 +283,7 @@ def test_mistakes_are_named() -> None:
     ]:
         with pytest.raises(error, match=match):
             lp.Loader.from_generator(make, workers=0, **settings)
-    with (
-        lp.Loader.from_generator(lambda: 5, workers=0) as loader,
-        pytest.raises(lp.SampleError, match="got a int"),
-    ):
+    with lp.Loader.from_generator(lambda: 5, workers=0) as loader, pytest.raises(lp.SampleError, match="got a int"):
         next(iter(loader))
     with lp.Loader.from_generator(lambda: iter([]), workers=0) as loader, pytest.raises(lp.LoaderpoolError):
         next(iter(loader))

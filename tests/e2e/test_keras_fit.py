@@ -80,8 +80,7 @@ def test_fit(traces: Callable[[str, str], str | None], backend: str, case: str) 
 
 
 @pytest.mark.parametrize(
-    ("backend", "ending"),
-    [("tensorflow", "loader.close()"), ("jax", ""), ("torch", "del loader")],
+    ("backend", "ending"), [("tensorflow", "loader.close()"), ("jax", ""), ("torch", "del loader")]
 )
 def test_a_script_that_has_trained_ends_in_silence(backend: str, ending: str) -> None:
     result = run(

@@ -241,9 +241,7 @@ def test_a_batch_that_the_machine_has_no_room_for_is_not_answered_with_a_limit(
     assert "cannot work here" in element and "batch_size" not in element and "Limits(" not in element
 
 
-def test_the_advice_for_a_batch_that_the_machine_has_no_room_for_works(
-    pool_where: Callable[[int], lp.Pool],
-) -> None:
+def test_the_advice_for_a_batch_that_the_machine_has_no_room_for_works(pool_where: Callable[[int], lp.Pool]) -> None:
     pool = pool_where(512 << 20)
     for limits in (lp.Limits(), lp.Limits(memory=1 << 16)):  # of which the latter has no room for one sample
         loader = {"source": range(4000), "fn": medium, "workers": pool}

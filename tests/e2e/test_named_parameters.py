@@ -149,11 +149,7 @@ def batch_open(items: list[int], rng: Any) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize(
     ("batch_fn", "expected"),
-    [
-        (batch_default, 43),
-        (functools.partial(batch_open, rng=42), 42),
-        (batch_open, -1),
-    ],
+    [(batch_default, 43), (functools.partial(batch_open, rng=42), 42), (batch_open, -1)],
     ids=["default", "partial", "open"],
 )
 def test_batch_fn_has_the_same_rule(batch_fn: Callable[..., Any], expected: int, where: dict[str, Any]) -> None:
@@ -172,11 +168,7 @@ def shard_open(shard: int, rng: Any) -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("make_generator", "expected"),
-    [
-        (shard_default, 42),
-        (functools.partial(shard_open, rng=42), 42),
-        (shard_open, -1),
-    ],
+    [(shard_default, 42), (functools.partial(shard_open, rng=42), 42), (shard_open, -1)],
     ids=["default", "partial", "open"],
 )
 def test_make_generator_has_the_same_rule(

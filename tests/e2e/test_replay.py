@@ -62,6 +62,7 @@ def test_a_sample_has_the_bits_of_the_training(fn: Callable[..., Any], settings:
         for epoch, (rows, indices) in enumerate(zip(epochs, order, strict=True)):
             for at in (0, 1, 11, len(rows) - 1):
                 assert same(lp.replay(loader, indices[at], epoch), rows[at])
+    assert same(lp.replay(loader, index=np.int64(order[1][7]), epoch=1), epochs[1][7])  # also of a closed loader
 
 
 def test_the_whole_batch_of_batch_fn_is_replayed() -> None:
@@ -70,14 +71,6 @@ def test_the_whole_batch_of_batch_fn_is_replayed() -> None:
         for batch in loader:
             for index in (int(batch["items"][0]), int(batch["items"][-1])):
                 assert same(lp.replay(loader, index, 2), batch)
-
-
-def test_in_code_it_returns_what_the_function_returns_also_of_a_closed_loader() -> None:
-    with lp.Loader(range(SIZE), draw, batch_size=4, shuffle=True, seed=5, workers=2) as loader:
-        loader.epoch = 1
-        rows = [row for batch in loader for row in rows_of(batch)]
-        assert same(lp.replay(loader, int(rows[7]["item"]), epoch=1), rows[7])
-    assert same(lp.replay(loader, index=np.int64(rows[0]["item"]), epoch=1), rows[0])
 
 
 def test_in_code_an_error_is_the_functions_own() -> None:
@@ -214,15 +207,12 @@ def test_a_target_may_read_a_loader_which_starts_no_process(command: Callable[..
     assert text.startswith("[0, 1, 2, 3] []\n") and "int64[]" in text
 
 
-def test_an_error_is_shown_with_the_user_s_frames(command: Callable[..., ChildResult]) -> None:
+def test_an_error_is_shown_with_the_user_s_frames_and_pdb_opens_there(command: Callable[..., ChildResult]) -> None:
     result = command("replay", "jobs:make", "--index", "3")
     assert result.returncode == 1
     assert "ValueError: no such row" in result.stderr and "in fn" in result.stderr
     assert "loaderpool/" not in result.stderr
     assert "--pdb" in result.stderr
-
-
-def test_pdb_opens_where_it_raised(command: Callable[..., ChildResult]) -> None:
     result = command("replay", "jobs:make", "--index", "3", "--pdb", stdin="p 'i is', i\nq\n")
     assert result.returncode == 1
     assert "('i is', 3)" in result.stdout

@@ -298,12 +298,7 @@ def test_a_loader_is_closed_while_its_stream_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "at", "holds_lock"),
-    [
-        ("os._exit(0)", 9, False),
-        ("os.kill(os.getpid(), 9)", 9, True),
-        ("1 / 0", 0, True),
-    ],
+    ("how", "at", "holds_lock"), [("os._exit(0)", 9, False), ("os.kill(os.getpid(), 9)", 9, True), ("1 / 0", 0, True)]
 )
 def test_no_end_of_the_trainer_leaves_a_reader(how: str, at: int, holds_lock: bool, tmp_path: Path) -> None:
     script = f"""

@@ -15,14 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.support.batches import (
-    Place,
-    assert_same,
-    copied,
-    kill_supervisor,
-    kill_worker,
-    read,
-)
+from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
 from tests.support.child import run_child
 from tests.support.streams import Numbers, make
 

@@ -181,29 +181,6 @@ def test_the_same_pool_stays_as_it_is_when_a_clean_loader_comes(make: Make) -> N
             assert third.statistics().workers_start == "exec"
 
 
-@unasked
-def test_what_hooks_change_reaches_such_workers(make: Make) -> None:
-    source = """
-        import numpy as np
-        class Rows:
-            def __init__(self):
-                self.rows = np.arange(20_000.0)
-                self.epoch = 0
-            def __len__(self):
-                return 4
-            def __getitem__(self, index):
-                return self.rows[index * 5 : index * 5 + 5] + 100 * self.epoch
-            def on_epoch_end(self):
-                self.epoch += 1
-                self.rows[:20] = self.rows[:20][::-1].copy()
-    """
-    module = make(cf_rows=both(THREAD, source))
-    expected = read(lp.Loader.from_sequence(module.Rows(), workers=0), passes=3)
-    with lp.Loader.from_sequence(module.Rows(), workers=2) as loader:
-        assert_same(read(loader, passes=3), expected)
-        assert loader.statistics().workers_start == "exec"
-
-
 # ---- deaths, hangs, errors
 
 

@@ -62,10 +62,7 @@ def settled(look: Callable[[], Any]) -> Any:
 def test_who_keeps_all_batches_keeps_them_here_and_not_on_a_disk(cluster: RayCluster) -> None:
     batches = 2 * STORE_BYTES // BATCH_BYTES
     before = cluster.stores()
-    with (
-        lp.RayPool(cluster.address) as pool,
-        lp.Loader(range(batches), large, batch_size=None, workers=pool) as loader,
-    ):
+    with lp.RayPool(cluster.address) as pool, lp.Loader(range(batches), large, batch_size=None, workers=pool) as loader:
         kept = list(loader)
         assert [int(batch[0]) for batch in kept] == list(range(batches))
         assert all((batch == batch[0]).all() for batch in kept)

@@ -37,10 +37,10 @@ LEFT_OUT = {
         "e2e/test_tables.py",
     ],
     "has a cache in memory, which is refused": [
-        "e2e/test_recorded_bits.py::test_seeds_give_the_batches_that_they_gave[cached",
+        "e2e/test_recorded_bits.py::test_seeds_give_the_batches_that_they_gave[cached"
     ],
     "looks for a traceback in the supervisor; it is in a worker": [
-        "e2e/test_arguments.py::test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup",
+        "e2e/test_arguments.py::test_an_item_that_cannot_be_unpickled_is_an_error_of_the_setup"
     ],
 }
 

@@ -109,11 +109,7 @@ class RayCluster:
     """
 
     def __init__(
-        self,
-        nodes: int = 2,
-        cpus: int = 1,
-        can_lose_head: bool = False,
-        store_bytes: int = STORE_BYTES,
+        self, nodes: int = 2, cpus: int = 1, can_lose_head: bool = False, store_bytes: int = STORE_BYTES
     ) -> None:
         # Sockets lie there, whose paths have room for some 50 characters of it: so not where TMPDIR may say.
         self._folder = tempfile.mkdtemp(prefix="lp-ray-", dir="/tmp")

@@ -133,11 +133,7 @@ CHANGES = {
     "an argument of partial": ("scale=3)", "scale=5)", {"partial"}),
     "an object's attribute": ("Scaler(4),", "Scaler(5),", {"object"}),
     "a class attribute": ("factor = 2", "factor = 3", {"object", "method", "functions"}),
-    "another method of the object's class": (
-        "item * self.base",
-        "item + self.base",
-        {"object", "method", "functions"},
-    ),
+    "another method of the object's class": ("item * self.base", "item + self.base", {"object", "method", "functions"}),
     "a table whose method it is": ('"b": 2', '"b": 3', {"table"}),
     "a recursive function": ("else 0", "else 1", {"recursive", "functions"}),
     "a library's function": ("np.sqrt", "np.cbrt", {"lambda"}),
