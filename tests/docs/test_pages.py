@@ -23,7 +23,7 @@ _OPTIONAL = re.compile(r"^(?:import|from) (accelerate|lightning|orbax)\b", re.MU
 
 def _is_quick(page: Path) -> bool:
     """What a reader begins with; the others take minutes together."""
-    return page.name == "README.md" or "tutorial" in page.parts
+    return page.name in ("README.md", "1-load.md", "4-when-things-break.md")
 
 
 def _together(page: Path) -> tuple[Path, ...]:

@@ -153,6 +153,7 @@ def test_tune_measures_recommends_and_writes_files(command: Callable[..., ChildR
     assert [f"round {each} of 2, workers=2: " in result.stderr for each in (1, 2)] == [True, True]
 
 
+@pytest.mark.slow
 def test_tune_measures_threads_with_each_number_of_workers(command: Callable[..., ChildResult], project: Path) -> None:
     result = command(
         "tune", "jobs:make_waiting", "--seconds", "0.6", "--workers", "0,1", "--threads", "1,4", "--json", "r.json"
@@ -167,8 +168,7 @@ def test_tune_measures_threads_with_each_number_of_workers(command: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("target", "says"),
-    [("make_cached", "cache and threads=4 cannot"), ("make_generating", "is not supported")],
+    ("target", "says"), [("make_cached", "cache and threads=4 cannot"), ("make_generating", "is not supported")]
 )
 def test_a_loader_that_can_have_no_threads_says_so_before_it_is_measured(
     command: Callable[..., ChildResult], target: str, says: str
@@ -196,11 +196,7 @@ def test_tune_leaves_a_cache_out_and_json_to_stdout_is_all_there_is(
     ("target", "status", "says"),
     [
         ("trains:loader", 1, "iterates a loader"),
-        (
-            "trains:loader",
-            1,
-            "trains.py, line 3). Put the code that trains under `if __name__ == '__main__':`",
-        ),
+        ("trains:loader", 1, "trains.py, line 3). Put the code that trains under `if __name__ == '__main__':`"),
         ("jobs", 2, "package.module:name"),
         ("jobs.py", 2, "such as jobs:name"),
         ("jobs.py:make_waiting", 2, "without .py, such as jobs:make_waiting"),

@@ -103,6 +103,7 @@ def test_the_exit_status_and_the_error_of_a_training_that_raises_are_the_users(t
     assert result.stderr.count("Traceback") == 1
 
 
+@pytest.mark.slow
 def test_sys_exit_in_the_middle_of_a_loop_has_its_status(tf: Any) -> None:
     # Not while the function is stuck: the loop's iterator dies before the interpreter's end has begun, and TensorFlow
     # cannot take back a call into Python, so leaving a loop waits for the batch that was asked for.

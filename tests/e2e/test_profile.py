@@ -82,6 +82,7 @@ def test_the_lines_that_compute_are_found_in_every_process(folder: Path) -> None
     assert len(makers) == 2
 
 
+@pytest.mark.slow
 def test_waiting_is_recorded_where_it_is_asked_for(folder: Path) -> None:
     profile("train:make", "--seconds", "1", "--idle", "--workers", "0", "-o", "p.json", cwd=folder).check()
     frames = json.loads((folder / "p.json").read_text())["shared"]["frames"]

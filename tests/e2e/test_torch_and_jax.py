@@ -103,6 +103,7 @@ def test_a_training_of_torch_forks_workers_that_have_torch_where_they_use_it(tmp
     assert errors == ""
 
 
+@pytest.mark.slow
 @needs("jax")
 def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(tmp_path: Path) -> None:
     lines, errors = shown(
@@ -156,6 +157,7 @@ def test_workers_see_no_accelerator_of_the_trainers(tmp_path: Path) -> None:
     assert child.stdout == "['cpu', 'cpu'] tpu,cuda\n"
 
 
+@pytest.mark.slow
 @needs("torch")
 def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
     lines, errors = shown(
@@ -204,6 +206,7 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
     assert errors == ""
 
 
+@pytest.mark.slow
 @needs("torch")
 def test_what_torchs_generator_gives_belongs_to_the_sample(tmp_path: Path) -> None:
     """As `random` and `numpy.random` do: forks begin with the same state, and would augment alike."""
