@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import Auto, LoaderConfig, unit_of
@@ -97,24 +96,6 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     return CheckedArguments(
         config, plan, unit, given_spec, stream, payload, has_epoch_begin, hooks is not None, needs_lengths
     )
-
-
-def with_lengths(
-    checked: CheckedArguments, arguments: dict[str, Any], make_loader: Callable[..., Any]
-) -> tuple[CheckedArguments, Pool | None]:
-    """The same when `Buckets.by` has told the items' lengths, which it writes into `arguments`.
-
-    Ownership: as `lengths.find_lengths`, which is given `make_loader`.
-    """
-    from loaderpool.trainer.lengths import find_lengths
-
-    arguments["_lengths"], pool = find_lengths(checked.config, arguments, checked.plan.size, make_loader)
-    try:
-        return check_arguments(arguments), pool
-    except BaseException:
-        if pool is not None:
-            pool.close()
-        raise
 
 
 def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderConfig) -> None:

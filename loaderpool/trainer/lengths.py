@@ -25,10 +25,10 @@ from loaderpool.settings.checks import check_signature, whole_number
 from loaderpool.settings.groups import Limits
 from loaderpool.system.capacity import available_memory_bytes
 from loaderpool.system.long_work import LongWork
-from loaderpool.trainer.pool import Pool, shared_pool
 
 if TYPE_CHECKING:
-    from loaderpool.config import LoaderConfig
+    from loaderpool.core.delivery import CheckedArguments
+    from loaderpool.trainer.pool import Pool
 
 # Items whose lengths come together. Smaller: more messages for a function that only looks a number up. Larger: a source
 # of some hundred slow items is shared less evenly; tickets of slow rows are cut smaller anyway.
@@ -79,36 +79,28 @@ def read_lengths(by: Any, size: int) -> Lengths:
 
 
 def find_lengths(
-    config: LoaderConfig, arguments: Mapping[str, Any], size: int, make_loader: Callable[..., Any]
-) -> tuple[Lengths, Pool | None]:
+    checked: CheckedArguments, arguments: Mapping[str, Any], pool: Pool | None, make_loader: Callable[..., Any]
+) -> Lengths:
     """Call the user's function for each item of the source. Blocks: until the last length is known.
 
-    Ownership: the caller closes the pool.
-
     Args:
-        config: the loader's settings.
+        checked: the arguments, but for the lengths.
         arguments: of `Loader`, by name; `Buckets.by` is the function.
-        size: items in the source.
+        pool: the loader's, by which it is called; None: in this process.
         make_loader: the class `Loader`, by a loader of which the function is called.
-
-    Returns:
-        The lengths, and the pool that was started for them and shall be the loader's; None where it shares a pool, or
-        works in this process.
 
     Raises:
         SampleError: the function raised, or gave what is no length; names the item.
         UnpicklableError, WorkerLostError: it cannot travel, or ended its workers.
         MemoryLimitError: the lengths take more than what is free.
     """
+    config, size = checked.config, checked.plan.size
     nbytes, free = 8 * size, available_memory_bytes()
     if nbytes > free:
         raise MemoryLimitError(
             f"Buckets.by: the lengths of all {size:,} items take {nbytes:,} bytes of memory, but only {free:,} bytes "
             "are free. Use a source of fewer items, or use pad=True or ragged=True without buckets"
         )
-    pool, made = shared_pool(arguments), None
-    if pool is None and config.workers != 0:
-        pool = made = Pool(config.workers, config.limits.restarts)
     try:
         loader = make_loader(
             arguments["source"],
@@ -120,44 +112,32 @@ def find_lengths(
             limits=Limits(timeout_s=config.limits.timeout_s, restarts_per_item=config.limits.restarts_per_item),
             workers=0 if pool is None else pool,
         )
-        return _compact(_called(loader, np.empty(size, np.int64))), made
-    except BaseException as error:
-        if made is not None:
-            made.close()
-        if isinstance(error, UnpicklableError):
-            raise UnpicklableError(str(error).replace(_SENT_AS, "Buckets.by")) from error.__cause__
-        raise
-
-
-def _called(loader: Any, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Fill in what the loader's function returns for each item."""
+    except UnpicklableError as error:
+        raise UnpicklableError(str(error).replace(_SENT_AS, "Buckets.by")) from error.__cause__
     from loaderpool.core.failures import lost_error, sample_error
 
     loader._core.tracker.looks_ahead = loader._core.tracker.is_users = False
-    session = None if loader._core.pool is None else loader._core.pool.session
+    lengths, filled = np.empty(size, np.int64), 0
 
     def count_made() -> int:
         made: int = sum(worker.samples for worker in loader.statistics().workers)
-        return min(len(lengths), made)
+        return max(filled, min(size, made))
 
     make: Callable[..., LoaderpoolError]
     try:
-        with loader, LongWork("loaderpool: calling Buckets.by", len(lengths), measure=count_made) as work:
-            filled = 0
+        with loader, LongWork("loaderpool: calling Buckets.by", size, measure=count_made) as work:
+            session = None if pool is None else pool.session
             if session is not None:
                 session.long_work = work
             try:
                 for batch in loader:
                     lengths[filled : filled + len(batch)] = batch
                     filled += len(batch)
-                    if session is None:
-                        work.reach(filled)
-                    else:
-                        work.tell()
+                    work.tell()
             finally:
                 if session is not None:
                     session.long_work = None
-        return lengths
+        return _compact(lengths)
     except SampleError as error:  # first: it may be of any other type, too, that the function has raised
         make, told, cause = sample_error, vars(error)["failure"], error.__cause__
     except WorkerLostError as error:

@@ -12,7 +12,6 @@ from loaderpool.settings.checks import attribute_hint, known_names_only, read_pa
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.arguments import check_arguments, with_lengths
 from loaderpool.trainer.epochs.epoch_tracker import EpochHooks
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.pool import Pool
@@ -123,10 +122,7 @@ class Loader:
             from loaderpool.adapters.shards import current_shard
 
             arguments["shard"] = current_shard()
-        checked, own_pool = check_arguments(arguments), None
-        if checked.needs_lengths and process.is_trainer():
-            checked, own_pool = with_lengths(checked, arguments, Loader)
-        self._core = LoaderCore(arguments, checked, own_pool)
+        self._core = LoaderCore(arguments, Loader)
         # Imported now that the supervisor starts; at the first pass there may be no descriptor left to do it with.
         from loaderpool.trainer.loader_iterator import LoaderIterator
 

@@ -9,17 +9,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.core.delivery import CheckedArguments
 from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
+from loaderpool.trainer.arguments import check_arguments
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
-    from loaderpool.core.delivery import Engine
+    from loaderpool.core.delivery import CheckedArguments, Engine
     from loaderpool.trainer.epochs.observer import Observer
 
 # Keras shows the `repr` of what it is given and cannot use.
@@ -44,63 +44,77 @@ class LoaderCore:
     Construction starts the engine, in the background; inside a worker there is none.
 
     Args:
-        arguments: of `Loader`, by name.
-        checked: what they come to.
-        own_pool: what was started for the loader already, or None.
+        arguments: of `Loader`, by name; the lengths that `Buckets.by` tells are written into them.
+        make_loader: the class `Loader`, by a loader of which `Buckets.by` is called.
     """
 
-    def __init__(self, arguments: dict[str, Any], checked: CheckedArguments, own_pool: Pool | None) -> None:
+    def __init__(self, arguments: dict[str, Any], make_loader: Callable[..., Any]) -> None:
         self.arguments = arguments
-        self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
         self.engine: Engine | None = None
         self.pool: Pool | None = shared_pool(arguments)  # shared, or its own
         self.is_closed = False
-        self._needs_lengths = checked.needs_lengths
         self._owner_pid = os.getpid()
         self._undoing: Undoing | None = None  # ends what other processes or files have of it
-        # The tracker outlives the core in its iterators' finalizers, so it must not keep it alive.
-        engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
-        self.tracker = EpochTracker(engine, self.config, self.plan, arguments["_hooks"])
-        self.tracker.counters.on_mark = functools.partial(_call, weakref.ref(self), LoaderCore.look)
-        if process.is_trainer():
-            self._start(checked, own_pool)
-
-    def _start(self, checked: CheckedArguments, own_pool: Pool | None) -> None:
-        """Start the engine, in the background; what can go wrong in the caller's line goes wrong here."""
-        cache: Cache | None = checked.payload["cache"]
+        checked = check_arguments(arguments)
+        self._needs_lengths = checked.needs_lengths
+        if not process.is_trainer():
+            self._take_in(checked)
+            return
         gate_handlers()
-        with InterruptsHeld(), contextlib.ExitStack() as undo:
-            has_workers = _workers_are_allowed and (self.pool is not None or self.config.workers != 0)
+        with InterruptsHeld(), contextlib.ExitStack() as undo:  # what can go wrong in the caller's line goes wrong here
+            config, own_pool = checked.config, None
+            has_workers = _workers_are_allowed and (self.pool is not None or config.workers != 0)
             if has_workers and self.pool is None:
-                self.pool = own_pool = own_pool or Pool(self.config.workers, self.config.limits.restarts)
+                self.pool = own_pool = Pool(config.workers, config.limits.restarts)
                 undo.callback(own_pool.close)
-            if self.pool is not None:
-                self.pool._check_loader(checked)
-            shared = None
-            if cache is not None:
-                from loaderpool.trainer.epochs.cache_watch import CacheWatch, make_cache
+            if self._needs_lengths:
+                from loaderpool.trainer.lengths import find_lengths
 
-                with InterruptsAllowed():  # it pickles function and source
-                    shared = make_cache(cache, checked.payload, self.plan.size)
-                undo.callback(shared.close)
-                self.tracker.at_end = CacheWatch(cache.where, shared.counts)
-            # The payload is not kept: what travelled is in shared memory, and a local engine has it.
-            if self.pool is not None and has_workers:
-                session = self.pool.session  # first: its supervisor begins while this process imports and pickles
-                from loaderpool.core.engine import PoolEngine
-
-                self.engine = PoolEngine(session, checked, shared)
-            else:
-                from loaderpool.core.local_engine import LocalEngine
-
-                self.engine = LocalEngine(checked, shared)
+                with InterruptsAllowed():
+                    pool = self.pool if has_workers else None
+                    arguments["_lengths"] = find_lengths(checked, arguments, pool, make_loader)
+                    checked = check_arguments(arguments)
+            self._take_in(checked)
+            self._start(checked, has_workers, undo)
             undo.pop_all()
-            if self.pool is not None or cache is not None:
+            if self.pool is not None or checked.payload["cache"] is not None:
+                assert self.engine is not None
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
-        if self.engine.captured is not None:
+        if self.engine is not None and self.engine.captured is not None:
             self.tracker.at_begin = self.engine.captured.warn
             if self.pool is not None:
                 self.pool.session.modules.note()
+
+    def _take_in(self, checked: CheckedArguments) -> None:
+        self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
+        # The tracker outlives the core in its iterators' finalizers, so it must not keep it alive.
+        engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
+        self.tracker = EpochTracker(engine, self.config, self.plan, self.arguments["_hooks"])
+        self.tracker.counters.on_mark = functools.partial(_call, weakref.ref(self), LoaderCore.look)
+
+    def _start(self, checked: CheckedArguments, has_workers: bool, undo: contextlib.ExitStack) -> None:
+        """Start the engine, in the background."""
+        cache: Cache | None = checked.payload["cache"]
+        if self.pool is not None:
+            self.pool._check_loader(checked)
+        shared = None
+        if cache is not None:
+            from loaderpool.trainer.epochs.cache_watch import CacheWatch, make_cache
+
+            with InterruptsAllowed():  # it pickles function and source
+                shared = make_cache(cache, checked.payload, self.plan.size)
+            undo.callback(shared.close)
+            self.tracker.at_end = CacheWatch(cache.where, shared.counts)
+        # The payload is not kept: what travelled is in shared memory, and a local engine has it.
+        if self.pool is not None and has_workers:
+            session = self.pool.session  # first: its supervisor begins while this process imports and pickles
+            from loaderpool.core.engine import PoolEngine
+
+            self.engine = PoolEngine(session, checked, shared)
+        else:
+            from loaderpool.core.local_engine import LocalEngine
+
+            self.engine = LocalEngine(checked, shared)
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
