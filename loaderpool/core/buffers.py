@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loaderpool.core.delivery import Delivery, OrderedBuffer
 from loaderpool.memory.board import Field
-from loaderpool.plan.base import LanePlaces, generated_item
+from loaderpool.plan.order import LanePlaces, generated_item
 
 if TYPE_CHECKING:
     from loaderpool.core.pool import Pool

@@ -16,8 +16,7 @@ from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec, widened
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
-from loaderpool.plan.base import LanePlaces
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import LanePlaces, Plan
 from loaderpool.sources.stream import StreamSource
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error, warn
 from loaderpool.memory.arena import Extent
 from loaderpool.memory.layout import BatchForm
-from loaderpool.plan.base import LanePlaces
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import LanePlaces, Plan
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.long_work import LongWork

@@ -21,7 +21,7 @@ from loaderpool.errors import (
     WorkerLostError,
     counted,
 )
-from loaderpool.plan.base import generated_item, item_name
+from loaderpool.plan.order import generated_item, item_name
 from loaderpool.transport.reports import (
     LOST_PIPES_STATUS,
     Failure,

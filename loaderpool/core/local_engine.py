@@ -29,8 +29,7 @@ from loaderpool.errors import SourceError
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.base import LanePlaces
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import LanePlaces, Plan
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed, is_dropped, is_of_a_handler
 from loaderpool.system.long_work import LongWork

@@ -23,7 +23,7 @@ from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, fo
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.recorder import MarkKind
-from loaderpool.plan.base import item_name
+from loaderpool.plan.order import item_name
 from loaderpool.system import clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, LastInterruptsHeld, checkpoint, note_exit
 from loaderpool.system.long_work import LongWork

@@ -16,8 +16,7 @@ from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import PAGE_BYTES, map_private
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.base import LanePlaces
-from loaderpool.plan.order import Numbering, Plan
+from loaderpool.plan.order import LanePlaces, Numbering, Plan
 from loaderpool.system import clock, fault_points
 from loaderpool.system.long_work import LongWork
 

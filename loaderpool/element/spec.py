@@ -14,7 +14,7 @@ import numpy.typing as npt
 from loaderpool.element.leaf import OBJECT, TEXT_KINDS, Text, can_write, convert_leaf, read_dtype
 from loaderpool.element.structure import Structure, named, sketch
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
-from loaderpool.plan.base import item_name
+from loaderpool.plan.order import item_name
 
 _PAD = "\n    pad=True: pad to the longest sample of each batch"
 _UNBATCHED = "\n    batch_size=None: do not batch"

@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import brief
-from loaderpool.plan.base import kept, permutation
-from loaderpool.plan.order import Plan, Start
+from loaderpool.plan.order import Plan, Start, kept
+from loaderpool.plan.permutation import permutation
 
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 

@@ -22,21 +22,36 @@ the same positions and perhaps another number of shards. So each row keeps its i
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.plan.base import kept, permutation, share_of
-from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.plan.permutation import MAX_SIZE, permutation
+
+_Value = TypeVar("_Value")
+_Key = TypeVar("_Key", bound=Hashable)
 
 # Rests of epochs that are kept. Fewer: passes that go on side by side make them, and their tables, for each batch.
 _KEPT_RESTS = 4
 # Where an epoch was left, so that its rest can be made elsewhere; falsy: the whole epoch.
 Start = int | tuple[int, ...]
+
+
+def kept(latest: dict[_Key, _Value], key: _Key, make: Callable[[], _Value], most: int = 2) -> _Value:
+    """Return what was made for a key, now or as one of the latest; threads may share `latest`."""
+    value = latest.get(key)
+    if value is None:
+        value = make()
+        for old in [*latest][: 1 - most]:
+            latest.pop(old, None)
+        latest[key] = value
+    return value
 
 
 @dataclass(frozen=True)
@@ -237,7 +252,10 @@ class Plan:
 
     def _share(self, rows: int) -> tuple[int, int]:
         """Return this shard's part of a global batch, full or not: its first row there, and how many."""
-        return share_of(rows, self.num_shards, self.shard_index)
+        if 0 < rows < self.num_shards:
+            return self.shard_index % rows, 1
+        share, longer = divmod(rows, self.num_shards)
+        return self.shard_index * share + min(self.shard_index, longer), share + (self.shard_index < longer)
 
     def _span(self, batch: int) -> tuple[int, int]:
         """Return the first position of a batch and the one after its last; its positions are always consecutive."""
@@ -302,3 +320,59 @@ class Numbering:
             return sum(plan.rows(epoch, each) for each in range(batch, batch + count))
         has_last = batch + count == plan.batches_per_epoch
         return (count - 1) * plan.most_rows + (plan.last_rows if has_last else plan.most_rows)
+
+
+def bounds_of(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where each of several batches begins and ends in what has one after the other."""
+    return list(itertools.pairwise(itertools.accumulate(rows, initial=0)))
+
+
+class LanePlaces(NamedTuple):
+    """How many batches of each lane were taken; the batches of one lane are always taken in their order."""
+
+    taken: tuple[int, ...]
+    """By lane."""
+    over: frozenset[int] = frozenset()
+    """Lanes that have no more."""
+
+    @property
+    def begin_at(self) -> int:
+        """The lowest number of a batch that was not taken; where all lanes are over, one behind all batches."""
+        lanes = len(self.taken)
+        left = [batch * lanes + lane for lane, batch in enumerate(self.taken) if lane not in self.over]
+        return min(left) if left else max(self.taken) * lanes
+
+
+# ---- numbers of items, of a source or of a generator
+
+_MARK = 1 << 62
+_ITEM_BITS = 40  # more items than any generator yields in a week, in few enough bits
+MOST_GENERATORS = 1 << 22
+
+
+def first_position(generator: int) -> int:
+    """Return the position of the first item that a generator yields."""
+    return _MARK | generator << _ITEM_BITS
+
+
+def generated_item(position: int) -> tuple[int, int] | None:
+    """Return the numbers of the generator and of its item; None where it is an index into a source."""
+    if position < _MARK:
+        return None
+    return (position ^ _MARK) >> _ITEM_BITS, position & ((1 << _ITEM_BITS) - 1)
+
+
+def item_name(position: int) -> str:
+    """Return what messages call what is at a position."""
+    return f"{'source index' if generated_item(position) is None else 'item'} {item_number(position)}"
+
+
+def item_number(position: int) -> str:
+    """Return the same without a word for what it is: 17, or 17 of generator 2."""
+    generated = generated_item(position)
+    return numbered(position) if generated is None else numbered(generated[1], generated[0])
+
+
+def numbered(item: int, generator: int | None = None) -> str:
+    """Return how texts number an item of a source, or of a generator."""
+    return f"{item}" if generator is None else f"{item} of generator {generator}"

@@ -1,4 +1,4 @@
-"""A shuffled order of any length, of which any position is known at once and nothing is kept.
+"""Random orders: of any length, where each position is known at once and nothing is kept; and of streams, in a window.
 
 A number below `size` is split into a low half of `low_bits` bits and a high half below `high_count`. Rounds change
 the halves in turn, each by a keyed hash of the other, so that every round, and hence the whole, can be undone: a
@@ -23,11 +23,15 @@ cipher (the table), cycle-walking cipher and generalized Feistel cipher.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+_Item = TypeVar("_Item")
 
 MAX_SIZE = 1 << 62
 """Largest size: both halves stay within 32 bits, so that no 64-bit sum of a half and a hash overflows."""
@@ -41,6 +45,9 @@ _ROUNDS = 6
 all rounds that could part them leave it so, they stay neighbours. With four rounds that makes it 1.8 times as likely as
 by chance for 1024 numbers (measured); with six the excess is about `2 ** -low_bits` (estimated): 1.6 % just above
 `TABLE_SIZE`, 0.1 % at a million. More: each costs some 5 us for a batch of 32, which takes 28."""
+
+# Random places drawn at once. Fewer: each costs a call of NumPy's. More: a short stream pays for some it never needs.
+_DRAWN = 1024
 
 
 class Permutation:
@@ -141,3 +148,48 @@ def _sorted_by_hash(size: int, seed: bytes) -> npt.NDArray[np.int64]:
 
     stream = hashlib.shake_256(b"loaderpool table" + seed).digest(8 * size)
     return np.frombuffer(stream, "<u8").argsort(kind="stable").astype(np.int64)
+
+
+@functools.lru_cache(maxsize=8)
+def permutation(size: int, seed: int, epoch: int) -> Permutation:
+    """An epoch's order, kept for the few epochs that are under way at once (this one, the next, other passes)."""
+    return Permutation(size, stream_key("shuffle", seed, epoch))
+
+
+def stream_key(purpose: str, seed: int, epoch: int) -> int:
+    """Return 128 well-mixed bits, unrelated for any two different (purpose, seed, epoch).
+
+    Args:
+        purpose: what they are for; a word without spaces, so that no two triples read the same.
+        seed: any integer.
+        epoch: any integer.
+    """
+    import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
+
+    digest = hashlib.blake2b(f"{purpose} {seed} {epoch}".encode(), digest_size=16, person=b"loaderpool").digest()
+    return int.from_bytes(digest, "little")
+
+
+def shuffled(items: Iterator[_Item], window: int, seed: int, epoch: int) -> Iterator[_Item]:
+    """All the items, each moved by chance; the same order for the same seed and epoch.
+
+    Args:
+        items: the stream.
+        window: how many items are held; 1: the order stays.
+        seed: from 0.
+        epoch: which epoch; each has an order of its own.
+    """
+    generator = np.random.Generator(np.random.Philox(key=stream_key("window", seed, epoch)))
+    held: list[_Item] = []
+    places: list[Any] = []
+    for item in items:
+        if len(held) < window:
+            held.append(item)
+            continue
+        if not places:
+            places = generator.integers(window, size=_DRAWN).tolist()
+        place = places.pop()
+        held[place], item = item, held[place]
+        yield item
+    for place in generator.permutation(len(held)).tolist():
+        yield held[place]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.random.bit_generator import ISpawnableSeedSequence
 
-from loaderpool.plan.base import stream_key
+from loaderpool.plan.permutation import stream_key
 
 SAMPLE_KIND, BATCH_KIND = 1, 2
 """Highest word of the Philox counter: a sample's stream and a batch's never meet, whatever their positions."""

@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError
-from loaderpool.plan.base import stream_key
-from loaderpool.plan.permutation import MAX_SIZE, Permutation
+from loaderpool.plan.permutation import MAX_SIZE, Permutation, stream_key
 
 BLOCK = 256
 """Items whose order is drawn together. Smaller: the order is less random, down to strict alternation of two sources.

@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, Literal
 
 from loaderpool.errors import ArgumentError, SourceError, brief
-from loaderpool.plan.base import MOST_GENERATORS, shuffled
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import MOST_GENERATORS, Plan
+from loaderpool.plan.permutation import shuffled
 from loaderpool.settings.checks import check_signature, open_parameter, whole_number
 
 

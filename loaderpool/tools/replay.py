@@ -45,10 +45,9 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     except ArgumentError as error:
         raise click.UsageError(str(error), click.get_current_context(silent=True)) from None
     console = results()
-    call = wanted.call
-    indices = shortened(", ".join(map(str, call.indices)))
-    which = f"source {'index' if len(call.indices) == 1 else 'indices'} {indices} of {target}, in epoch {call.epoch}"
-    where = f"position {call.position:,}, batch {call.batch}, row {call.row}"
+    indices = shortened(", ".join(map(str, wanted.indices)))
+    which = f"source {'index' if len(wanted.indices) == 1 else 'indices'} {indices} of {target}, in epoch {epoch}"
+    where = f"position {wanted.position:,}, batch {wanted.batch}, row {wanted.row}"
     console.print(f"Replaying {which}: {where}", style="bold")
     if wanted.has_hooks and epoch:
         console.print("Note: on_epoch_begin and on_epoch_end are not called, so the data is that of epoch 0.")
@@ -59,7 +58,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, too: in a worker it is an error like others
-        _show_error(error, wanted, debug)
+        _show_error(error, wanted, index, debug)
         raise click.exceptions.Exit(1) from None
     elapsed_s = clock.monotonic_s() - started_s
     try:
@@ -69,9 +68,8 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     _show_result(console, spec, result, elapsed_s)
 
 
-def _show_error(error: BaseException, wanted: Replay, debug: bool) -> None:
-    call = wanted.call
-    failure = describe_failure(error, epoch=call.epoch, worker=None, index=call.index)
+def _show_error(error: BaseException, wanted: Replay, index: int, debug: bool) -> None:
+    failure = describe_failure(error, epoch=wanted.epoch, worker=None, index=index)
     click.echo(failure.traceback_text.rstrip(), err=True)
     if wanted.why_no_out is not None:
         first = str(wanted.why_no_out).partition("\n")[0]

@@ -50,19 +50,6 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
     return found.run()
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """The call of the function that has a source index, and its place in an epoch."""
-
-    epoch: int
-    index: int  # the source index that was asked for
-    position: int  # where the epoch has it; keys the random streams
-    batch: int  # of this shard
-    row: int  # within the batch
-    indices: list[int]  # all that the call is for, in the order in which it gets them
-    positions: list[int]
-
-
 class Replay:
     """Makes the very sample that a training makes of a source index: same call, same random streams, same bits.
 
@@ -70,7 +57,9 @@ class Replay:
     on the way that its one function draws from `random` or `numpy.random`, they are seeded here from the start.
 
     Attributes:
-        call: what is called.
+        epoch, position: where the sample is; the position keys the random streams.
+        batch, row: the same, as this shard has it.
+        indices: all that the call is for, in the order in which it gets them.
         has_hooks: the training has hooks between epochs. None is run here, so the data is that before epoch 0.
         why_no_out: the first sample's error, which leaves `out` None for this one.
 
@@ -84,22 +73,21 @@ class Replay:
         engine = self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}))
         self.has_hooks = loader._core.tracker.has_hooks
         self.why_no_out: LoaderpoolError | None = None
-        plan, epoch = engine.plan, whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
+        plan, self.epoch = engine.plan, whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
         if plan.is_open and not plan.is_endless:
             what = "generators, which have" if plan.lanes else "a stream, which has"
             raise ArgumentError(f"the source is {what} no index. Run the loader with workers=0 instead")
         if not 0 <= index < plan.size:
             raise ArgumentError(f"index must be 0 to {plan.size - 1} (the source has {plan.size:,} items), got {index}")
-        position = plan.position_of(epoch, index)
-        place = plan.place(epoch, position)
+        self.position = plan.position_of(epoch, index)
+        place = plan.place(epoch, self.position)
         if place is None:
-            raise ArgumentError(_why_nowhere(plan, index, epoch, position))
-        batch, row = place
-        positions = plan.positions(epoch, batch)
+            raise ArgumentError(_why_nowhere(plan, index, epoch, self.position))
+        self.batch, self.row = place
+        self._positions = plan.positions(epoch, self.batch)
         if engine.unit != "batch":
-            positions = positions[row : row + 1]
-        indices = plan.indices(epoch, positions)
-        self.call = Call(epoch, index, position, batch, row, list(indices), positions.tolist())
+            self._positions = self._positions[self.row : self.row + 1]
+        self.indices = plan.indices(epoch, self._positions)
 
     def run(self) -> Any:
         """What the function returns, as it is; a whole batch or element where one call makes that.
@@ -107,7 +95,7 @@ class Replay:
         Raises:
             BaseException: what the function, the source or the `setup` hook raised, itself.
         """
-        work, call = self._engine.work, self.call
+        work = self._engine.work
         with SavedGlobals():
             try:
                 work.ensure_setup()
@@ -119,7 +107,7 @@ class Replay:
                 except LoaderpoolError as error:
                     self.why_no_out = error
                 work.calls.kept.clear()
-            return work.call(call.epoch, call.positions, call.indices)
+            return work.call(self.epoch, self._positions.tolist(), self.indices)
 
     def spec_of(self, result: Any) -> ElementSpec:
         """The result's structure, dtypes and shapes.

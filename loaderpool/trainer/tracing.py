@@ -33,7 +33,7 @@ from loaderpool.memory.recorder import (
     Status,
     read_ring,
 )
-from loaderpool.plan.base import item_number
+from loaderpool.plan.order import item_number
 from loaderpool.system import clock
 from loaderpool.system.process import why_no_file, write_whole
 from loaderpool.trainer.explain.page import PAGE_BYTES

@@ -16,8 +16,7 @@ from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.feed_table import Bundle, FeedTable
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
-from loaderpool.plan.base import bounds_of
-from loaderpool.plan.order import Plan, Start
+from loaderpool.plan.order import Plan, Start, bounds_of
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import Failure, RowFailure, describe_failure, describe_timeout, how_it_ended

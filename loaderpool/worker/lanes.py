@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.base import first_position, item_name, shuffled, stream_key
-from loaderpool.plan.order import Plan
-from loaderpool.plan.permutation import Permutation
+from loaderpool.plan.order import Plan, first_position, item_name
+from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo
 from loaderpool.system import clock
 from loaderpool.worker.global_rng import GlobalsWatch, SavedGlobals

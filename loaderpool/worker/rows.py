@@ -15,7 +15,7 @@ from loaderpool.element.leaf import can_write, convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, fill_value, mismatch, padding_of, widening_code
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import Block
-from loaderpool.plan.base import item_name
+from loaderpool.plan.order import item_name
 
 # What a Python number may stand in for without loss, as NumPy's weak promotion has it.
 _WEAK_KINDS: dict[type, str] = {bool: "b", int: "iuf", float: "f"}

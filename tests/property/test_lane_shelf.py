@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loaderpool.core.buffers import LaneBuffer
 from loaderpool.core.delivery import Delivery
-from loaderpool.plan.base import LanePlaces
+from loaderpool.plan.order import LanePlaces
 from loaderpool.trainer.epochs.position import LaneLog
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)

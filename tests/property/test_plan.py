@@ -12,9 +12,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderpool.plan.base import bounds_of
 from loaderpool.plan.buckets import BucketPlan, ItemBuckets
-from loaderpool.plan.order import Numbering, Plan
+from loaderpool.plan.order import Numbering, Plan, bounds_of
 from loaderpool.worker.work import OrderAhead
 
 EPOCHS = st.integers(0, 2)

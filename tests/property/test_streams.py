@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderpool as lp
-from loaderpool.plan.base import shuffled
 from loaderpool.plan.order import Plan
-from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.plan.permutation import MAX_SIZE, shuffled
 from loaderpool.sources.stream import StreamSource, read_batches
 
 SIZES = st.integers(0, 300)

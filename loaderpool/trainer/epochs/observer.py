@@ -19,8 +19,7 @@ from loaderpool.errors import ClosedError
 from loaderpool.memory.board import Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
 from loaderpool.memory.recorder import DeliveryRecorder
-from loaderpool.plan.base import generated_item
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import Plan, generated_item
 from loaderpool.system import capacity, clock, machine
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.page import PAGE_BYTES, Page, told_of

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderpool.errors import StateError
-from loaderpool.plan.base import LanePlaces
-from loaderpool.plan.order import Plan, Start
+from loaderpool.plan.order import LanePlaces, Plan, Start
 
 if TYPE_CHECKING:
     from loaderpool.core.delivery import Delivery, Subscription
@@ -72,7 +71,7 @@ class Position(NamedTuple):
 
     epoch: int
     start: Start = 0
-    """What of the epoch is taken, over all shards, as its plan says it (see `plan.base`); falsy: nothing."""
+    """What of the epoch is taken, over all shards, as its plan says it (see `Plan.start_after`); falsy: nothing."""
     taken: Mapping[int, int] = {}
     """Without an order: ranges of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
     lanes: LanePlaces | None = None

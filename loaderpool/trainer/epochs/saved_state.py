@@ -10,10 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import operator
 import os
 import pickle
-import reprlib
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -22,8 +20,8 @@ import numpy as np
 
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
-from loaderpool.plan.base import LanePlaces
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import LanePlaces, Plan
+from loaderpool.settings.checks import whole_number
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import Position
@@ -61,12 +59,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
         StateError: it cannot be known.
     """
     if batches_taken is not None:
-        try:
-            count = operator.index(batches_taken)
-        except TypeError:
-            raise ArgumentError(f"batches_taken must be an integer, got {brief(batches_taken)}") from None
-        if count < 0 or isinstance(batches_taken, bool):
-            raise ArgumentError(f"batches_taken must be at least 0, got {brief(batches_taken)}")
+        count = whole_number("batches_taken", batches_taken, at_least=0)
         return tracker.latest.position(count) or tracker.next_log().position(0)
     live = [each for each in (undoing.owner() for undoing in list(tracker.live.values())) if each is not None]
     if len(live) > 1:
@@ -110,21 +103,21 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
     if type(version) is not int or version != _VERSION:
         raise StateError(
             "This version of loaderpool cannot read this state: expected a dict with "
-            f'"loaderpool_state": {_VERSION}, got {_shown(version)}.'
+            f'"loaderpool_state": {_VERSION}, got {brief(version)}.'
         )
     try:
         _check_names("the state", state, _NAMES | ({"lanes"} & state.keys()))
         saved = state["loader"]
         if not isinstance(saved, Mapping):
-            raise ValueError(f"loader is {_shown(saved)}")
+            raise ValueError(f"loader is {brief(saved)}")
         _refuse_others(saved, fingerprint)
-        epoch = _whole("epoch", state["epoch"], at_most=MAX_EPOCH)
-        num_shards = _whole("num_shards", state["num_shards"], at_least=1)
+        epoch = whole_number("epoch", state["epoch"], at_least=0, at_most=MAX_EPOCH)
+        num_shards = whole_number("num_shards", state["num_shards"], at_least=1)
         start = plan.read_start(state["position"])
         in_order = bool(fingerprint["deterministic"])
         if (state["taken"] or plan.lanes) and num_shards != plan.num_shards:
             raise StateError(
-                f"This state was saved with num_shards={_shown(num_shards)} and cannot be loaded with num_shards="
+                f"This state was saved with num_shards={brief(num_shards)} and cannot be loaded with num_shards="
                 f"{plan.num_shards}: with deterministic=False or generators, each shard has its own position."
             )
         if plan.lanes and (start or state["taken"]):
@@ -143,16 +136,16 @@ def _check_names(what: str, mapping: Mapping[str, Any], names: set[str]) -> None
     if missing:
         raise ValueError(f"{what} lacks {', '.join(sorted(missing))}")
     if unknown:
-        raise ValueError(f"{what} has {', '.join(sorted(map(_shown, unknown)))}, which state_dict() never returns")
+        raise ValueError(f"{what} has {', '.join(sorted(map(brief, unknown)))}, which state_dict() never returns")
 
 
 def _refuse_others(saved: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     differing = [
-        f"{name}: saved {_shown(saved.get(name))}, current {_shown(value)}"
+        f"{name}: saved {brief(saved.get(name))}, current {brief(value)}"
         for name, value in fields.items()
         if name not in saved or _text(saved[name]) is None or _text(saved[name]) != _text(value)
     ]
-    differing += [f"{_shown(name)}: saved {_shown(saved[name])}, current none" for name in saved if name not in fields]
+    differing += [f"{brief(name)}: saved {brief(saved[name])}, current none" for name in saved if name not in fields]
     if differing:
         differences = "; ".join(differing)
         raise StateError(f"Cannot load this state: it was saved by a loader with different settings. {differences}.")
@@ -161,17 +154,17 @@ def _refuse_others(saved: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
 def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
     """The ranges of batches that were taken out of turn: ascending, apart from each other and from the first one."""
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"taken is {_shown(value)}")
+        raise ValueError(f"taken is {brief(value)}")
     if value and in_order:
         raise ValueError("it has batches out of order, which deterministic=True never has")
     taken: dict[int, int] = {}
     end = total = 0
     for each in value:
         if not isinstance(each, (list, tuple)) or len(each) != 2:
-            raise ValueError(f"taken has {_shown(each)}, not a first batch and a count")
+            raise ValueError(f"taken has {brief(each)}, not a first batch and a count")
         # One behind the batches taken before at the least: else these would be one range, or what is behind a start.
-        first = _whole("taken: a first batch", each[0], at_least=end + 1)
-        count = _whole("taken: a count of batches", each[1], at_least=1, at_most=batches - first)
+        first = whole_number("taken: a first batch", each[0], at_least=end + 1)
+        count = whole_number("taken: a count of batches", each[1], at_least=1, at_most=batches - first)
         taken[first], end, total = count, first + count, total + count
     if total > _MOST_TAKEN:
         raise ValueError(f"taken has {total} batches out of order, more than {_MOST_TAKEN}")
@@ -180,30 +173,23 @@ def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
 
 def _read_lanes(value: Any, plan: Plan, in_order: bool) -> LanePlaces:
     if not isinstance(value, Mapping):
-        raise ValueError(f"`lanes` is {_shown(value)}")
+        raise ValueError(f"`lanes` is {brief(value)}")
     _check_names("lanes", value, {"taken", "over"})
     counts, over = value["taken"], value["over"]
     if not isinstance(counts, (list, tuple)) or not isinstance(over, (list, tuple)):
-        raise ValueError(f"`lanes` is {_shown(value)}")
+        raise ValueError(f"`lanes` is {brief(value)}")
     if len(counts) != plan.lanes or not counts:
         raise ValueError(f"it has positions of {len(counts)} generators, expected {plan.lanes}")
-    for count in counts:
-        _whole("`lanes`: how many batches are taken", count, at_most=plan.batches_per_epoch // plan.lanes)
-    before = -1
-    for lane in over:
-        before = _whole("`lanes`: one that is over", lane, at_least=before + 1, at_most=plan.lanes - 1)
+    most, last = plan.batches_per_epoch // plan.lanes, plan.lanes - 1
+    counts = [whole_number("`lanes`: how many batches are taken", each, at_least=0, at_most=most) for each in counts]
+    over = [whole_number("`lanes`: one that is over", each, at_least=0, at_most=last) for each in over]
+    if over != sorted({*over}):
+        raise ValueError(f"`lanes` is {brief(value)}")
     places = LanePlaces(tuple(counts), frozenset(over))
     turns = [(count - 1) * plan.lanes + lane for lane, count in enumerate(counts)]  # of the latest batch of each
     if in_order and len(over) < plan.lanes and max(turns) >= places.begin_at:
-        raise ValueError(f"`lanes` is {_shown(value)}, but with deterministic=True generators take turns")
+        raise ValueError(f"`lanes` is {brief(value)}, but with deterministic=True generators take turns")
     return places
-
-
-def _whole(name: str, value: Any, at_least: int = 0, at_most: int | None = None) -> int:
-    if type(value) is not int or value < at_least or (at_most is not None and value > at_most):
-        bounds = f"of at least {at_least}" if at_most is None else f"from {at_least} to {max(at_most, 0)}"
-        raise ValueError(f"{name} must be an integer {bounds}, got {_shown(value)}")
-    return value
 
 
 def _text(value: Any) -> str | None:
@@ -212,14 +198,6 @@ def _text(value: Any) -> str | None:
         return json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return None
-
-
-def _shown(value: Any) -> str:
-    """Return a value for an error's text, however long or deep it is."""
-    try:
-        return reprlib.repr(value)
-    except Exception:  # a number of too many digits, or a repr of the user's
-        return f"a {type(value).__name__}"
 
 
 # ---- which loader a state belongs to: source, function and plan in words that another process comes to as well

@@ -8,7 +8,7 @@ from typing import Any
 
 from loaderpool.errors import readable_s
 from loaderpool.memory.call_times import CallTimes
-from loaderpool.plan.base import generated_item, numbered
+from loaderpool.plan.order import generated_item, numbered
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 from loaderpool.trainer.explain.window import Window
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.plan.base import stream_key
+from loaderpool.plan.permutation import stream_key
 from loaderpool.plan.sample_streams import BATCH_KIND, SAMPLE_KIND, SampleStreams
 from loaderpool.worker.global_rng import SavedGlobals
 from tests.support.draws import global_draws
