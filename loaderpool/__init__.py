@@ -14,12 +14,12 @@ from loaderpool.errors import __all__ as _ERRORS
 
 if TYPE_CHECKING:  # for type checkers: the names below, which are imported when they are used
     from loaderpool.cache.setting import Cache as Cache
+    from loaderpool.config import Buckets as Buckets
+    from loaderpool.config import Limits as Limits
+    from loaderpool.config import Shard as Shard
     from loaderpool.element.spec import ArraySpec as ArraySpec
     from loaderpool.element.spec import RaggedArray as RaggedArray
     from loaderpool.ray.pool import RayPool as RayPool
-    from loaderpool.settings.groups import Buckets as Buckets
-    from loaderpool.settings.groups import Limits as Limits
-    from loaderpool.settings.groups import Shard as Shard
     from loaderpool.sources.combine import mix as mix
     from loaderpool.sources.combine import zip_sources as zip_sources
     from loaderpool.sources.files import FileSource as FileSource
@@ -46,7 +46,7 @@ _MODULES = {
     "cache.setting": "Cache",
     "element.spec": "ArraySpec RaggedArray",
     "ray.pool": "RayPool",
-    "settings.groups": "Buckets Limits Shard",
+    "config": "Buckets Limits Shard",
     "sources.combine": "mix zip_sources",
     "sources.files": "FileSource",
     "sources.hdf5": "HDF5",
@@ -67,7 +67,7 @@ __all__ = ["__version__", *_ERRORS, *sorted(_HOMES, key=str.lower)]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        from loaderpool.settings.checks import attribute_hint
+        from loaderpool.checks import attribute_hint
 
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{attribute_hint(name)}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

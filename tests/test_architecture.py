@@ -21,7 +21,7 @@ MODULES = read_package(ROOT)
 # From the ground up: a room imports its own modules and those of the rooms before it, nothing after it. The package
 # itself hands out what stands below it. Who adds a room says here where it stands.
 ROOMS = (
-    "errors", "system", "settings", "plan", "element", "config", "memory", "sources", "cache",
+    "errors", "system", "checks", "plan", "element", "config", "memory", "sources", "cache",
     "transport", "transport.payload", "worker", "core", "trainer.explain", "trainer.tracing", "trainer.autotune",
     "trainer.epochs", "trainer", "ray", "", "adapters", "tools",
 )  # fmt: skip
@@ -41,7 +41,7 @@ FORWARDS = {
 
 MOST_LINES = 600  # of a module: longer, it has a second job
 OUTER_ROOMS = (
-    "tools", "sources", "cache", "adapters", "transport", "system", "element", "settings", "config.py", "errors.py",
+    "tools", "sources", "cache", "adapters", "transport", "system", "element", "checks.py", "config.py", "errors.py",
     "__init__.py",
 )  # fmt: skip
 # Lines and files, which only fall: who takes something out lowers them, and who needs more takes out something else.

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.checks import whole_number
 from loaderpool.core.delivery import Delivery
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.memory.layout import BatchForm
-from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.epochs.epoch_pass import Conversion, Opened
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import AheadIterator, LoaderIterator

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from loaderpool.checks import whole_number
 from loaderpool.errors import ArgumentError, StateError, brief
-from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.explain.explanation import explain
 from loaderpool.trainer.explain.verdicts import Verdict
 from loaderpool.trainer.explain.window import Snapshot

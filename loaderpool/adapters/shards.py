@@ -15,8 +15,8 @@ import os
 import sys
 from typing import Any
 
+from loaderpool.config import Shard
 from loaderpool.errors import ArgumentError
-from loaderpool.settings.groups import Shard
 from loaderpool.trainer.loader_core import LoaderCore
 
 

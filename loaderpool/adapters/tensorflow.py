@@ -27,14 +27,14 @@ except ImportError as missing:
 
 from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs, is_ml_dtype
 from loaderpool.adapters.eager_tensors import check_device, tensor_dtype
+from loaderpool.checks import whole_number
+from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
 from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, mismatch, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.memory.layout import BatchForm
-from loaderpool.settings.checks import whole_number
-from loaderpool.settings.groups import Shard
 from loaderpool.system import ctrl_c, machine
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import LastInterruptsHeld

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from loaderpool.checks import known_names_only, read_bytes_count
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.settings.checks import known_names_only, read_bytes_count
 
 MEMORY = "memory"
 

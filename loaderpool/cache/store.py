@@ -31,9 +31,9 @@ from typing import Any
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.cache.setting import CachePlan, Count
+from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import CacheError, brief
 from loaderpool.memory.arena import Arena, Extent, map_whole_file
-from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 

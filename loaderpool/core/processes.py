@@ -16,11 +16,11 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.config import MAX_WORKERS
 from loaderpool.core.channel import Channel
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.memory.board import Field
-from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport.payload.loaded import Payloads, plain

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import mmap
 
-from loaderpool.settings.groups import MAX_WORKERS
+from loaderpool.config import MAX_WORKERS
 
 _FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetchers do not fight over one
 # Runs share marks by number modulo this; a mark is reused long after its run ended.

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.recorder import RECORDED_FROM_NS, WorkerRecorder
-from loaderpool.settings.groups import MAX_WORKERS
 
 # Of one worker. With more loaders in turns the one that was away longest loses its cell.
 _LOADERS = 4

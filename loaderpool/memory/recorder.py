@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.settings.groups import MAX_WORKERS
+from loaderpool.config import MAX_WORKERS
 from loaderpool.system import clock, machine
 
 Records = npt.NDArray[np.void]

@@ -19,6 +19,7 @@ says where. So nothing has to be added up from the start to know the item at any
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import struct
 from collections.abc import Callable, Sequence
@@ -119,18 +120,12 @@ def _last(holds: Callable[[int], bool]) -> int:
     """Return the last number for which it holds, where it holds up to some number and for none after it.
 
     Raises:
-        ArgumentError: it still holds at `MAX_SIZE`.
+        ArgumentError: it holds for all below `MAX_SIZE`.
     """
-    step = 1
-    while step < MAX_SIZE and holds(step):
-        step *= 2
-    if step >= MAX_SIZE:
+    first_not = bisect.bisect_left(range(MAX_SIZE), True, key=lambda number: not holds(number))
+    if first_not == MAX_SIZE:
         raise ArgumentError("weights differ so much that the mix would have more than 2**62 items")
-    low, high = step // 2, step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return max(0, first_not - 1)
 
 
 class MixOrder:

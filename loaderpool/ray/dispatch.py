@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool.config import MAX_WORKERS
 from loaderpool.core.channel import Received
 from loaderpool.core.failures import how_to_see
 from loaderpool.core.messages import (
@@ -43,7 +44,6 @@ from loaderpool.memory.board import Board, Field, NodeField, NodeState
 from loaderpool.memory.layout import aligned
 from loaderpool.ray.cluster import Cluster, Node, Order
 from loaderpool.ray.node import Made
-from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system import clock
 from loaderpool.transport import reports
 from loaderpool.transport.reports import LostReport, Verdict, describe_failure

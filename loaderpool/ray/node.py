@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from loaderpool.config import DEFAULT_RESTARTS
 from loaderpool.core.channel import Received
 from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.messages import (
@@ -39,7 +40,6 @@ from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.memory.arena import Arena, Extent, map_whole_file
 from loaderpool.memory.board import Field
 from loaderpool.memory.layout import varying_nbytes
-from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.system import clock, process
 from loaderpool.transport.payload.ship import Shipment, put_shipment
 from loaderpool.transport.pickling import put_object, receive

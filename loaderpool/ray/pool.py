@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from loaderpool.checks import known_names_only, whole_number
+from loaderpool.config import MAX_WORKERS
 from loaderpool.core.child_process import Program
 from loaderpool.errors import ArgumentError, ClusterError, brief
-from loaderpool.settings.checks import known_names_only, whole_number
-from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.pool import Pool
 

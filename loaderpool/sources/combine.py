@@ -8,11 +8,11 @@ from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, SupportsIndex
 
+from loaderpool.checks import whole_number
 from loaderpool.config import flag
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
-from loaderpool.settings.checks import whole_number
 from loaderpool.sources.recognise import Source, as_source, position_of
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.tables import unequal

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool.checks import whole_number
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.settings.checks import whole_number
 from loaderpool.sources.files import FileSource, Paths, Record, Stamp
 from loaderpool.sources.tables import repeated
 

@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from loaderpool.checks import check_signature, open_parameter, whole_number
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.order import MOST_GENERATORS, Plan
 from loaderpool.plan.permutation import shuffled
-from loaderpool.settings.checks import check_signature, open_parameter, whole_number
 
 
 class StreamSource:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from loaderpool.settings.groups import MAX_WORKERS
+from loaderpool.config import MAX_WORKERS
 from loaderpool.tools.commands import SECONDS, output
 from loaderpool.tools.target import load_target
 from loaderpool.tools.tune import bursts_of

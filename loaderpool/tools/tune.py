@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Sequence
 import click
 from rich.table import Column, Table
 
+from loaderpool.config import MAX_THREADS, MAX_WORKERS
 from loaderpool.core.engine_statistics import NodeStatistics
 from loaderpool.errors import ArgumentError, counted, readable_number
 from loaderpool.ray.pool import RayPool
-from loaderpool.settings.groups import MAX_THREADS, MAX_WORKERS
 from loaderpool.system import capacity, clock
 from loaderpool.tools.commands import SECONDS, numbers, output, results, write_json
 from loaderpool.tools.target import load_target

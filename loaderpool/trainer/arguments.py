@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.config import Auto, LoaderConfig, unit_of
+from loaderpool.checks import check_signature, open_parameter
+from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig, unit_of
 from loaderpool.core.delivery import CheckedArguments
 from loaderpool.element.spec import read_spec
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.settings.checks import check_signature, open_parameter
-from loaderpool.settings.groups import DEFAULT_RESTARTS
 from loaderpool.sources.recognise import as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.checks import check_signature, whole_number
+from loaderpool.config import Limits
 from loaderpool.errors import (
     ArgumentError,
     LoaderpoolError,
@@ -21,8 +23,6 @@ from loaderpool.errors import (
     WorkerLostError,
     brief,
 )
-from loaderpool.settings.checks import check_signature, whole_number
-from loaderpool.settings.groups import Limits
 from loaderpool.system.capacity import available_memory_bytes
 from loaderpool.system.long_work import LongWork
 

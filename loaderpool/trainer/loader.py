@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from loaderpool.checks import attribute_hint, known_names_only, read_path, read_seconds, whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, SourceError
-from loaderpool.settings.checks import attribute_hint, known_names_only, read_path, read_seconds, whole_number
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.epochs.epoch_tracker import EpochHooks
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.pool import Pool
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from loaderpool.cache.setting import Cache
+    from loaderpool.config import Buckets, Limits, Shard
     from loaderpool.memory.layout import BatchForm
-    from loaderpool.settings.groups import Buckets, Limits, Shard
     from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.explain.explanation import Explanation
     from loaderpool.trainer.lengths import Lengths
@@ -114,7 +113,7 @@ class Loader:
         threads: int = 1,
         seed_globals: bool | Literal["auto"] = "auto",
         limits: Limits | None = None,
-        _hooks: EpochHooks | None = None,
+        _hooks: Any = None,
         _lengths: Lengths | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}

@@ -7,10 +7,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.config import Auto, check_workers
+from loaderpool.checks import known_names_only, whole_number
+from loaderpool.config import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts, check_workers
 from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted
-from loaderpool.settings.checks import known_names_only, whole_number
-from loaderpool.settings.groups import DEFAULT_RESTARTS, MAX_WORKERS, check_restarts
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 

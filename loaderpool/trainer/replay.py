@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from loaderpool.checks import whole_number
 from loaderpool.config import MAX_EPOCH
 from loaderpool.core.local_engine import LocalEngine
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.plan.order import Plan
-from loaderpool.settings.checks import whole_number
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.global_rng import SavedGlobals
 from loaderpool.worker.jobs import WorkFailed

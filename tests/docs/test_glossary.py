@@ -21,13 +21,12 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # that means something particular here belongs there instead.
 PLAIN = {
     "actor", "adapter", "ahead", "allowed", "arguments", "array", "arriving", "auto", "autotune",
-    "base",
     "batch", "block", "bound", "buckets", "budget", "buffer", "c", "cache", "call", "callback", "capacity",
     "change", "check", "cli", "clock", "cluster", "column", "combine", "command", "config", "connected",
     "content", "conversion", "converter", "core", "count", "counters", "decision", "diagnose", "dict", "dispatch",
     "doctor", "element", "epoch", "error", "explain", "explanation", "failure", "fault", "feature",
     "field", "file", "filling", "finding", "fit", "flow", "fork", "format", "frame", "function", "gate",
-    "globals", "group", "handle", "held", "hooks", "identity", "imports", "in", "info", "interleave",
+    "globals", "handle", "held", "hooks", "identity", "imports", "in", "info", "interleave",
     "interrupts", "item", "iterator", "kind", "leaf", "lease", "lender", "lengths",
     "limit", "lines", "list", "listener", "load", "log", "machine", "map", "measurement", "memory",
     "mix", "numbering", "observer", "opened", "order", "original", "owner", "pace", "packed",

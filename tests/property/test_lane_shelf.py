@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.core.buffers import LaneBuffer
 from loaderpool.core.delivery import Delivery
-from loaderpool.plan.order import LanePlaces
-from loaderpool.trainer.epochs.position import LaneLog
+from loaderpool.plan.order import LanePlaces, Plan
+from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.trainer.epochs.position import PassLog, Position
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 
@@ -24,13 +28,23 @@ def is_empty(number: int, lengths: list[int]) -> bool:
     return batch >= lengths[lane]
 
 
+def log_of(lanes: int) -> PassLog:
+    return PassLog(Position(0), Plan(MAX_SIZE, 2, lanes=lanes, is_open=True), in_order=True)
+
+
+def note(log: PassLog, number: int, ended: Any) -> None:
+    delivery: Any = SimpleNamespace(numbers=lambda: [number])
+    log.delivered += 1
+    log.note_places(delivery, cast(Any, SimpleNamespace(first_epoch=0, ended_lanes=ended)))
+
+
 @settings(max_examples=150)
 @given(lengths=LENGTHS, in_order=st.booleans(), beyond=st.integers(1, 3), data=st.data())
 def test_each_batch_comes_once_and_a_lanes_in_their_order(
     lengths: list[int], in_order: bool, beyond: int, data: st.DataObject
 ) -> None:
     lanes = len(lengths)
-    shelf, log = LaneBuffer(lanes, in_order), LaneLog(lanes, None)
+    shelf, log = LaneBuffer(lanes, in_order), log_of(lanes)
     taken: list[int] = []
     places: list[LanePlaces | None] = [None]
 
@@ -38,8 +52,8 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
         while (front := shelf.front) is not None:
             shelf.drop_front()
             taken.append(front.first)
-            log.note(front.first, shelf.ended)
-            places.append(log.places(len(taken)))
+            note(log, front.first, shelf.ended)
+            places.append(log.position(len(taken)).lanes)
             assert shelf.taken == len(taken)
 
     slot = 0
@@ -68,9 +82,9 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
     # Wherever a consumer stands that is behind: what it has not taken is the rest.
     for consumed, place in enumerate(places):
         # When it was saved fewer ends may have been known, but never another count.
-        assert (place and place.taken) == ((later := log.places(consumed)) and later.taken)
+        assert (place and place.taken) == ((later := log.position(consumed).lanes) and later.taken)
         assert place is None or place.over <= later.over
-        rest = LaneBuffer(lanes, in_order, log.places(consumed))
+        rest = LaneBuffer(lanes, in_order, log.position(consumed).lanes)
         for number in in_turn(lengths):
             assert rest.put(Delivery(number, 1, 2, 0)) == (number not in taken[:consumed])
         if in_order and consumed < len(taken):
@@ -81,15 +95,15 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
 def test_an_end_is_not_a_place_before_all_of_it_is_taken(lengths: list[int]) -> None:
     """Of a lane whose end is known but whose batches the consumer has not all had, more must come."""
     lanes = len(lengths)
-    log, numbers = LaneLog(lanes, None), in_turn(lengths)
+    log, numbers = log_of(lanes), in_turn(lengths)
     for number in numbers:
-        log.note(number, {})
+        note(log, number, {})
     if not numbers:
         return
     ended = dict(enumerate(lengths))
-    log.note(lanes * 100 + numbers[-1] % lanes, ended)  # one more, behind which all are known
+    note(log, lanes * 100 + numbers[-1] % lanes, ended)  # one more, behind which all are known
     for consumed in range(len(numbers) + 1):
-        place = log.places(consumed)
+        place = log.position(consumed).lanes
         if place is None:
             assert consumed == 0
             continue

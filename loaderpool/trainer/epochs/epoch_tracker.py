@@ -16,7 +16,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError
@@ -76,26 +76,6 @@ def _copied(error: BaseException) -> BaseException:
 _FEW = 8
 
 
-class EpochHooks(Protocol):
-    """What happens in the trainer between epochs: a Sequence's `on_epoch_begin` and `on_epoch_end`."""
-
-    def anew(self) -> EpochHooks:
-        """Return the same hooks for another loader, which is told of changes from now on."""
-
-    @property
-    def has_epoch_begin(self) -> bool:
-        """Whether that of an epoch's begin is, so that no sample is made before it has run."""
-
-    def before_epoch(self) -> dict[str, Any] | None:
-        """Run the hook of an epoch's begin; returns what it changed, for `Engine.update`."""
-
-    def after_epoch(self) -> dict[str, Any] | None:
-        """Run the hook of an epoch's end; returns what it changed."""
-
-    def told(self) -> None:
-        """Note that what the latest call returned was sent; else the next one returns it, too."""
-
-
 class EpochTracker:
     """Keeps what passes of one loader share. The lock guards epoch numbers and the parked subscription, never a wait.
 
@@ -106,16 +86,14 @@ class EpochTracker:
         engine: gives the engine, started now if it was not.
         config: the loader's settings.
         plan: its plan.
-        hooks: hooks between epochs, or None.
+        hooks: of the user's, between epochs (`adapters.sequence_hooks.SequenceHooks`), or None.
     """
 
     refusal: ClassVar[Callable[[], Exception] | None] = None
 
-    def __init__(
-        self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: EpochHooks | None
-    ) -> None:
+    def __init__(self, engine: Callable[[], Engine], config: LoaderConfig, plan: Plan, hooks: Any) -> None:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
-        self.has_hooks = hooks is not None  # something of the user's runs between epochs
+        self.has_hooks = hooks is not None
         self.epoch = 0  # of the next pass
         self.counters = Counters(makes_here=config.workers == 0)
         self._last_error = LastError()
@@ -178,8 +156,7 @@ class EpochTracker:
 
     def log_at(self, place: Position) -> PassLog:
         """Return what a pass that begins there will be, nothing delivered yet."""
-        plan = self.plan.after(place.start)
-        return PassLog(place.epoch, plan, place.taken, keeps_numbers=not self.config.deterministic, lanes=place.lanes)
+        return PassLog(place, self.plan, self.config.deterministic)
 
     @property
     def last_error(self) -> BaseException | None:
@@ -202,7 +179,6 @@ class EpochTracker:
             self.at_begin()
         if not self.has_hooks:
             return self._open(is_followed)
-        assert self.hooks is not None
         with self._hook_turn:
             self.settle_ends()
             with InterruptsAllowed():
@@ -308,7 +284,6 @@ class EpochTracker:
         """Run the hooks that are due and send on what they changed. Blocks: while another thread runs one."""
         if not self.has_hooks:
             return
-        assert self.hooks is not None
         with self._hook_turn:
             while self._ends_owed:
                 self._ends_owed -= 1
@@ -318,7 +293,6 @@ class EpochTracker:
 
     def _tell(self, changes: dict[str, Any] | None) -> None:
         if changes:
-            assert self.hooks is not None
             with contextlib.suppress(ClosedError):  # then there is no worker to tell
                 self.engine().update(changes)
                 self.hooks.told()

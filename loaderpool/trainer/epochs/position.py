@@ -18,51 +18,9 @@ from loaderpool.plan.order import LanePlaces, Plan, Start
 if TYPE_CHECKING:
     from loaderpool.core.delivery import Delivery, Subscription
 
-# Of how many batches back it is known where each came from. Fewer: no consumer fetches so far ahead. More: a pass
-# without end would keep them all.
+# Of generators, for how many batches back it is known where each came from. Fewer: no consumer fetches so far ahead.
+# More: a pass without end would keep them all.
 _KEPT = 65_536
-
-
-class LaneLog:
-    """How many batches of each lane were handed out, now and some time ago.
-
-    Args:
-        lanes: how many there are.
-        places: what was taken before the pass began.
-    """
-
-    def __init__(self, lanes: int, places: LanePlaces | None) -> None:
-        self._counts = [0] * lanes if places is None else list(places.taken)
-        self._ended: dict[int, int] = {} if places is None else {lane: places.taken[lane] for lane in places.over}
-        self._latest: collections.deque[int] = collections.deque(maxlen=_KEPT)  # the lanes of the latest batches
-        self._noted = 0
-
-    def note(self, number: int, ended: Mapping[int, int]) -> None:
-        """Note that this batch was handed out; by now these lanes had ended, each after so many batches."""
-        lane = number % len(self._counts)
-        self._counts[lane] += 1
-        self._latest.append(lane)
-        self._noted += 1
-        if len(ended) > len(self._ended):
-            self._ended.update(ended)
-
-    def places(self, consumed: int) -> LanePlaces | None:
-        """Return what a consumer has taken that is past so many batches; None: nothing at all.
-
-        Raises:
-            StateError: that was too long ago.
-        """
-        back = self._noted - consumed
-        if back > len(self._latest):
-            raise StateError(f"That is {back} batches back; for generators only the last {_KEPT} positions are kept.")
-        counts = list(self._counts)
-        for at in range(len(self._latest) - back, len(self._latest)):
-            counts[self._latest[at]] -= 1
-        if not any(counts):
-            return None
-        return LanePlaces(tuple(counts), frozenset(lane for lane, end in self._ended.items() if counts[lane] == end))
-
-
 _MOST_PASSES = 1000
 
 
@@ -87,41 +45,33 @@ class PassLog:
     """What one pass has handed out.
 
     Attributes:
+        place: where the pass begins.
+        plan: of its batches: the loader's, or the rest of that epoch.
         batches: how many the whole pass has; of a stream, until its end, more than there can be.
         delivered: how many of these came from the engine.
         omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
-        numbers: without an order: those of the batches that came, as they came.
-        lanes: of generators: how many batches of each came.
         keeps_places: which batches came is noted, and not only how many.
-        taken_before: without an order: numbers of batches that were taken before.
+        given_before: how many batches the same iterator's passes before it gave.
         is_followed: whether another pass will come after it; None: unknown.
         is_sure: whether that is taken for certain: it was said, or a whole pass came before.
 
     Args:
-        epoch: its epoch.
-        plan: of its batches: the loader's, or the rest of that epoch.
-        taken: without an order: ranges of batches that were taken before.
-        keeps_numbers: batches come in no order, so their numbers must be kept.
-        lanes: of generators: what was taken before.
+        place: as above.
+        plan: of the loader.
+        in_order: batches come in the plan's order.
     """
 
-    def __init__(
-        self,
-        epoch: int,
-        plan: Plan,
-        taken: Mapping[int, int],
-        keeps_numbers: bool,
-        lanes: LanePlaces | None = None,
-    ) -> None:
-        self.epoch, self.plan = epoch, plan
-        numbers = (n for first, count in taken.items() for n in range(first, first + count)) if taken else ()
-        self.taken_before = frozenset(numbers)
-        self._places_before = lanes
-        self.lanes = LaneLog(plan.lanes, lanes) if plan.lanes else None
-        self.numbers: list[int] | None = [] if keeps_numbers and self.lanes is None else None
-        self.keeps_places = bool(plan.lanes) or keeps_numbers
-        self.batches = plan.batches_per_epoch - len(self.taken_before)
-        self.delivered = 0
+    def __init__(self, place: Position, plan: Plan, in_order: bool) -> None:
+        self.place, self.epoch, self.plan = place, place.epoch, plan.after(place.start)
+        self._taken_before = {n for first, count in place.taken.items() for n in range(first, first + count)}
+        self.keeps_places = bool(plan.lanes) or not in_order
+        self._numbers: collections.deque[int] = collections.deque()  # of batches, as they came
+        self._forgotten = 0  # how many came before these; only generators may go on without end
+        before = place.lanes or LanePlaces((0,) * plan.lanes)
+        self._lanes = list(before.taken)  # how many batches of each lane came before these
+        self._ended: Mapping[int, int] = {lane: before.taken[lane] for lane in before.over}
+        self.batches = self.plan.batches_per_epoch - len(self._taken_before)
+        self.delivered = self.given_before = 0
         self.omitted: list[int] = []
         self.is_followed: bool | None = None
         self.is_sure = False
@@ -129,7 +79,12 @@ class PassLog:
     @property
     def is_rest(self) -> bool:
         """Whether it begins behind the epoch's beginning."""
-        return bool(self.plan.start or self.taken_before or self._places_before is not None)
+        return self.place.is_rest
+
+    @property
+    def given(self) -> int:
+        """How many batches a consumer has got, or will get, of those that were delivered."""
+        return self.delivered - len(self.omitted)
 
     def close(self) -> None:
         """Note that the stream has ended: there are no more batches than were delivered."""
@@ -137,30 +92,47 @@ class PassLog:
 
     def note_places(self, delivery: Delivery, subscription: Subscription | None) -> None:
         """Note which batches were delivered, by that subscription; None: by one that was ended meanwhile."""
-        if self.lanes is not None:
-            self.lanes.note(delivery.first, {} if subscription is None else subscription.ended_lanes)
-        if self.numbers is not None:
-            first_epoch = self.epoch if subscription is None else subscription.first_epoch
-            before = (self.epoch - first_epoch) * self.plan.batches_per_epoch
-            self.numbers += [number - before for number in delivery.numbers()]
+        first_epoch = self.epoch if subscription is None else subscription.first_epoch
+        before = (self.epoch - first_epoch) * self.plan.batches_per_epoch
+        self._numbers.extend(number - before for number in delivery.numbers())
+        while self._lanes and len(self._numbers) > _KEPT:
+            self._lanes[self._numbers.popleft() % len(self._lanes)] += 1
+            self._forgotten += 1
+        if subscription is not None and len(subscription.ended_lanes) > len(self._ended):
+            self._ended = dict(subscription.ended_lanes)
 
-    def given(self, batches: int) -> int:
+    def past(self, given: int) -> int:
         """How many batches of the plan a consumer is past that was given so many: those left out count as well."""
         for number in self.omitted:
-            if number > batches:
+            if number > given:
                 break
-            batches += 1
-        return batches
+            given += 1
+        return given
 
     def position(self, consumed: int) -> Position:
-        """Return where a consumer stands that is past so many of its batches."""
+        """Return where a consumer stands that is past so many of its batches.
+
+        Raises:
+            StateError: that was too long ago.
+        """
         if consumed >= self.batches:
             return Position(self.epoch + 1)
-        if self.lanes is not None:
-            return Position(self.epoch, lanes=self.lanes.places(consumed))
-        if self.numbers is None:
+        if not self.keeps_places:
             return Position(self.epoch, self.plan.start_after(self.epoch, consumed))
-        taken = self.taken_before.union(self.numbers[:consumed])
+        if consumed < self._forgotten:
+            back = self.delivered - consumed
+            raise StateError(f"That is {back} batches back; for generators only the last {_KEPT} positions are kept.")
+        taken = [*self._numbers][: consumed - self._forgotten]
+        if not self._lanes:
+            return self._unordered(self._taken_before.union(taken))
+        counts = list(self._lanes)
+        for number in taken:
+            counts[number % len(counts)] += 1
+        over = frozenset(lane for lane, end in self._ended.items() if counts[lane] == end)
+        return Position(self.epoch, lanes=LanePlaces(tuple(counts), over) if any(counts) else None)
+
+    def _unordered(self, taken: set[int]) -> Position:
+        """Return where a consumer stands that has these batches, in which there may be gaps."""
         prefix = next(number for number in itertools.count() if number not in taken)
         ranges: dict[int, int] = {}
         first = -1
@@ -177,15 +149,13 @@ class IterationLog:
     """The passes of one iterator, in their order; of a stream without end the last thousand."""
 
     def __init__(self) -> None:
-        self.passes: list[PassLog] = []
-        self._forgotten = 0  # batches of passes before these
+        self.passes: collections.deque[PassLog] = collections.deque(maxlen=_MOST_PASSES)
 
     def add(self, log: PassLog) -> None:
-        """Note that another pass begins."""
+        """Note that another pass begins; the one before gives no more."""
+        if self.passes:
+            log.given_before = self.passes[-1].given_before + self.passes[-1].given
         self.passes.append(log)
-        if len(self.passes) > _MOST_PASSES:
-            oldest = self.passes.pop(0)
-            self._forgotten += oldest.delivered - len(oldest.omitted)
 
     def position(self, batches_taken: int) -> Position | None:
         """Return where a consumer stands that has taken so many batches since it began; None: nothing was begun.
@@ -193,17 +163,13 @@ class IterationLog:
         Raises:
             StateError: so many were never handed out, or that was long ago.
         """
-        left = batches_taken - self._forgotten
-        if left < 0:
+        given = self.passes[-1].given_before + self.passes[-1].given if self.passes else 0
+        if batches_taken > given:
+            told = f"only {given} batches were delivered since the latest iteration began"
+            raise StateError(f"batches_taken={batches_taken}, but {told}")
+        for log in reversed(self.passes):
+            if batches_taken >= log.given_before:
+                return log.position(log.past(batches_taken - log.given_before))
+        if self.passes:
             raise StateError(f"batches_taken={batches_taken} is too long ago: only {_MOST_PASSES} iterations are kept.")
-        for log in self.passes:
-            available = log.delivered - len(log.omitted)
-            if left < available or (left == available and log is self.passes[-1]):
-                return log.position(log.given(left))
-            left -= available
-        if left:
-            raise StateError(
-                f"batches_taken={batches_taken}, but only {batches_taken - left} batches were delivered since the "
-                "latest iteration began"
-            )
         return None

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool.checks import whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.order import LanePlaces, Plan
-from loaderpool.settings.checks import whole_number
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.epochs.position import Position

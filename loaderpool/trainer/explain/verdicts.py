@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import counted, readable_bytes, readable_s
-from loaderpool.settings.groups import MAX_WORKERS
 from loaderpool.trainer.explain.window import (
     CONTESTED,
     FEEDS,

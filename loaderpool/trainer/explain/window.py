@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.call_times import CallTimes
-from loaderpool.settings.groups import MAX_WORKERS
 
 # Fewer steps are those of caches that fill and code that compiles. More, and a short training hears nothing.
 LEAST_STEPS = 20

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import BOARD_BYTES, RUN_MARKS, Board, Field
-from loaderpool.settings.groups import MAX_WORKERS
 
 
 @pytest.fixture

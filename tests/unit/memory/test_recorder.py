@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.recorder import (
     CALLS,
     DELIVERIES,
@@ -24,7 +25,6 @@ from loaderpool.memory.recorder import (
     WorkerRecorder,
     read_ring,
 )
-from loaderpool.settings.groups import MAX_WORKERS
 
 SMALL = RecordKind(8, value="Q", more="I")
 MS, US = 1_000_000, 1_000

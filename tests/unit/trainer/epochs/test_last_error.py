@@ -91,6 +91,7 @@ def test_what_is_kept_is_the_error_in_all_but_its_frames(name: str, from_worker:
 
 def test_the_cause_is_kept_too_without_its_frames() -> None:
     last = LastError()
+    last.note(KeyError("an earlier one"))
     try:
         try:
             raise KeyError("inner")
@@ -110,10 +111,3 @@ def test_an_error_that_cannot_be_copied_is_kept_by_name_and_text() -> None:
         gc.collect()
         kept = last.get()
         assert isinstance(kept, LoaderpoolError) and text in str(kept)
-
-
-def test_only_the_latest_counts() -> None:
-    last = LastError()
-    last.note(ValueError(1))
-    last.note(KeyError(2))
-    assert isinstance(last.get(), KeyError)
