@@ -13,6 +13,7 @@ from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
+from loaderpool.trainer.loader_iterator import LoaderIterator
 from loaderpool.trainer.pool import Pool
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.explain.explanation import Explanation
     from loaderpool.trainer.lengths import Lengths
-    from loaderpool.trainer.loader_iterator import LoaderIterator
 
 
 class View(Protocol):
@@ -122,10 +122,6 @@ class Loader:
 
             arguments["shard"] = current_shard()
         self._core = LoaderCore(arguments, Loader)
-        # Imported now that the supervisor starts; at the first pass there may be no descriptor left to do it with.
-        from loaderpool.trainer.loader_iterator import LoaderIterator
-
-        self._iterate = LoaderIterator
 
     # ---- the interface ----
 
@@ -177,7 +173,7 @@ class Loader:
 
     def __iter__(self) -> LoaderIterator:
         self._core.check_usable()
-        return self._iterate(self._core)  # an import here would be some 20 us between two epochs
+        return LoaderIterator(self._core)
 
     @classmethod
     def from_sequence(

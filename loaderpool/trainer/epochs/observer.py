@@ -88,7 +88,6 @@ class Observer:
         self._first: list[Snapshot] = []  # the very first one, and others of the steps that may compile
         self._taken, self._is_closed = 0, False
         self._consumer = ""  # the thread that takes batches
-        self._has_cache = has_cache
         self._page: Page | None = None
         self._number = next(_numbers)
 
