@@ -161,7 +161,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         """Under a strategy its dataset begins a pass."""
         stream = self._core.stream
         if self._takes_apart and not (stream and stream.is_one_shot):
-            self._latest, self._left = self._core.tracker.next_place(), None
+            self._latest, self._left = self._core.tracker.next_place, None
 
     def on_epoch_end(self) -> None:
         """Run the hooks of a sequence whose epoch was handed over whole; a pass that only built a model is none."""

@@ -128,8 +128,7 @@ class _Elements:
         """Elements of one iterator. Runs in: threads of tf.data, a different one for each element."""
         tracker, wire, done = core.tracker, self._wire, 0
         iteration = IterationLog()
-        tracker.note_iteration(iteration, is_dataset=True)
-        tracker.live_datasets[id(iteration)] = iteration
+        tracker.note_iteration(iteration)
         try:
             while done != self._epochs and not exit_gate.is_shut:
                 is_followed = self._is_followed(done)
@@ -138,7 +137,7 @@ class _Elements:
                 done += 1
             self._was_ended = True
         finally:
-            tracker.live_datasets.pop(id(iteration), None)
+            tracker.live.pop(id(iteration), None)
 
     def _epoch(self, tracker: EpochTracker, one_pass: Pass) -> Iterator[Any]:
         wire = self._wire
@@ -152,7 +151,7 @@ class _Elements:
             if not exit_gate.is_shut:  # else the interpreter ends: end quietly, this is read no more
                 raise
         except SpecMismatchError as error:  # a whole batch is not as the dataset says
-            tracker.note_error(error)
+            tracker.last_error.note(error)
             raise
         finally:
             one_pass.close()
@@ -408,7 +407,8 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
     def serialize(self) -> bytes:
         """Return the position as bytes. TensorFlow calls this to save a checkpoint."""
         core = self._loader._core
-        if self._under_way() is None and core.tracker.is_iterated_beside(self._log):
+        are_others = any(each is not self._log for each in list(core.tracker.live.values()))
+        if self._under_way() is None and are_others:
             raise StateError(
                 "The loader is iterated over, but not by LoaderState.iterate, which counts the batches. Iterate over "
                 "state.iterate(loader.as_dataset()), and close other iterators before you save a checkpoint."

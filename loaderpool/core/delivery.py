@@ -200,7 +200,6 @@ class Subscription(Protocol):
 
     first_epoch: int
     outlives_interrupts: bool  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
-    limit: int  # batches before this one are wanted, or may be made ahead
 
     @property
     def is_ready(self) -> bool:
@@ -244,12 +243,8 @@ class Engine(Protocol):
         Blocks as `form`, and where a call makes a whole batch until the second has been made.
         """
 
-    def read_ahead(self, is_sure: bool) -> int:
-        """How many batches of the next epoch it may well make before they are asked for. There is a form.
-
-        Args:
-            is_sure: whether it will be asked for; else they may be made in vain.
-        """
+    def read_ahead(self) -> int:
+        """How many batches of an epoch that may never be asked for it may well make."""
 
     def begin(
         self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None

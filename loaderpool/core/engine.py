@@ -155,11 +155,9 @@ class PoolEngine:
         while not is_ready():
             self.session.session.wait(is_ready)
 
-    def read_ahead(self, is_sure: bool) -> int:
-        """How many batches to make ahead: where the next epoch is not sure, enough to keep workers busy."""
-        workers, form = self.session.workers_wanted, self.known_form
-        assert form is not None
-        return 2 * workers * form.max_chunk if is_sure else workers + 1
+    def read_ahead(self) -> int:
+        """Enough to keep workers busy."""
+        return self.session.workers_wanted + 1
 
     def begin(
         self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None

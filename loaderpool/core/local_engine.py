@@ -80,7 +80,7 @@ class LocalEngine:
         self._way: LongWork | None = None  # told of until generators stand where a pass goes on
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
-    def read_ahead(self, is_sure: bool) -> int:
+    def read_ahead(self) -> int:
         return 0
 
     def form(self) -> BatchForm:

@@ -12,6 +12,7 @@ from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.trainer.epochs.position import Position
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 from loaderpool.trainer.pool import Pool
@@ -152,12 +153,12 @@ class Loader:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._core.tracker.set_epoch(whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH))
+        self._core.tracker.resume_at(Position(whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)))
 
     @property
     def last_error(self) -> BaseException | None:
         """Exception that ended the latest failed iteration, or `None`. `tf.data` reports only its text."""
-        return self._core.tracker.last_error
+        return self._core.tracker.last_error.get()
 
     def __len__(self) -> int:
         """Return the number of batches per epoch. Raises `TypeError` if it is unknown, as for a stream."""

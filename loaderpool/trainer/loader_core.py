@@ -130,9 +130,7 @@ class LoaderCore:
         from loaderpool.trainer.explain.window import Autotuned
 
         calls_of: Literal["sample", "batch"] = "sample" if self._unit == "sample" else "batch"
-        has_cache = self.arguments["cache"] is not None
-        autotuned = Autotuned if self.pool is None else self.pool._autotuned
-        return Observer(self.tracker, self.engine, self.config, self.plan, calls_of, has_cache, autotuned)
+        return Observer(self.tracker, self.engine, calls_of, Autotuned if self.pool is None else self.pool._autotuned)
 
     def look(self, now_ns: int) -> None:
         """Look at what it does. Runs in: the thread that takes batches."""

@@ -76,14 +76,13 @@ class LoaderIterator(Iterator[Any]):
                 import loaderpool.trainer.epochs.observer  # noqa: F401
 
         tracker, one_pass = self._core.tracker, self._pass
-        if tracker.latest is not self.iteration:
-            tracker.note_iteration(self.iteration, is_dataset=False)
-        self._undoing = tracker.live[id(one_pass)] = Undoing(self, functools.partial(_abandon, tracker, one_pass))
+        self._undoing = Undoing(self, functools.partial(_abandon, tracker, self.iteration, one_pass))
+        tracker.note_iteration(self.iteration, self)
 
     def _end(self) -> None:
         """The pass is over and holds nothing. This is in the gap between two epochs; a Ctrl-C may come anywhere."""
         assert self._undoing is not None
-        self._core.tracker.live.pop(id(self._pass), None)
+        self._core.tracker.live.pop(id(self.iteration), None)
         self._undoing.forget()
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,8 +127,8 @@ def refuse_reentry(iterator: Iterator[Any]) -> None:
         frame = frame.f_back
 
 
-def _abandon(tracker: EpochTracker, one_pass: Pass) -> None:
-    tracker.live.pop(id(one_pass), None)
+def _abandon(tracker: EpochTracker, iteration: IterationLog, one_pass: Pass) -> None:
+    tracker.live.pop(id(iteration), None)
     one_pass.close()
 
 

@@ -129,7 +129,7 @@ class Pass:
         self.log: PassLog | None = None
         self.consumed = self.left = 0
         self._told = 0  # batches of which the hooks and the budget know
-        self._end_is_owed = self._is_under_way = self.is_over = False
+        self.is_over = False
         self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
         self._delivery: Delivery | None = None  # whose batches are in front
         self._batches = _NONE  # of it
@@ -236,7 +236,6 @@ class Pass:
         if not log.delivered:
             counters.passes += 1
             counters.begin_pass()
-            tracker.note_begun(log.epoch)
         counters.note(delivery)
         log.delivered += delivery.count
         if log.keeps_places:
@@ -261,9 +260,6 @@ class Pass:
         run = self._run
         if run is None:  # closed on another thread
             return None
-        if not self._is_under_way and log.delivered:
-            self._is_under_way = True
-            tracker.read_ahead(run, log)
         try:
             delivery = run.take()
         except StopIteration:
@@ -288,10 +284,10 @@ class Pass:
         log, run = self.log, self._run
         is_failure = isinstance(error, Exception) and not is_of_a_handler(error)
         if is_failure:
-            self._tracker.note_error(error)
+            self._tracker.last_error.note(error)
         if is_failure or (log is not None and not (run is not None and run.outlives_interrupts)):
             if log is not None and not log.delivered:
-                self._tracker.give_up_epoch(log.epoch)
+                self._tracker.give_up(log.place)
             self._end_run()
 
     # ---- what hooks and the budget of errors are told
@@ -308,7 +304,7 @@ class Pass:
         if self._budget is not None:
             self._budget.hand_over(count)
         if self._has_hooks and self.log is not None and self._told == self.log.batches:
-            self._owe_end()
+            self._tracker.owe_end()
 
     def _leave_out(self) -> None:
         """Pass over the batch in front, of which no row is left."""
@@ -320,11 +316,6 @@ class Pass:
             if self.left < 1:
                 self._delivery, self._batches = None, _NONE
 
-    def _owe_end(self) -> None:
-        if not self._end_is_owed:
-            self._end_is_owed = True
-            self._tracker.owe_end()
-
     # ---- the end
 
     def _end_of_stream(self, log: PassLog) -> Delivery | None:
@@ -334,9 +325,8 @@ class Pass:
         if log.delivered:
             return None
         if not log.is_rest:
-            self._tracker.give_up_epoch(log.epoch)
+            self._tracker.give_up(log.place)
             return None
-        self._tracker.note_begun(log.epoch)
         self.is_over, self.log = False, None
         return self._take()
 
@@ -350,7 +340,8 @@ class Pass:
         self.is_over = True
         self._let_go_on(log)
         if self._has_hooks:
-            self._owe_end()
+            if not log.batches:  # else it is owed since the last one was handed over
+                self._tracker.owe_end()
             self._tracker.settle_ends()
         if self._tracker.at_end is not None:
             self._tracker.at_end()

@@ -13,13 +13,12 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from loaderpool.config import LoaderConfig
 from loaderpool.core.delivery import Engine
 from loaderpool.errors import ClosedError
 from loaderpool.memory.board import Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
 from loaderpool.memory.recorder import DeliveryRecorder
-from loaderpool.plan.order import Plan, generated_item
+from loaderpool.plan.order import generated_item
 from loaderpool.system import capacity, clock, machine
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.page import PAGE_BYTES, Page, told_of
@@ -53,9 +52,8 @@ class Observer:
     """What was seen of a loader lately; `constants` are what does not change of it, as a `Snapshot` has it.
 
     Args:
-        tracker, engine, config, plan: of the loader; engine None: it makes nothing in this process.
+        tracker, engine: of the loader; engine None: it makes nothing in this process.
         calls_of: what a call of its function makes.
-        has_cache: what it gives is kept.
         autotuned: tells what `workers="auto"` did.
     """
 
@@ -63,13 +61,11 @@ class Observer:
         self,
         tracker: EpochTracker,
         engine: Engine | None,
-        config: LoaderConfig,
-        plan: Plan,
         calls_of: Literal["sample", "batch"],
-        has_cache: bool,
         autotuned: Callable[[], Autotuned],
     ) -> None:
         self._tracker, self._counters, self._engine = tracker, tracker.counters, engine
+        config, plan, has_cache = tracker.config, tracker.plan, engine is not None and engine.cache is not None
         self.autotuned = autotuned
         is_by_index = calls_of == "sample" and not plan.is_open
         self.constants: dict[str, Any] = {
@@ -201,7 +197,7 @@ class Observer:
             trainer_cpu_s=clock.process_cpu_ns() / 1e9,
             trainer_queued_s=capacity.queued_s(self._consumer) if self._consumer else 0.0,
             throttled_s=capacity.throttled_s(),
-            by_tf_data=self._tracker.latest_is_dataset,
+            by_tf_data=self._tracker.latest.is_dataset,
             autotuned=self.autotuned(),
             room_bytes=capacity.available_memory_bytes() if has_room else 0,
         )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import collections
 import itertools
+import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderpool.errors import StateError
 from loaderpool.plan.order import LanePlaces, Plan, Start
@@ -53,7 +54,6 @@ class PassLog:
         keeps_places: which batches came is noted, and not only how many.
         given_before: how many batches the same iterator's passes before it gave.
         is_followed: whether another pass will come after it; None: unknown.
-        is_sure: whether that is taken for certain: it was said, or a whole pass came before.
 
     Args:
         place: as above.
@@ -74,7 +74,6 @@ class PassLog:
         self.delivered = self.given_before = 0
         self.omitted: list[int] = []
         self.is_followed: bool | None = None
-        self.is_sure = False
 
     @property
     def is_rest(self) -> bool:
@@ -150,6 +149,8 @@ class IterationLog:
 
     def __init__(self) -> None:
         self.passes: collections.deque[PassLog] = collections.deque(maxlen=_MOST_PASSES)
+        self.reader: weakref.ref[Any] | None = None  # the `LoaderIterator` that has begun; None: there is none
+        self.is_dataset = False  # `tf.data` has begun to read it
 
     def add(self, log: PassLog) -> None:
         """Note that another pass begins; the one before gives no more."""

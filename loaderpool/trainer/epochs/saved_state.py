@@ -61,13 +61,14 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     if batches_taken is not None:
         count = whole_number("batches_taken", batches_taken, at_least=0)
         return tracker.latest.position(count) or tracker.next_log().position(0)
-    live = [each for each in (undoing.owner() for undoing in list(tracker.live.values())) if each is not None]
+    readers = [log.reader() for log in list(tracker.live.values()) if log.reader is not None]
+    live = [each for each in readers if each is not None]
     if len(live) > 1:
         raise StateError(
             f"{len(live)} iterators of this loader are active, each at its own position. Call state_dict() of one of "
             "the iterators instead."
         )
-    if tracker.latest_is_dataset:
+    if tracker.latest.is_dataset:
         raise StateError(
             "tf.data prefetches batches, so the loader does not know how many were used. Call "
             "state_dict(batches_taken=n), with n counted since the iteration over the dataset began."

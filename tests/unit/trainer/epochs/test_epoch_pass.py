@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import ClosedError, LoaderpoolError, MemoryLimitError
+from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.layout import BatchCounts
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-from loaderpool.trainer.epochs.position import IterationLog
+from loaderpool.trainer.epochs.position import IterationLog, Position
 
 
 class FakeForm:
@@ -61,7 +61,7 @@ class FakeEngine:
     def form(self) -> Any:
         return FakeForm()
 
-    def read_ahead(self, is_sure: bool) -> int:
+    def read_ahead(self) -> int:
         return 0
 
     def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Any, lanes: Any) -> Any:
@@ -122,7 +122,6 @@ def test_a_pass_that_could_not_begin_does_not_count(
         with pytest.raises(MemoryLimitError):
             Pass(book, IterationLog()).next_delivery()
     assert book.epoch == 0
-    book.looks_ahead = False  # so that the run is asked for more when a pass takes it
     finish(Pass(book, IterationLog()))
     with monkeypatch.context() as refusing:
         refusing.setattr(engine.runs[0], "extend", refuse)
@@ -133,76 +132,32 @@ def test_a_pass_that_could_not_begin_does_not_count(
     assert finish(after) == 3 and after.epoch == 1
 
 
-def test_what_may_be_made_ahead_is_said_with_the_second_and_the_last_delivery(
+def test_of_a_pass_that_may_be_the_only_one_a_part_is_made_ahead_and_else_an_epoch(
     passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, book = passes
-    monkeypatch.setattr(engine, "read_ahead", lambda is_sure: 2)
-    one_pass = Pass(book, IterationLog(), is_followed=True)
-    one_pass.next_delivery()
-    one_pass.next_delivery()
-    assert engine.runs[0].limit == 3 + 2
-    one_pass.next_delivery()
-    assert engine.runs[0].limit == 6
-    one_pass.close()  # nothing of its epoch is left to lose
-    assert not engine.runs[0].is_over
-    after = Pass(book, IterationLog())  # it has followed on another one, so one may follow on it
-    after.next_delivery()
-    assert engine.runs[0].limit == 6  # no word to the engine in the gap between the epochs
-    after.next_delivery()
-    assert engine.runs[0].limit == 6 + 2
-    assert finish(after) == 1 and after.epoch == 1 and len(engine.runs) == 1
-    assert engine.runs[0].limit == 9
-    book.looks_ahead = False
-    assert finish(Pass(book, IterationLog())) == 3
-    assert engine.runs[0].limit == 9
-    assert finish(Pass(book, IterationLog())) == 3
-    assert engine.runs[0].limit == 12
-
-
-def test_of_a_pass_that_may_be_the_only_one_a_part_is_made_ahead(
-    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, book = passes
-    asked: list[bool] = []
-
-    def read_ahead(is_sure: bool) -> int:
-        asked.append(is_sure)
-        return 2
-
-    monkeypatch.setattr(engine, "read_ahead", read_ahead)
+    monkeypatch.setattr(engine, "read_ahead", lambda: 2)
     left = Pass(book, IterationLog())
     left.next_delivery()
     left.close()
-    only = Pass(book, IterationLog())  # behind one that was left, which says nothing
+    only = Pass(book, IterationLog())  # after one that was left, which says nothing
     assert finish(only) == 3 and engine.runs[1].limit == 3 + 1
-    assert asked == [False] * 3
     second = Pass(book, IterationLog())
-    second.next_delivery()
-    assert engine.runs[1].limit == 3 + 1  # no word in this gap either, for its first batch is made already
-    second.next_delivery()
-    assert engine.runs[1].limit == 6 + 2
-    assert finish(second) == 1 and engine.runs[1].limit == 9
+    assert finish(second) == 3 and engine.runs[1].limit == 6 + 3
     last = Pass(book, IterationLog(), is_followed=False)
     assert finish(last) == 3 and engine.runs[1].limit == 9
-    assert asked[3:] == [True]
+    assert finish(Pass(book, IterationLog())) == 3 and engine.runs[1].limit == 15
+    book.looks_ahead = False
     assert finish(Pass(book, IterationLog())) == 3 and engine.runs[1].limit == 15
     assert len(engine.runs) == 2
 
 
-def test_a_loader_closed_before_its_run_is_parked_keeps_the_last_delivery(
-    passes: tuple[FakeEngine, EpochTracker], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_first_pass_that_is_followed_another_epoch_is_made_ahead(passes: tuple[FakeEngine, EpochTracker]) -> None:
     engine, book = passes
     one_pass = Pass(book, IterationLog(), is_followed=True)
-    one_pass.next_delivery()
-
-    def closed(*_: int) -> None:
-        raise ClosedError("This Loader is closed.")
-
-    one_pass.next_delivery()
-    monkeypatch.setattr(engine.runs[0], "extend", closed)
-    assert finish(one_pass) == 1 and engine.runs[0].is_over
+    assert finish(one_pass) == 3 and engine.runs[0].limit == 6
+    one_pass.close()  # nothing of its epoch is left to lose
+    assert not engine.runs[0].is_over
 
 
 def test_a_run_that_stops_before_its_epoch_is_over_is_an_error_and_no_short_epoch(
@@ -233,13 +188,13 @@ def test_a_pass_closed_while_it_waits_just_ends(
     monkeypatch.setattr(FakeRun, "take", closed_meanwhile)
     with pytest.raises(StopIteration):
         one_pass.next_delivery()
-    assert book.last_error is None
+    assert book.last_error.get() is None
 
 
 def test_an_epoch_that_is_set_does_not_go_on_with_another_ones_run(passes: tuple[FakeEngine, EpochTracker]) -> None:
     engine, book = passes
     finish(Pass(book, IterationLog()))
-    book.set_epoch(5)
+    book.resume_at(Position(5))
     one_pass = Pass(book, IterationLog())
     assert finish(one_pass) == 3 and one_pass.epoch == 5 and book.epoch == 6
     assert [run.is_over for run in engine.runs] == [True, False]
