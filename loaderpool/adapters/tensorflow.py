@@ -39,8 +39,7 @@ from loaderpool.system import ctrl_c, machine
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import LastInterruptsHeld
 from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-from loaderpool.trainer.epochs.position import IterationLog
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog
 from loaderpool.trainer.loader import Loader
 from loaderpool.trainer.loader_core import LoaderCore
 

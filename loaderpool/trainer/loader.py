@@ -12,7 +12,7 @@ from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.epochs.position import Position
+from loaderpool.trainer.epochs.epoch_tracker import Position
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 from loaderpool.trainer.pool import Pool

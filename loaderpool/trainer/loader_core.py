@@ -13,8 +13,7 @@ from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-from loaderpool.trainer.epochs.position import Position
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, Position
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:

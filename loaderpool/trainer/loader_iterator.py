@@ -13,8 +13,7 @@ from typing import Any
 from loaderpool.errors import ClusterError, LoaderpoolError
 from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
 from loaderpool.trainer.epochs.epoch_pass import Conversion, Pass, as_arrays
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-from loaderpool.trainer.epochs.position import IterationLog, Position
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog, Position
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 
 

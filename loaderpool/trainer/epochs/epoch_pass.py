@@ -15,8 +15,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsHeld, is_of_a_handler, wait_for_the_end
 from loaderpool.trainer.epochs.counters import Counters, failed_indices
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-from loaderpool.trainer.epochs.position import IterationLog, PassLog
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog, PassLog
 
 if TYPE_CHECKING:
     from loaderpool.transport.reports import Failure
@@ -320,11 +319,11 @@ class Pass:
 
     def _end_of_stream(self, log: PassLog) -> Delivery | None:
         """The stream has no more; where nothing was left of its epoch, go on with the next one."""
-        log.close()
+        log.batches = log.delivered
         self._end_run()
         if log.delivered:
             return None
-        if not log.is_rest:
+        if not log.place.is_rest:
             self._tracker.give_up(log.place)
             return None
         self.is_over, self.log = False, None

@@ -11,8 +11,7 @@ from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.layout import BatchCounts
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.epochs.epoch_pass import Pass
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
-from loaderpool.trainer.epochs.position import IterationLog, Position
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog, Position
 
 
 class FakeForm:
