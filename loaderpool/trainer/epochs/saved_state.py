@@ -111,8 +111,8 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
         if not isinstance(saved, Mapping):
             raise ValueError(f"loader is {brief(saved)}")
         _refuse_others(saved, fingerprint)
-        epoch = whole_number("epoch", state["epoch"], at_least=0, at_most=MAX_EPOCH)
-        num_shards = whole_number("num_shards", state["num_shards"], at_least=1)
+        epoch = _whole("epoch", state["epoch"], at_most=MAX_EPOCH)
+        num_shards = _whole("num_shards", state["num_shards"], at_least=1)
         start = plan.read_start(state["position"])
         in_order = bool(fingerprint["deterministic"])
         if (state["taken"] or plan.lanes) and num_shards != plan.num_shards:
@@ -163,8 +163,8 @@ def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
         if not isinstance(each, (list, tuple)) or len(each) != 2:
             raise ValueError(f"taken has {brief(each)}, not a first batch and a count")
         # One behind the batches taken before at the least: else these would be one range, or what is behind a start.
-        first = whole_number("taken: a first batch", each[0], at_least=end + 1)
-        count = whole_number("taken: a count of batches", each[1], at_least=1, at_most=batches - first)
+        first = _whole("taken: a first batch", each[0], at_least=end + 1)
+        count = _whole("taken: a count of batches", each[1], at_least=1, at_most=batches - first)
         taken[first], end, total = count, first + count, total + count
     if total > _MOST_TAKEN:
         raise ValueError(f"taken has {total} batches out of order, more than {_MOST_TAKEN}")
@@ -181,8 +181,8 @@ def _read_lanes(value: Any, plan: Plan, in_order: bool) -> LanePlaces:
     if len(counts) != plan.lanes or not counts:
         raise ValueError(f"it has positions of {len(counts)} generators, expected {plan.lanes}")
     most, last = plan.batches_per_epoch // plan.lanes, plan.lanes - 1
-    counts = [whole_number("`lanes`: how many batches are taken", each, at_least=0, at_most=most) for each in counts]
-    over = [whole_number("`lanes`: one that is over", each, at_least=0, at_most=last) for each in over]
+    counts = [_whole("`lanes`: how many batches are taken", each, at_most=most) for each in counts]
+    over = [_whole("`lanes`: one that is over", each, at_most=last) for each in over]
     if over != sorted({*over}):
         raise ValueError(f"`lanes` is {brief(value)}")
     places = LanePlaces(tuple(counts), frozenset(over))
@@ -190,6 +190,13 @@ def _read_lanes(value: Any, plan: Plan, in_order: bool) -> LanePlaces:
     if in_order and len(over) < plan.lanes and max(turns) >= places.begin_at:
         raise ValueError(f"`lanes` is {brief(value)}, but with deterministic=True generators take turns")
     return places
+
+
+def _whole(name: str, value: Any, at_least: int = 0, at_most: int | None = None) -> int:
+    if type(value) is not int or value < at_least or (at_most is not None and value > at_most):
+        bounds = f"of at least {at_least}" if at_most is None else f"from {at_least} to {max(at_most, 0)}"
+        raise ValueError(f"{name} must be an integer {bounds}, got {brief(value)}")
+    return value
 
 
 def _text(value: Any) -> str | None:
