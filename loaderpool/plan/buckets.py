@@ -157,21 +157,8 @@ class BucketPlan(Plan):
                 raise ValueError(f"position is {brief(value)}: no batch of {size} rows ends after {gone} of a bucket")
         return taken
 
-    def rows(self, epoch: int, batch: int) -> int:
-        if not 0 <= batch < self.batches_per_epoch:
-            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
-        return self._share(int(self._epoch(epoch).rows[batch]))[1]
-
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
-        stop = batch + count
-        if not 0 <= batch <= stop <= self.batches_per_epoch:
-            raise IndexError(f"batches {batch} to {stop} are not in range({self.batches_per_epoch})")
-        table, parts = self._epoch(epoch), [np.empty(0, np.int64)]
-        for number in range(batch, stop):
-            start, rows = self._share(int(table.rows[number]))
-            start += int(table.firsts[number])
-            parts.append(table.positions[start : start + rows].astype(np.int64))
-        return np.concatenate(parts)
+        return self._epoch(epoch).positions[super().positions(epoch, batch, count)].astype(np.int64)
 
     def place(self, epoch: int, position: int) -> tuple[int, int] | None:
         table = self._epoch(epoch)
@@ -184,9 +171,8 @@ class BucketPlan(Plan):
         if not found.size:
             return None
         batch = int(found[0])
-        start, rows = self._share(int(table.rows[batch]))
-        row = at - int(table.firsts[batch]) - start
-        return (batch, row) if 0 <= row < rows else None
+        start, stop = self._span(epoch, batch)
+        return (batch, at - start) if start <= at < stop else None
 
     def batch_of_another_bucket(self, epoch: int) -> int | None:
         buckets = self._epoch(epoch).buckets
@@ -208,6 +194,15 @@ class BucketPlan(Plan):
             full, rest = divmod(count - gone, rows * self.num_shards)
             stock.append((rows, full, 0 if self.drop_remainder else rest))
         return tuple(stock)
+
+    def _span(self, epoch: int, batch: int) -> tuple[int, int]:
+        """Return where a batch's rows begin and end in the epoch's positions, sorted by bucket."""
+        if not 0 <= batch < self.batches_per_epoch:
+            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
+        table = self._epoch(epoch)
+        start, rows = self._share(int(table.rows[batch]))
+        start += int(table.firsts[batch])
+        return start, start + rows
 
     @cached_property
     def _epochs(self) -> dict[int, _Epoch]:

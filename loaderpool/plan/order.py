@@ -169,7 +169,7 @@ class Plan:
         Raises:
             IndexError: the epoch has no such batch.
         """
-        start, stop = self._span(batch)
+        start, stop = self._span(epoch, batch)
         return stop - start
 
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
@@ -186,9 +186,9 @@ class Plan:
             raise IndexError(f"batches {batch} to {stop} are not in range({self.batches_per_epoch})")
         if not count:
             return np.empty(0, np.int64)
-        first, last = self._span(batch)
-        if count > 1:
-            last = self._span(stop - 1)[1]
+        if self.rows_vary:
+            return np.concatenate([np.arange(*self._span(epoch, each), dtype=np.int64) for each in range(batch, stop)])
+        first, last = self._span(epoch, batch)[0], self._span(epoch, stop - 1)[1]
         if self.num_shards == 1 or count == 1:
             return np.arange(first, last, dtype=np.int64)
         full = min(stop, self._full_batches) - batch
@@ -202,7 +202,7 @@ class Plan:
         batch = (position - self.start) // (self._full_rows * self.num_shards)
         if not 0 <= batch < self.batches_per_epoch:
             return None
-        start, stop = self._span(batch)
+        start, stop = self._span(epoch, batch)
         return (batch, position - start) if start <= position < stop else None
 
     def batch_of_another_bucket(self, epoch: int) -> int | None:
@@ -257,7 +257,7 @@ class Plan:
         share, longer = divmod(rows, self.num_shards)
         return self.shard_index * share + min(self.shard_index, longer), share + (self.shard_index < longer)
 
-    def _span(self, batch: int) -> tuple[int, int]:
+    def _span(self, epoch: int, batch: int) -> tuple[int, int]:
         """Return the first position of a batch and the one after its last; its positions are always consecutive."""
         if 0 <= batch < self._full_batches:
             start = self.start + (batch * self.num_shards + self.shard_index) * self._full_rows
