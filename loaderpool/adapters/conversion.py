@@ -15,9 +15,8 @@ from loaderpool.core.delivery import Delivery
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, SpecMismatchError
 from loaderpool.memory.layout import BatchForm
-from loaderpool.trainer.epochs.epoch_pass import Conversion, Opened
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
-from loaderpool.trainer.loader_iterator import AheadIterator, LoaderIterator
+from loaderpool.trainer.loader_iterator import AheadIterator, Conversion, LoaderIterator, Opened
 
 LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 TEXT_CURE = "Return numbers for it from the function, or iterate over the loader itself, which supports strings."

@@ -1,20 +1,364 @@
-"""`LoaderIterator`: the batches of one pass, as a loader's user gets them."""
+"""`LoaderIterator`: the batches of one pass, from the run that makes them to a loop, `tf.data` or Keras."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import functools
+import itertools
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from loaderpool.errors import ClusterError, LoaderpoolError
-from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
-from loaderpool.trainer.epochs.epoch_pass import Conversion, Pass, as_arrays
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog, Position
+from loaderpool.config import ErrorPolicy
+from loaderpool.core.delivery import Delivery, Subscription, data_bytes
+from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counted
+from loaderpool.plan.order import Plan
+from loaderpool.system import clock
+from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers, is_of_a_handler, wait_for_the_end
+from loaderpool.trainer.epochs.epoch_tracker import (
+    Counters,
+    EpochTracker,
+    IterationLog,
+    PassLog,
+    Position,
+    failed_indices,
+)
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
+
+if TYPE_CHECKING:
+    from loaderpool.transport.reports import Failure
+
+
+# Rows and components of each batch of a delivery, and what makes of a batch's components what the consumer gets. It is
+# asked again for the same delivery where a Ctrl-C broke off a step of the first answer.
+Opened = tuple[Iterator[tuple[int, Sequence[Any]]], Callable[[Sequence[Any]], Any]]
+Conversion = Callable[[Delivery], Opened]
+
+_NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
+
+
+def as_arrays(delivery: Delivery) -> Opened:
+    """Batches as nested structures of NumPy arrays."""
+    return delivery.batches(), delivery.form.spec.structure.unflatten
+
+
+class ErrorBudget:
+    """The samples of one pass that failed, counted batch by batch.
+
+    How many batches come in one delivery depends on how fast the workers are. So that this decides neither what arrives
+    before the error nor which one it is, a delivery is cut before the batch that has one failure too many, in whose
+    place the error comes.
+
+    Args:
+        policy: what is allowed.
+        plan: of the loader.
+        counters: counts the failures of batches that are handed over.
+    """
+
+    def __init__(self, policy: ErrorPolicy, plan: Plan, counters: Counters) -> None:
+        self._policy, self._plan, self._tally = policy, plan, counters
+        self._errors = 0
+        self._waiting: collections.deque[list[Failure]] = collections.deque()  # by batch, not handed over yet
+        # Makes a new error each time: a kept exception would keep, through its traceback, all its frames.
+        self._make_error: Callable[[], LoaderpoolError] | None = None
+
+    def check(self) -> None:
+        """Raise the error if its batch is the next one."""
+        if self._make_error is not None:
+            raise self._make_error()
+
+    def admit(self, delivery: Delivery) -> Delivery:
+        """Return the delivery, or as many of its batches as come before the error.
+
+        Raises:
+            LoaderpoolError: none does.
+        """
+        admitted = 0
+        for failures in delivery.failures():
+            self._errors += sum(len(failed_indices(failure)) for failure in failures)
+            if failures and not self._policy.allows(self._errors, self._plan.rows_per_epoch):
+                from loaderpool.core.failures import (
+                    sample_error,  # which `import loaderpool` shall not wait for
+                )
+
+                self._make_error = functools.partial(
+                    sample_error,
+                    failures[-1],
+                    preface=f"{counted(self._errors, 'sample')} failed in this epoch, more than on_error="
+                    f"({self._policy.action!r}, {self._policy.budget}) allows. The last one:\n",
+                )
+                break
+            self._waiting.append(failures)
+            admitted += 1
+        if not admitted:
+            self.check()
+        return delivery if admitted == delivery.count else delivery.head(admitted)
+
+    def hand_over(self, count: int) -> None:
+        """Count the failures of the next `count` batches: they are handed over."""
+        for _ in range(min(count, len(self._waiting))):
+            self._tally.note_failures(self._waiting.popleft(), self._policy.action)
+
+
+class Pass:
+    """The batches of one epoch, each handed over once.
+
+    Used by one thread at a time. It may be asked again after a KeyboardInterrupt, and goes on with the batch that was
+    awaited: until a batch counts as taken, it is still in front. What was handed over is in no variable of it any more,
+    so that a slot comes back with the consumer's own arrays.
+
+    Ownership: `close` (or the end, or an error) lets go of the run; a pass that is dropped must be closed.
+
+    Attributes:
+        is_over: it was closed, or is at its end: this shows with the last delivery, if the end has nothing to do.
+        log: what it has handed out; None before the first delivery was asked for.
+        consumed: batches of the plan that are behind the consumer: those left out, too.
+        left: batches of the delivery that was fetched last, which are still in front.
+
+    Args:
+        tracker: of the loader.
+        iteration: the passes of one iterator; this one will be among them.
+        convert: opens a delivery: what the consumer gets.
+        is_followed: whether another pass will come after it; None: unknown.
+    """
+
+    def __init__(
+        self,
+        tracker: EpochTracker,
+        iteration: IterationLog,
+        convert: Conversion = as_arrays,
+        is_followed: bool | None = None,
+    ) -> None:
+        self._tracker, self._iteration, self._convert, self._is_followed = tracker, iteration, convert, is_followed
+        self._counters, self._has_hooks = tracker.counters, tracker.has_hooks
+        self._run: Subscription | None = None
+        self.log: PassLog | None = None
+        self.consumed = self.left = 0
+        self._told = 0  # batches of which the hooks and the budget know
+        self.is_over = False
+        self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
+        self._delivery: Delivery | None = None  # whose batches are in front
+        self._batches = _NONE  # of it
+        self._assemble: Callable[[Sequence[Any]], Any] | None = None  # as it was opened
+        self._batch_bytes: int | None = None  # of each; None: they differ
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, or -1 before the first delivery was asked for."""
+        return -1 if self.log is None else self.log.epoch
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` would return a batch without waiting for it."""
+        return self.left > 0 or (not self.is_over and self._run is not None and self._run.is_ready)
+
+    # ---- what is handed over
+
+    def take(self) -> Any:
+        """Return the next batch. Blocks until it is there.
+
+        Raises:
+            StopIteration: the pass is over.
+            KeyboardInterrupt: it came in the wait; the pass may be asked again.
+            LoaderpoolError: what ended the pass.
+        """
+        while True:
+            if self.left < 1:  # below 0: it was closed in the middle of the last one
+                with InterruptsHeld():
+                    delivery = self.next_delivery()
+                    self._batches, self._assemble = self._convert(delivery)
+                    self._delivery, self.left = delivery, delivery.count
+                    fixed = delivery.form.fixed
+                    self._batch_bytes = None if fixed is None else delivery.rows * fixed.row_nbytes
+                    del delivery
+            try:
+                # A Ctrl-C may come after any call.
+                for rows, parts in self._batches:
+                    if self._has_hooks or self._budget is not None:
+                        self._tell()
+                        if not rows and self._tracker.config.on_error.action == "skip":
+                            self._leave_out()
+                            continue
+                    batch = self._assemble(parts)  # type: ignore[misc]  # there is one since the first delivery
+                    nbytes = self._batch_bytes
+                    if nbytes is None:
+                        nbytes = data_bytes(parts)
+                    counters = self._counters
+                    counters.batches += 1
+                    counters.samples += rows
+                    counters.nbytes += nbytes
+                    self.consumed += 1
+                    self.left -= 1
+                    if self.left < 1:  # else the last batch's slot would be lent until the next one is asked for
+                        self._delivery, self._batches = None, _NONE
+                    return batch
+            except BaseException:
+                if self._delivery is not None:
+                    batches, self._assemble = self._convert(self._delivery)
+                    self._batches = itertools.islice(batches, self._delivery.count - self.left, None)
+                raise
+
+    def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> Any:
+        """Return all batches of the next delivery, each component as `dtype[count, rows, ...]`; for fixed forms only.
+
+        Blocks and raises as `take`; it is not called beside that.
+        """
+        with InterruptsHeld():
+            delivery = self.next_delivery()
+            count = delivery.count
+            if self._has_hooks or delivery.row_failures:
+                self._hand_over(count)
+            counters, parts = self._counters, delivery.joined()
+            counters.batches += count
+            counters.samples += count * delivery.rows
+            counters.nbytes += data_bytes(parts)
+            self.consumed += count
+            return assemble(parts)
+
+    def next_delivery(self) -> Delivery:
+        """Return the next batches of the epoch, for who hands them over itself. Blocks until they are there.
+
+        Runs in: any thread; on the main one in a block of `InterruptsHeld`, in which the caller stores what it gets.
+
+        Raises:
+            StopIteration: the epoch is over.
+            KeyboardInterrupt: it came in the wait; the pass may be asked again.
+            LoaderpoolError: what ended the pass; the next pass starts again.
+        """
+        if self.is_over:
+            raise StopIteration
+        tracker, counters = self._tracker, self._counters
+        counters.asked_ns = clock.monotonic_ns()
+        try:
+            delivery = self._take()
+        except BaseException as error:
+            counters.asked_ns = 0
+            self._on_error(error)
+            raise
+        log = self.log
+        if delivery is None or log is None:
+            counters.asked_ns = 0
+            raise StopIteration
+        if not log.delivered:
+            counters.passes += 1
+            counters.begin_pass()
+        counters.note(delivery)
+        log.delivered += delivery.count
+        if log.keeps_places:
+            log.note_places(delivery, self._run)
+        self._told = self.consumed
+        if log.delivered >= log.batches:  # consumers that count take no more, and ask for no end
+            run, self._run = self._run, None
+            if run is not None:
+                tracker.park(run, log)
+            self.is_over = not self._has_hooks and tracker.at_end is None
+        return delivery
+
+    def _take(self) -> Delivery | None:
+        """Return the run's next delivery; None: the epoch is over, or this pass was closed."""
+        tracker, log = self._tracker, self.log
+        if log is None:
+            self._run, self.log = _, log = tracker.open_subscription(self._is_followed)
+            self._iteration.add(log)
+        if self._budget is not None:
+            self._budget.check()
+        if log.delivered >= log.batches:
+            self._finish(log)
+            return None
+        run = self._run
+        if run is None:  # closed on another thread
+            return None
+        try:
+            delivery = run.take()
+        except StopIteration:
+            if self.is_over:  # closed on another thread
+                return None
+            if not run.is_at_end:
+                raise LoaderpoolError(
+                    f"Epoch {log.epoch} ended after {log.delivered} of {log.batches} batches. This is a bug in "
+                    "loaderpool; please report it."
+                ) from None
+            return self._end_of_stream(log)
+        if not delivery.row_failures:
+            return delivery
+        if self._budget is None:
+            self._budget = ErrorBudget(tracker.config.on_error, tracker.plan, self._counters)
+        return self._budget.admit(delivery)
+
+    def _on_error(self, error: BaseException) -> None:
+        """Let go of the run, unless it may be asked again."""
+        if isinstance(error, ClosedError):
+            wait_for_the_end()
+        log, run = self.log, self._run
+        is_failure = isinstance(error, Exception) and not is_of_a_handler(error)
+        if is_failure:
+            self._tracker.last_error.note(error)
+        if is_failure or (log is not None and not (run is not None and run.outlives_interrupts)):
+            if log is not None and not log.delivered:
+                self._tracker.give_up(log.place)
+            self._end_run()
+
+    # ---- what hooks and the budget of errors are told
+
+    def _tell(self) -> None:
+        """Tell of the batch in front, once."""
+        with InterruptsHeld():
+            if self._told == self.consumed:
+                self._hand_over(1)
+
+    def _hand_over(self, count: int) -> None:
+        """The consumer is given so many more batches, or they are passed over because no row of them is left."""
+        self._told += count
+        if self._budget is not None:
+            self._budget.hand_over(count)
+        if self._has_hooks and self.log is not None and self._told == self.log.batches:
+            self._tracker.owe_end()
+
+    def _leave_out(self) -> None:
+        """Pass over the batch in front, of which no row is left."""
+        with InterruptsHeld():
+            assert self.log is not None
+            self.log.omitted.append(self.consumed)
+            self.consumed += 1
+            self.left -= 1
+            if self.left < 1:
+                self._delivery, self._batches = None, _NONE
+
+    # ---- the end
+
+    def _end_of_stream(self, log: PassLog) -> Delivery | None:
+        """The stream has no more; where nothing was left of its epoch, go on with the next one."""
+        log.batches = log.delivered
+        self._end_run()
+        if log.delivered:
+            return None
+        if not log.place.is_rest:
+            self._tracker.give_up(log.place)
+            return None
+        self.is_over, self.log = False, None
+        return self._take()
+
+    def _finish(self, log: PassLog) -> None:
+        self._end_run()  # of an epoch without batches
+        if self._has_hooks:
+            if not log.batches:  # else it is owed since the last one was handed over
+                self._tracker.owe_end()
+            self._tracker.settle_ends()
+        if self._tracker.at_end is not None:
+            self._tracker.at_end()
+
+    def _end_run(self) -> None:
+        self.is_over = True
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
+
+    def close(self) -> None:
+        """Let go; the next pass is whole. Never blocks; may run in a finalizer, and twice."""
+        self._delivery, self._batches, self.left = None, _NONE, 0
+        self._end_run()
 
 
 class LoaderIterator(Iterator[Any]):
@@ -54,9 +398,6 @@ class LoaderIterator(Iterator[Any]):
             if self._undoing is None:
                 with InterruptsHeld():
                     self._begin()
-            elif one_pass.left < 1 and one_pass.is_over:  # `take` would raise, which costs microseconds in the gap
-                self._end()
-                raise StopIteration
             try:
                 return one_pass.take()
             except BaseException as error:

@@ -14,8 +14,7 @@ from loaderpool.core.engine_statistics import (
     WorkerStatistics,
 )
 from loaderpool.system import clock
-from loaderpool.trainer.epochs.counters import Counters
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epochs.epoch_tracker import Counters, EpochTracker
 from loaderpool.trainer.epochs.observer import Observer
 from loaderpool.trainer.explain.explanation import SlowItem, slow_items
 from loaderpool.trainer.explain.window import Decision, Snapshot

@@ -10,8 +10,8 @@ import loaderpool as lp
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.layout import BatchCounts
 from loaderpool.plan.order import Plan
-from loaderpool.trainer.epochs.epoch_pass import Pass
 from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog, Position
+from loaderpool.trainer.loader_iterator import Pass
 
 
 class FakeForm:

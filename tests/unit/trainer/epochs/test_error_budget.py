@@ -13,8 +13,8 @@ from loaderpool.config import ErrorPolicy
 from loaderpool.core.delivery import Delivery
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.order import Plan
-from loaderpool.trainer.epochs.counters import Counters
-from loaderpool.trainer.epochs.epoch_pass import ErrorBudget
+from loaderpool.trainer.epochs.epoch_tracker import Counters
+from loaderpool.trainer.loader_iterator import ErrorBudget
 from loaderpool.transport.reports import RowFailure, describe_failure
 
 ROWS = 4
