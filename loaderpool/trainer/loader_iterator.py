@@ -11,14 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.config import ErrorPolicy
 from loaderpool.core.delivery import Delivery, Subscription, data_bytes
 from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counted
-from loaderpool.plan.order import Plan
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers, is_of_a_handler, wait_for_the_end
 from loaderpool.trainer.epochs.epoch_tracker import (
-    Counters,
     EpochTracker,
     IterationLog,
     PassLog,
@@ -42,64 +39,6 @@ _NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
 def as_arrays(delivery: Delivery) -> Opened:
     """Batches as nested structures of NumPy arrays."""
     return delivery.batches(), delivery.form.spec.structure.unflatten
-
-
-class ErrorBudget:
-    """The samples of one pass that failed, counted batch by batch.
-
-    How many batches come in one delivery depends on how fast the workers are. So that this decides neither what arrives
-    before the error nor which one it is, a delivery is cut before the batch that has one failure too many, in whose
-    place the error comes.
-
-    Args:
-        policy: what is allowed.
-        plan: of the loader.
-        counters: counts the failures of batches that are handed over.
-    """
-
-    def __init__(self, policy: ErrorPolicy, plan: Plan, counters: Counters) -> None:
-        self._policy, self._plan, self._tally = policy, plan, counters
-        self._errors = 0
-        self._waiting: collections.deque[list[Failure]] = collections.deque()  # by batch, not handed over yet
-        # Makes a new error each time: a kept exception would keep, through its traceback, all its frames.
-        self._make_error: Callable[[], LoaderpoolError] | None = None
-
-    def check(self) -> None:
-        """Raise the error if its batch is the next one."""
-        if self._make_error is not None:
-            raise self._make_error()
-
-    def admit(self, delivery: Delivery) -> Delivery:
-        """Return the delivery, or as many of its batches as come before the error.
-
-        Raises:
-            LoaderpoolError: none does.
-        """
-        admitted = 0
-        for failures in delivery.failures():
-            self._errors += sum(len(failed_indices(failure)) for failure in failures)
-            if failures and not self._policy.allows(self._errors, self._plan.rows_per_epoch):
-                from loaderpool.core.failures import (
-                    sample_error,  # which `import loaderpool` shall not wait for
-                )
-
-                self._make_error = functools.partial(
-                    sample_error,
-                    failures[-1],
-                    preface=f"{counted(self._errors, 'sample')} failed in this epoch, more than on_error="
-                    f"({self._policy.action!r}, {self._policy.budget}) allows. The last one:\n",
-                )
-                break
-            self._waiting.append(failures)
-            admitted += 1
-        if not admitted:
-            self.check()
-        return delivery if admitted == delivery.count else delivery.head(admitted)
-
-    def hand_over(self, count: int) -> None:
-        """Count the failures of the next `count` batches: they are handed over."""
-        for _ in range(min(count, len(self._waiting))):
-            self._tally.note_failures(self._waiting.popleft(), self._policy.action)
 
 
 class Pass:
@@ -136,9 +75,12 @@ class Pass:
         self._run: Subscription | None = None
         self.log: PassLog | None = None
         self.consumed = self.left = 0
-        self._told = 0  # batches of which the hooks and the budget know
+        self._told = 0  # batches that count as handed over
+        self._errors = 0  # samples that failed
+        self._failures: Iterator[list[Failure]] | None = None  # of each batch in front; None: there are none
+        # Makes a new error each time: a kept exception would keep, through its traceback, all its frames.
+        self._make_error: Callable[[], LoaderpoolError] | None = None  # the next batch has one failure too many
         self.is_over = False
-        self._budget: ErrorBudget | None = None  # made when needed: the gap between epochs pays for it
         self._delivery: Delivery | None = None  # whose batches are in front
         self._batches = _NONE  # of it
         self._assemble: Callable[[Sequence[Any]], Any] | None = None  # as it was opened
@@ -176,7 +118,7 @@ class Pass:
             try:
                 # A Ctrl-C may come after any call.
                 for rows, parts in self._batches:
-                    if self._has_hooks or self._budget is not None:
+                    if self._has_hooks or self._failures is not None:
                         self._tell()
                         if not rows and self._tracker.config.on_error.action == "skip":
                             self._leave_out()
@@ -262,8 +204,8 @@ class Pass:
         if log is None:
             self._run, self.log = _, log = tracker.open_subscription(self._is_followed)
             self._iteration.add(log)
-        if self._budget is not None:
-            self._budget.check()
+        if self._make_error is not None:
+            raise self._make_error()
         if log.delivered >= log.batches:
             self._finish(log)
             return None
@@ -281,11 +223,33 @@ class Pass:
                     "loaderpool; please report it."
                 ) from None
             return self._end_of_stream(log)
-        if not delivery.row_failures:
-            return delivery
-        if self._budget is None:
-            self._budget = ErrorBudget(tracker.config.on_error, tracker.plan, self._counters)
-        return self._budget.admit(delivery)
+        self._failures = None
+        return self._admitted(delivery) if delivery.row_failures else delivery
+
+    def _admitted(self, delivery: Delivery) -> Delivery:
+        """Return the delivery, or as many of its batches as come before the one that has one failure too many.
+
+        How many batches come in one delivery depends on how fast the workers are. So that this decides neither what
+        arrives before the error nor which one it is, the error comes in that batch's place.
+
+        Raises:
+            LoaderpoolError: it is the first one.
+        """
+        policy, by_batch = self._tracker.config.on_error, delivery.failures()
+        for number, failures in enumerate(by_batch):
+            self._errors += sum(len(failed_indices(failure)) for failure in failures)
+            if failures and not policy.allows(self._errors, self._tracker.plan.rows_per_epoch):
+                from loaderpool.core.failures import sample_error  # which `import loaderpool` shall not wait for
+
+                allowed = f"more than on_error=({policy.action!r}, {policy.budget}) allows"
+                preface = f"{counted(self._errors, 'sample')} failed in this epoch, {allowed}. The last one:\n"
+                self._make_error = functools.partial(sample_error, failures[-1], preface=preface)
+                if not number:
+                    raise self._make_error()
+                delivery = delivery.head(number)
+                break
+        self._failures = iter(by_batch)
+        return delivery
 
     def _on_error(self, error: BaseException) -> None:
         """Let go of the run, unless it may be asked again."""
@@ -300,7 +264,7 @@ class Pass:
                 self._tracker.give_up(log.place)
             self._end_run()
 
-    # ---- what hooks and the budget of errors are told
+    # ---- what hooks are told, and which failures count
 
     def _tell(self) -> None:
         """Tell of the batch in front, once."""
@@ -311,8 +275,8 @@ class Pass:
     def _hand_over(self, count: int) -> None:
         """The consumer is given so many more batches, or they are passed over because no row of them is left."""
         self._told += count
-        if self._budget is not None:
-            self._budget.hand_over(count)
+        for failures in itertools.islice(self._failures or (), count):
+            self._counters.note_failures(failures, self._tracker.config.on_error.action)
         if self._has_hooks and self.log is not None and self._told == self.log.batches:
             self._tracker.owe_end()
 

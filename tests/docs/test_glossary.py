@@ -21,8 +21,8 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # that means something particular here belongs there instead.
 PLAIN = {
     "actor", "adapter", "ahead", "allowed", "arguments", "array", "arriving", "auto", "autotune",
-    "batch", "block", "bound", "buckets", "budget", "buffer", "c", "cache", "call", "callback", "capacity",
-    "change", "check", "cli", "clock", "cluster", "column", "combine", "command", "config", "connected",
+    "batch", "block", "bound", "buckets", "buffer", "c", "cache", "call", "callback", "capacity", "change", "check",
+    "cli", "clock", "cluster", "column", "combine", "command", "config", "connected",
     "content", "conversion", "converter", "core", "count", "counters", "decision", "diagnose", "dict", "dispatch",
     "doctor", "element", "epoch", "error", "explain", "explanation", "failure", "fault", "feature",
     "field", "file", "filling", "finding", "fit", "flow", "fork", "format", "frame", "function", "gate",

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import loaderpool as lp
 from loaderpool.config import ErrorPolicy
 from loaderpool.core.delivery import Delivery
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.order import Plan
-from loaderpool.trainer.epochs.epoch_tracker import Counters
-from loaderpool.trainer.loader_iterator import ErrorBudget
+from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog
+from loaderpool.trainer.loader_iterator import Pass
 from loaderpool.transport.reports import RowFailure, describe_failure
 
 ROWS = 4
-NO_FORM: Any = None
+NO_FORM: Any = SimpleNamespace(fixed=SimpleNamespace(row_nbytes=0), may_be_padded=False)
 
 
 def failures_of(counts: list[int], first: int = 0) -> tuple[RowFailure, ...]:
@@ -52,27 +54,29 @@ def test_a_delivery_tells_the_failures_of_each_batch_it_hands_out() -> None:
     assert (head.count, indices(head.failures())) == (2, [[0], [4, 5]])
 
 
-def what_arrives(counts: list[int], sizes: list[int], budget: int) -> tuple[int, list[int], str]:
+CONFIG = lp.Loader(range(4), batch_size=ROWS, workers=0).config
+
+
+def what_arrives(
+    counts: list[int], sizes: list[int], budget: int, action: Literal["skip", "replace"] = "skip"
+) -> tuple[int, list[int], str]:
     """Batches handed over, indices counted, and the error's text, where deliveries have these sizes."""
-    tally, batches, start = Counters(makes_here=False), 0, 0
-    errors = ErrorBudget(ErrorPolicy("skip", budget), Plan(len(counts) * ROWS, ROWS), tally)
+    starts = itertools.accumulate([*sizes, *[1] * len(counts)], initial=0)
+    deliveries = (delivery(counts[start:stop], start) for start, stop in itertools.pairwise(starts))
+    run = SimpleNamespace(take=lambda: next(deliveries), first_epoch=0, outlives_interrupts=True, end=lambda: None)
+    engine: Any = SimpleNamespace(form=lambda: None, read_ahead=lambda: 0, begin=lambda *_: run)
+    config = CONFIG._replace(on_error=ErrorPolicy(action, budget))
+    tracker, batches = EpochTracker(lambda: engine, config, Plan(len(counts) * ROWS, ROWS), None), 0
+    one_pass = Pass(tracker, IterationLog(), lambda each: (iter([(ROWS, ())] * each.count), list))
     try:
-        for size in [*sizes, *[1] * len(counts)]:
-            part = counts[start : start + size]
-            if not part:
-                break
-            errors.check()
-            taken = delivery(part, start)
-            if taken.row_failures:
-                taken = errors.admit(taken)
-            for _ in range(taken.count):
-                batches += 1
-                errors.hand_over(1)
-            start += size
-        errors.check()
+        while True:
+            one_pass.take()
+            batches += 1
+    except StopIteration:
+        text = ""
     except LoaderpoolError as error:
-        return batches, list(tally.skipped), str(error).splitlines()[0] + str(getattr(error, "index", ""))
-    return batches, list(tally.skipped), ""
+        text = str(error).splitlines()[0] + str(getattr(error, "index", ""))
+    return batches, [*tracker.counters.skipped, *tracker.counters.replaced], text
 
 
 @given(
@@ -91,6 +95,5 @@ def test_how_batches_come_together_does_not_show(counts: list[int], sizes: list[
 
 
 def test_the_error_is_raised_at_once_where_no_batch_comes_before_it() -> None:
-    budget = ErrorBudget(ErrorPolicy("replace", 0), Plan(40, ROWS), Counters(makes_here=False))
-    with pytest.raises(LoaderpoolError, match="1 sample failed in this epoch"):
-        budget.admit(delivery([1, 0]))
+    assert what_arrives([1, 0], [2], 0, "replace")[:2] == (0, [])
+    assert what_arrives([1, 0], [2], 0, "replace")[2].startswith("1 sample failed in this epoch")
