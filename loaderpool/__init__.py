@@ -32,10 +32,10 @@ if TYPE_CHECKING:  # for type checkers: the names below, which are imported when
     from loaderpool.sources.text import TextLines as TextLines
     from loaderpool.sources.tfrecord import TFRecords as TFRecords
     from loaderpool.sources.tfrecord import parse_example as parse_example
-    from loaderpool.trainer.epochs.statistics import Statistics as Statistics
     from loaderpool.trainer.loader import Loader as Loader
     from loaderpool.trainer.pool import Pool as Pool
     from loaderpool.trainer.replay import replay as replay
+    from loaderpool.trainer.statistics import Statistics as Statistics
     from loaderpool.transport.payload.packing import share as share
 
 __version__ = "0.1.0"
@@ -55,7 +55,7 @@ _MODULES = {
     "sources.tar": "TarSamples",
     "sources.text": "JsonLines TextLines",
     "sources.tfrecord": "parse_example TFRecords",
-    "trainer.epochs.statistics": "Statistics",
+    "trainer.statistics": "Statistics",
     "trainer.loader": "Loader",
     "trainer.pool": "Pool",
     "trainer.replay": "replay",

@@ -23,7 +23,7 @@ MODULES = read_package(ROOT)
 ROOMS = (
     "errors", "system", "checks", "plan", "element", "config", "memory", "sources", "cache",
     "transport", "transport.payload", "worker", "core", "trainer.explain", "trainer.tracing", "trainer.autotune",
-    "trainer.epochs", "trainer", "ray", "", "adapters", "tools",
+    "trainer", "ray", "", "adapters", "tools",
 )  # fmt: skip
 
 # Methods that only forward to a higher room, imported when they are called: from where, to where.

@@ -25,7 +25,7 @@ from loaderpool.adapters.shards import check_distribution
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.epochs.epoch_tracker import IterationLog, Position
+from loaderpool.trainer.epoch_tracker import IterationLog, Position
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 

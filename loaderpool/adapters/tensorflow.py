@@ -38,7 +38,7 @@ from loaderpool.memory.layout import BatchForm
 from loaderpool.system import ctrl_c, machine
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import LastInterruptsHeld
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog
+from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog
 from loaderpool.trainer.loader import Loader
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import Pass

@@ -18,7 +18,7 @@ import click
 from loaderpool.core import failures
 from loaderpool.errors import LoaderpoolError, brief, shortened
 from loaderpool.system.process import is_library_file
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
 
 _MIGRATE = 'To convert a tf.data pipeline, see "Migrate from tf.data and from_generator" in the documentation.'

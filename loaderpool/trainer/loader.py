@@ -12,7 +12,7 @@ from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsHeld
-from loaderpool.trainer.epochs.epoch_tracker import Position
+from loaderpool.trainer.epoch_tracker import Position
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 from loaderpool.trainer.pool import Pool
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
     from loaderpool.config import Buckets, Limits, Shard
     from loaderpool.memory.layout import BatchForm
-    from loaderpool.trainer.epochs.statistics import Statistics
     from loaderpool.trainer.explain.explanation import Explanation
     from loaderpool.trainer.lengths import Lengths
+    from loaderpool.trainer.statistics import Statistics
 
 
 class View(Protocol):
@@ -277,7 +277,7 @@ class Loader:
         Raises:
             StateError: If the position is ambiguous, the source is an iterator, or a Sequence's hooks change the data.
         """
-        from loaderpool.trainer.epochs.saved_state import find_position
+        from loaderpool.trainer.saved_state import find_position
 
         return self._core.state_at(find_position(self._core.tracker, batches_taken))
 
@@ -291,7 +291,7 @@ class Loader:
         Raises:
             StateError: If it belongs to another loader, or is damaged.
         """
-        from loaderpool.trainer.epochs.saved_state import check_resumable, read_state
+        from loaderpool.trainer.saved_state import check_resumable, read_state
 
         core = self._core
         check_resumable(core.stream, core.tracker)
@@ -435,7 +435,7 @@ class Loader:
 
     def statistics(self) -> Statistics:
         """Return the counts since the loader was made."""
-        from loaderpool.trainer.epochs.statistics import take_statistics
+        from loaderpool.trainer.statistics import take_statistics
 
         core = self._core
         return take_statistics(core.tracker, core.engine, core.observer)

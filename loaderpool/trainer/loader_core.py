@@ -13,13 +13,13 @@ from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, Position
+from loaderpool.trainer.epoch_tracker import EpochTracker, Position
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
     from loaderpool.core.delivery import CheckedArguments, Engine
-    from loaderpool.trainer.epochs.observer import Observer
+    from loaderpool.trainer.observer import Observer
 
 # Keras shows the `repr` of what it is given and cannot use.
 FOR_KERAS = "for Keras: model.fit(loader.for_keras())"
@@ -98,7 +98,7 @@ class LoaderCore:
             self.pool._check_loader(checked)
         shared = None
         if cache is not None:
-            from loaderpool.trainer.epochs.cache_watch import CacheWatch, make_cache
+            from loaderpool.trainer.cache_watch import CacheWatch, make_cache
 
             with InterruptsAllowed():  # it pickles function and source
                 shared = make_cache(cache, checked.payload, self.plan.size)
@@ -118,15 +118,15 @@ class LoaderCore:
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """What a saved state must have, too, to be of this loader. Takes some hundred microseconds."""
-        from loaderpool.trainer.epochs.saved_state import fingerprint  # few loaders are asked for their state
+        from loaderpool.trainer.saved_state import fingerprint  # few loaders are asked for their state
 
         return fingerprint(self.arguments, self.config, self.plan)
 
     @functools.cached_property
     def observer(self) -> Observer:
         """What was seen of it lately."""
-        from loaderpool.trainer.epochs.observer import Observer  # which `import loaderpool` shall not wait for
         from loaderpool.trainer.explain.window import Autotuned
+        from loaderpool.trainer.observer import Observer  # which `import loaderpool` shall not wait for
 
         calls_of: Literal["sample", "batch"] = "sample" if self._unit == "sample" else "batch"
         return Observer(self.tracker, self.engine, calls_of, Autotuned if self.pool is None else self.pool._autotuned)
@@ -179,7 +179,7 @@ class LoaderCore:
         Raises:
             StateError: the loader's data changes between epochs, by hooks of the user's.
         """
-        from loaderpool.trainer.epochs.saved_state import check_resumable, write_state
+        from loaderpool.trainer.saved_state import check_resumable, write_state
 
         check_resumable(self.stream, self.tracker)
         return write_state(position, self.fingerprint, self.plan)

@@ -15,7 +15,7 @@ from loaderpool.core.delivery import Delivery, Subscription, data_bytes
 from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counted
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers, is_of_a_handler, wait_for_the_end
-from loaderpool.trainer.epochs.epoch_tracker import (
+from loaderpool.trainer.epoch_tracker import (
     EpochTracker,
     IterationLog,
     PassLog,
@@ -377,7 +377,7 @@ class LoaderIterator(Iterator[Any]):
         gate_handlers()  # of signals that each batch does not look at
         if "observer" not in vars(self._core):  # the loader's first hand-over, which is awaited now, has use for it
             with contextlib.suppress(OSError):  # no descriptors are left: then it is imported when it is needed
-                import loaderpool.trainer.epochs.observer  # noqa: F401
+                import loaderpool.trainer.observer  # noqa: F401
 
         tracker, one_pass = self._core.tracker, self._pass
         self._undoing = Undoing(self, functools.partial(_abandon, tracker, self.iteration, one_pass))

@@ -20,9 +20,9 @@ from loaderpool.errors import readable_bytes, readable_s
 from loaderpool.memory.call_times import CallTimes
 from loaderpool.plan.order import Plan
 from loaderpool.system import capacity, clock
-from loaderpool.trainer.epochs.statistics import Statistics
 from loaderpool.trainer.explain.explanation import explain, labelled, slow_items
 from loaderpool.trainer.explain.window import Snapshot, window_of
+from loaderpool.trainer.statistics import Statistics
 
 _LIBRARIES = ("loaderpool", "numpy", "cloudpickle", "tensorflow", "keras", "torch", "jax", "ray")
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}

@@ -12,7 +12,7 @@ from loaderpool.core.buffers import LaneBuffer
 from loaderpool.core.delivery import Delivery
 from loaderpool.plan.order import LanePlaces, Plan
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.trainer.epochs.epoch_tracker import PassLog, Position
+from loaderpool.trainer.epoch_tracker import PassLog, Position
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 

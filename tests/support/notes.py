@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from loaderpool.trainer.epochs.statistics import Statistics
+from loaderpool.trainer.statistics import Statistics
 
 
 def notes(statistics: Statistics, beginning: str) -> list[str]:

@@ -11,7 +11,7 @@ import loaderpool as lp
 from loaderpool.adapters.sequence_hooks import SequenceHooks
 from loaderpool.errors import MemoryLimitError
 from loaderpool.plan.order import Plan
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epoch_tracker import EpochTracker
 
 
 class Shuffling:

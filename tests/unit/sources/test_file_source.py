@@ -26,7 +26,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.sources import files, tfrecord
 from loaderpool.sources.recognise import as_source
-from loaderpool.trainer.epochs.saved_state import describe_source
+from loaderpool.trainer.saved_state import describe_source
 from tests.support.child import run_child
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loaderpool.system import clock
-from loaderpool.trainer.epochs.epoch_tracker import Counters
+from loaderpool.trainer.epoch_tracker import Counters
 from loaderpool.trainer.explain.window import Snapshot
 
 MS = 1_000_000

@@ -11,7 +11,7 @@ import pytest
 
 from loaderpool.core.failures import sample_error
 from loaderpool.errors import LoaderpoolError, SampleError
-from loaderpool.trainer.epochs.epoch_tracker import LastError
+from loaderpool.trainer.epoch_tracker import LastError
 from loaderpool.transport.reports import describe_failure
 
 

@@ -10,7 +10,7 @@ import loaderpool as lp
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.layout import BatchCounts
 from loaderpool.plan.order import Plan
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog, Position
+from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog, Position
 from loaderpool.trainer.loader_iterator import Pass
 
 

@@ -15,7 +15,7 @@ from loaderpool.config import ErrorPolicy
 from loaderpool.core.delivery import Delivery
 from loaderpool.errors import LoaderpoolError
 from loaderpool.plan.order import Plan
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, IterationLog
+from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog
 from loaderpool.trainer.loader_iterator import Pass
 from loaderpool.transport.reports import RowFailure, describe_failure
 

@@ -14,10 +14,10 @@ from loaderpool.core.engine_statistics import (
     WorkerStatistics,
 )
 from loaderpool.system import clock
-from loaderpool.trainer.epochs.epoch_tracker import Counters, EpochTracker
-from loaderpool.trainer.epochs.observer import Observer
+from loaderpool.trainer.epoch_tracker import Counters, EpochTracker
 from loaderpool.trainer.explain.explanation import SlowItem, slow_items
 from loaderpool.trainer.explain.window import Decision, Snapshot
+from loaderpool.trainer.observer import Observer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.order import LanePlaces, Plan
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker, Position
+from loaderpool.trainer.epoch_tracker import EpochTracker, Position
 
 _VERSION = 1
 _NAMES = {"loaderpool_state", "epoch", "position", "taken", "num_shards", "loader"}

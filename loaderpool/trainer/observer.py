@@ -20,7 +20,7 @@ from loaderpool.memory.call_times import CallTimes, read_call_times
 from loaderpool.memory.recorder import DeliveryRecorder
 from loaderpool.plan.order import generated_item
 from loaderpool.system import capacity, clock, machine
-from loaderpool.trainer.epochs.epoch_tracker import EpochTracker
+from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.page import PAGE_BYTES, Page, told_of
 from loaderpool.trainer.explain.window import (
     FIRST_STEPS,
