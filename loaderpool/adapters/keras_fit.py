@@ -24,7 +24,6 @@ from loaderpool.adapters.conversion import Convert, HostConversion, TensorConver
 from loaderpool.adapters.shards import check_distribution
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.epoch_tracker import IterationLog, Position
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
@@ -171,9 +170,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         if isinstance(left, _Passes):
             self._again = left if left.rewind() else None
         elif left is not None:
-            with InterruptsHeld():
-                tracker.drop_parked()
-                tracker.resume_at(left)
+            tracker.resume_at(left)
 
     # ---- passes ----
 

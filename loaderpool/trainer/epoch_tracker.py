@@ -26,7 +26,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError, StateError
 from loaderpool.plan.order import LanePlaces, Plan, Start
 from loaderpool.system import clock
-from loaderpool.system.interrupts import InterruptsAllowed
+from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 
 if TYPE_CHECKING:
     from loaderpool.core.delivery import Delivery, Engine, Subscription
@@ -78,7 +78,6 @@ class PassLog:
         omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
         keeps_places: which batches came is noted, and not only how many.
         given_before: how many batches the same iterator's passes before it gave.
-        is_followed: whether another pass will come after it; None: unknown.
 
     Args:
         place: as above.
@@ -98,7 +97,6 @@ class PassLog:
         self.batches = self.plan.batches_per_epoch - len(self._taken_before)
         self.delivered = self.given_before = 0
         self.omitted: list[int] = []
-        self.is_followed: bool | None = None
 
     @property
     def given(self) -> int:
@@ -262,6 +260,7 @@ class Counters:
 
     def begin_pass(self) -> None:
         """The next hand-over is a pass's first."""
+        self.passes += 1
         self._step_ns = 0
 
     def note(self, delivery: Delivery) -> None:
@@ -357,6 +356,7 @@ class EpochTracker:
         self.at_begin: Callable[[], None] | None = None  # called when a pass begins; may warn
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
         self.looks_ahead = True  # over an epoch's edge; False: no other epoch will be wanted
+        self.is_followed: bool | None = None  # whether another pass comes after the latest one; None: unknown
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         self.live: dict[int, IterationLog] = {}  # of iterators that have begun and are not at their end, by its id
         self._lock = threading.RLock()  # a signal's handler may begin a pass
@@ -382,9 +382,12 @@ class EpochTracker:
         """Have the next pass begin there; where nothing of that epoch is left, with the next one."""
         if position.is_rest and not self.log_at(position).batches:
             position = Position(position.epoch + 1)
-        with self._lock:
-            self.next_place, self.lost_at = position, None
-            self.times_placed += 1
+        with InterruptsHeld():
+            if (parked := self._parked) is not None and parked[1] != position:
+                self.drop_parked()
+            with self._lock:
+                self.next_place, self.lost_at = position, None
+                self.times_placed += 1
 
     def next_log(self) -> PassLog:
         """Return what the next pass will be, nothing delivered yet."""
@@ -420,10 +423,9 @@ class EpochTracker:
             place, run = self.next_place, None
             if self._parked is not None and self._parked[1] == place:
                 (run, _), self._parked = self._parked, None
-            self.next_place = Position(place.epoch + 1)
+            self.next_place, self.is_followed = Position(place.epoch + 1), is_followed
         try:
             log = self.log_at(place)
-            log.is_followed = is_followed
             # The rest of an epoch has another number of batches than the epochs after it: it is a subscription of its
             # own. So is one whose end shows when it comes, or never does.
             ahead = 0 if place.is_rest or log.plan.is_open else self._ahead(is_followed)
@@ -447,12 +449,6 @@ class EpochTracker:
         if is_followed or self._was_whole:
             return batches
         return min(max(1, batches // _FEW), self.engine().read_ahead())
-
-    @property
-    def may_be_followed(self) -> bool:
-        """Whether another pass may come after the latest one: nothing has said that none will."""
-        passes = self.latest.passes
-        return self.looks_ahead and not (passes and passes[-1].is_followed is False)
 
     def park(self, subscription: Subscription, log: PassLog) -> None:
         """Keep a subscription, of which this pass has had its epoch, for the pass that comes next."""

@@ -11,7 +11,6 @@ from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
-from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.epoch_tracker import Position
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
@@ -295,10 +294,7 @@ class Loader:
 
         core = self._core
         check_resumable(core.stream, core.tracker)
-        position = read_state(state, core.fingerprint, core.plan)
-        with InterruptsHeld():
-            core.tracker.drop_parked()
-            core.tracker.resume_at(position)
+        core.tracker.resume_at(read_state(state, core.fingerprint, core.plan))
 
     # ---- batches for frameworks: each method forwards to its adapter when it is called
 

@@ -184,7 +184,6 @@ class Pass:
             counters.asked_ns = 0
             raise StopIteration
         if not log.delivered:
-            counters.passes += 1
             counters.begin_pass()
         counters.note(delivery)
         log.delivered += delivery.count

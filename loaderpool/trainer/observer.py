@@ -177,7 +177,8 @@ class Observer:
     def _at(self, now_ns: int) -> Snapshot:
         engine, counters = self._engine, self._counters
         workers = _count_workers(engine, now_ns) if _is_pooled(engine) else {}
-        has_room = self.constants["can_have_cache"] and self._tracker.may_be_followed
+        is_last = not self._tracker.looks_ahead or self._tracker.is_followed is False
+        has_room = self.constants["can_have_cache"] and not is_last
         sums = {
             **counters.sums(now_ns),
             **sums_of_workers(workers, self._latest[-1] if self._latest else None),
