@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from loaderpool.core.delivery import Delivery, OrderedBuffer
@@ -20,18 +20,18 @@ class UnorderedBuffer(OrderedBuffer):
     Args:
         begin_at: the first batch that was not taken.
         batches_per_epoch: of this shard.
-        taken: ranges of batches behind `begin_at` that were taken: their first ones and lengths.
+        taken: batches after `begin_at` that were taken.
         taken_count: how many batches were taken, counted from the run's first epoch on; None: those before `begin_at`.
     """
 
     def __init__(
-        self, begin_at: int, batches_per_epoch: int, taken: dict[int, int] | None = None, taken_count: int | None = None
+        self, begin_at: int, batches_per_epoch: int, taken: Iterable[int] = (), taken_count: int | None = None
     ) -> None:
         super().__init__(begin_at)
         self._per_epoch = batches_per_epoch
-        self._taken = taken or {}
+        self._taken = set(taken)
         self._taken_count = begin_at if taken_count is None else taken_count
-        self._before = frozenset(batch for first, count in self._taken.items() for batch in range(first, first + count))
+        self._before = frozenset(self._taken)
         self._by_epoch: dict[int, collections.deque[Delivery]] = {}
         # Of what this buffer was begun for all has arrived before this one, taken earlier or not.
         self._arrived_before = begin_at
@@ -71,12 +71,11 @@ class UnorderedBuffer(OrderedBuffer):
         arrived = queue.popleft()
         if not queue:
             del self._by_epoch[epoch]
-        self._taken.update(
-            {arrived.first: arrived.count} if arrived.keep is None else dict.fromkeys(arrived.numbers(), 1)
-        )
+        self._taken.update(arrived.numbers())
         self._taken_count += arrived.count
-        while count := self._taken.pop(self.begin_at, 0):
-            self.begin_at += count
+        while self.begin_at in self._taken:
+            self._taken.remove(self.begin_at)
+            self.begin_at += 1
         self._look()
 
     @property
@@ -84,10 +83,10 @@ class UnorderedBuffer(OrderedBuffer):
         return sum(len(queue) for queue in list(self._by_epoch.values()))
 
     def rest(self) -> UnorderedBuffer:
-        return UnorderedBuffer(self.begin_at, self._per_epoch, dict(self._taken), self._taken_count)
+        return UnorderedBuffer(self.begin_at, self._per_epoch, self._taken, self._taken_count)
 
     def had(self, base: int) -> tuple[Sequence[int], Sequence[int]]:
-        return [base + first + at for first, count in self._taken.items() for at in range(count)], ()
+        return sorted(base + batch for batch in self._taken), ()
 
 
 class LaneBuffer(OrderedBuffer):

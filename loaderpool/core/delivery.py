@@ -247,7 +247,7 @@ class Engine(Protocol):
         """How many batches of an epoch that may never be asked for it may well make."""
 
     def begin(
-        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+        self, first_epoch: int, limit: int, plan: Plan, taken: frozenset[int], lanes: LanePlaces | None = None
     ) -> Subscription:
         """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
 
@@ -255,7 +255,7 @@ class Engine(Protocol):
             first_epoch: the epoch.
             limit: batches before this one are wanted, or may be made ahead; of a stream as many as are read.
             plan: of the batches.
-            taken: ranges of them that are not wanted: first ones and lengths; only where there is no order.
+            taken: those that are not wanted; only where there is no order.
             lanes: of generators: what is not wanted of each.
         """
 

@@ -160,7 +160,7 @@ class PoolEngine:
         return self.session.workers_wanted + 1
 
     def begin(
-        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+        self, first_epoch: int, limit: int, plan: Plan, taken: frozenset[int], lanes: LanePlaces | None = None
     ) -> PoolRun:
         """Begin a run in the pool."""
         self.form()

@@ -114,7 +114,7 @@ class LocalEngine:
         return self._second.widen(form.spec)
 
     def begin(
-        self, first_epoch: int, limit: int, plan: Plan, taken: Mapping[int, int], lanes: LanePlaces | None = None
+        self, first_epoch: int, limit: int, plan: Plan, taken: frozenset[int], lanes: LanePlaces | None = None
     ) -> LocalRun:
         """Begin a run. The rest of generators begins where `lanes` says, that of others without `taken`."""
         self.form()
@@ -280,7 +280,7 @@ class LocalRun:
         first_epoch: int,
         limit: int,
         plan: Plan,
-        taken: Mapping[int, int],
+        taken: frozenset[int],
         lanes: LanePlaces | None,
         reading: StreamReading | None,
     ) -> None:
@@ -297,17 +297,14 @@ class LocalRun:
         plan, items = self._plan, None
         while not self.is_over and not self.is_at_end:
             number = self._next
-            left_out = self._taken.get(number, 0)  # ranges never touch each other
-            number += left_out
             if self._reading is not None:
-                for _ in range(left_out + 1):
-                    items = self._reading.take()
+                items = self._reading.take()
                 if items is None:
                     break
             elif number >= self.limit and not self._tells_end:
                 break
             self._next = number + 1
-            if plan.lanes and self._is_left_out(number):
+            if number in self._taken or (plan.lanes and self._is_left_out(number)):
                 continue
             epoch, batch = divmod(number, plan.batches_per_epoch)
             delivery = self._engine.make(self.first_epoch + epoch, batch, number, plan, items)

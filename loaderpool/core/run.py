@@ -60,7 +60,7 @@ class PoolRun:
         first_epoch: from whose first batch batches are counted.
         limit: batches before this one are wanted, or may be made ahead.
         plan: of its batches: the loader's, or of the rest of this one epoch.
-        taken: ranges of them that are not wanted; only where there is no order.
+        taken: those that are not wanted; only where there is no order.
         lanes: of generators: what is not wanted of each.
         feed: where items come from, if the source is a stream.
     """
@@ -73,7 +73,7 @@ class PoolRun:
         first_epoch: int,
         limit: int,
         plan: Plan,
-        taken: Mapping[int, int],
+        taken: frozenset[int],
         lanes: LanePlaces | None = None,
         feed: Feed | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class PoolRun:
             if plan.lanes:
                 self.buffer = LaneBuffer(plan.lanes, engine.config.deterministic, lanes)
             else:
-                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, dict(taken), sum(taken.values()))
+                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, taken, len(taken))
         self._can_end = feed is not None or plan.lanes > 0  # before its last batch
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot

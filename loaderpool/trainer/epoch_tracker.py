@@ -56,8 +56,8 @@ class Position(NamedTuple):
     epoch: int
     start: Start = 0
     """What of the epoch is taken, over all shards, as its plan says it (see `Plan.start_after`); falsy: nothing."""
-    taken: Mapping[int, int] = {}
-    """Without an order: ranges of batches that are taken nevertheless, counted from `start`: first ones, lengths."""
+    taken: frozenset[int] = frozenset()
+    """Without an order: batches that are taken nevertheless, counted from `start`."""
     lanes: LanePlaces | None = None
     """Of generators: what is taken of each lane; None: nothing."""
 
@@ -87,14 +87,13 @@ class PassLog:
 
     def __init__(self, place: Position, plan: Plan, in_order: bool) -> None:
         self.place, self.epoch, self.plan = place, place.epoch, plan.after(place.start)
-        self._taken_before = {n for first, count in place.taken.items() for n in range(first, first + count)}
         self.keeps_places = bool(plan.lanes) or not in_order
         self._numbers: collections.deque[int] = collections.deque()  # of batches, as they came
         self._forgotten = 0  # how many came before these; only generators may go on without end
         before = place.lanes or LanePlaces((0,) * plan.lanes)
         self._lanes = list(before.taken)  # how many batches of each lane came before these
         self._ended: Mapping[int, int] = {lane: before.taken[lane] for lane in before.over}
-        self.batches = self.plan.batches_per_epoch - len(self._taken_before)
+        self.batches = self.plan.batches_per_epoch - len(place.taken)
         self.delivered = self.given_before = 0
         self.omitted: list[int] = []
 
@@ -137,25 +136,15 @@ class PassLog:
             raise StateError(f"That is {back} batches back; for generators only the last {_KEPT} positions are kept.")
         taken = [*self._numbers][: consumed - self._forgotten]
         if not self._lanes:
-            return self._unordered(self._taken_before.union(taken))
+            had = self.place.taken.union(taken)  # in which there may be gaps
+            first = next(number for number in itertools.count() if number not in had)
+            start = self.plan.start_after(self.epoch, first)
+            return Position(self.epoch, start, frozenset(number - first for number in had if number > first))
         counts = list(self._lanes)
         for number in taken:
             counts[number % len(counts)] += 1
         over = frozenset(lane for lane, end in self._ended.items() if counts[lane] == end)
         return Position(self.epoch, lanes=LanePlaces(tuple(counts), over) if any(counts) else None)
-
-    def _unordered(self, taken: set[int]) -> Position:
-        """Return where a consumer stands that has these batches, in which there may be gaps."""
-        prefix = next(number for number in itertools.count() if number not in taken)
-        ranges: dict[int, int] = {}
-        first = -1
-        for number in sorted(number for number in taken if number > prefix):
-            if first >= 0 and number - prefix == first + ranges[first]:
-                ranges[first] += 1
-            else:
-                first = number - prefix
-                ranges[first] = 1
-        return Position(self.epoch, self.plan.start_after(self.epoch, prefix), ranges)
 
 
 class IterationLog:

@@ -83,7 +83,7 @@ def write_state(position: Position, fingerprint: dict[str, Any], plan: Plan) -> 
         "loaderpool_state": _VERSION,
         "epoch": position.epoch,
         "position": list(position.start) if isinstance(position.start, tuple) else position.start,
-        "taken": [[first, count] for first, count in position.taken.items()],
+        "taken": _ranges(position.taken),
         "num_shards": plan.num_shards,
         **({} if lanes is None else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}),
         "loader": fingerprint,
@@ -151,24 +151,36 @@ def _refuse_others(saved: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         raise StateError(f"Cannot load this state: it was saved by a loader with different settings. {differences}.")
 
 
-def _read_taken(value: Any, batches: int, in_order: bool) -> dict[int, int]:
-    """The ranges of batches that were taken out of turn: ascending, apart from each other and from the first one."""
+def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Return the first number and the length of each range of numbers that follow one another, ascending."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == sum(ranges[-1]):
+            ranges[-1][1] += 1
+        else:
+            ranges.append([number, 1])
+    return ranges
+
+
+def _read_taken(value: Any, batches: int, in_order: bool) -> frozenset[int]:
+    """Batches that were taken out of turn, of ranges: ascending, apart from each other and from the first one."""
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"taken is {brief(value)}")
     if value and in_order:
         raise ValueError("it has batches out of order, which deterministic=True never has")
-    taken: dict[int, int] = {}
-    end = total = 0
+    taken: list[int] = []
+    end = 0
     for each in value:
         if not isinstance(each, (list, tuple)) or len(each) != 2:
             raise ValueError(f"taken has {brief(each)}, not a first batch and a count")
         # One behind the batches taken before at the least: else these would be one range, or what is behind a start.
         first = _whole("taken: a first batch", each[0], at_least=end + 1)
         count = _whole("taken: a count of batches", each[1], at_least=1, at_most=batches - first)
-        taken[first], end, total = count, first + count, total + count
-    if total > _MOST_TAKEN:
-        raise ValueError(f"taken has {total} batches out of order, more than {_MOST_TAKEN}")
-    return taken
+        if (total := len(taken) + count) > _MOST_TAKEN:
+            raise ValueError(f"taken has {total} batches out of order, more than {_MOST_TAKEN}")
+        end = first + count
+        taken += range(first, end)
+    return frozenset(taken)
 
 
 def _read_lanes(value: Any, plan: Plan, in_order: bool) -> LanePlaces:
