@@ -24,7 +24,8 @@ from loaderpool.adapters.conversion import Convert, HostConversion, TensorConver
 from loaderpool.adapters.shards import check_distribution
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief
-from loaderpool.trainer.epoch_tracker import IterationLog, Position
+from loaderpool.plan.order import Position
+from loaderpool.trainer.epoch_tracker import IterationLog
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 

@@ -16,7 +16,7 @@ from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec, widened
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
-from loaderpool.plan.order import LanePlaces, Plan
+from loaderpool.plan.order import Plan, Position
 from loaderpool.sources.stream import StreamSource
 
 if TYPE_CHECKING:
@@ -246,17 +246,12 @@ class Engine(Protocol):
     def read_ahead(self) -> int:
         """How many batches of an epoch that may never be asked for it may well make."""
 
-    def begin(
-        self, first_epoch: int, limit: int, plan: Plan, taken: frozenset[int], lanes: LanePlaces | None = None
-    ) -> Subscription:
-        """Begin a run at the first batch of an epoch, as the plan has it: the loader's, or the rest of that epoch.
+    def begin(self, place: Position, limit: int) -> Subscription:
+        """Begin a run there.
 
         Args:
-            first_epoch: the epoch.
+            place: where its first batch is; the rest of an epoch is a run of its own.
             limit: batches before this one are wanted, or may be made ahead; of a stream as many as are read.
-            plan: of the batches.
-            taken: those that are not wanted; only where there is no order.
-            lanes: of generators: what is not wanted of each.
         """
 
     def update(self, changes: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error, warn
 from loaderpool.memory.arena import Extent
 from loaderpool.memory.layout import BatchForm
-from loaderpool.plan.order import LanePlaces, Plan
+from loaderpool.plan.order import Position
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.system.long_work import LongWork
@@ -159,9 +159,7 @@ class PoolEngine:
         """Enough to keep workers busy."""
         return self.session.workers_wanted + 1
 
-    def begin(
-        self, first_epoch: int, limit: int, plan: Plan, taken: frozenset[int], lanes: LanePlaces | None = None
-    ) -> PoolRun:
+    def begin(self, place: Position, limit: int) -> PoolRun:
         """Begin a run in the pool."""
         self.form()
         reads_apart = self.feeds is not None and self.feeds.read_by == "process"
@@ -170,8 +168,8 @@ class PoolEngine:
         with self.session.lock:
             self.session.check_usable()
             self.check()
-            feed = None if self.feeds is None else self.feeds.of_pass(first_epoch, plan)
-            run = PoolRun(self, first_epoch, limit, plan, taken, lanes, feed)
+            feed = None if self.feeds is None else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
+            run = PoolRun(self, place, limit, feed)
             try:
                 run.begin()
                 if feed is not None and not feed.is_started:

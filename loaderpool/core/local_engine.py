@@ -29,7 +29,7 @@ from loaderpool.errors import SourceError
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.order import LanePlaces, Plan
+from loaderpool.plan.order import LanePlaces, Plan, Position
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed, is_dropped, is_of_a_handler
 from loaderpool.system.long_work import LongWork
@@ -113,17 +113,16 @@ class LocalEngine:
                     self._second.end(None)
         return self._second.widen(form.spec)
 
-    def begin(
-        self, first_epoch: int, limit: int, plan: Plan, taken: frozenset[int], lanes: LanePlaces | None = None
-    ) -> LocalRun:
-        """Begin a run. The rest of generators begins where `lanes` says, that of others without `taken`."""
+    def begin(self, place: Position, limit: int) -> LocalRun:
+        """Begin a run."""
         self.form()
-        reading = None if self._stream is None else self._reading_for(self._stream, first_epoch, plan)
-        if lanes is not None and any(lanes.taken):
+        plan = self.plan.after(place.start)
+        reading = None if self._stream is None else self._reading_for(self._stream, place.epoch, plan)
+        if place.lanes is not None and any(place.lanes.taken):
             assert isinstance(self.work.items, LaneItems)
             self._way = LongWork(RUNNING_GENERATORS)
             self.work.items.tell_by(self._way)
-        return LocalRun(self, first_epoch, limit, plan, taken, lanes, reading)
+        return LocalRun(self, place, limit, reading)
 
     def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
         batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
@@ -277,16 +276,14 @@ class LocalRun:
     def __init__(
         self,
         engine: LocalEngine,
-        first_epoch: int,
+        place: Position,
         limit: int,
-        plan: Plan,
-        taken: frozenset[int],
-        lanes: LanePlaces | None,
         reading: StreamReading | None,
     ) -> None:
-        self._engine, self.first_epoch, self.limit, self._plan = engine, first_epoch, limit, plan
-        self._taken, self._reading = taken, reading
-        self._places = lanes or LanePlaces((0,) * plan.lanes)
+        self._plan = plan = engine.plan.after(place.start)
+        self._engine, self.first_epoch, self.limit = engine, place.epoch, limit
+        self._taken, self._reading = place.taken, reading
+        self._places = place.lanes or LanePlaces((0,) * plan.lanes)
         self.ended_lanes = {lane: self._places.taken[lane] for lane in self._places.over}
         self._next = self._places.begin_at if plan.lanes else 0
         self._tells_end = reading is not None or plan.lanes > 0  # then `limit` says nothing

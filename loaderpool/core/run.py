@@ -16,7 +16,7 @@ from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import PAGE_BYTES, map_private
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.order import LanePlaces, Numbering, Plan
+from loaderpool.plan.order import LanePlaces, Numbering, Plan, Position
 from loaderpool.system import clock, fault_points
 from loaderpool.system.long_work import LongWork
 
@@ -57,48 +57,37 @@ class PoolRun:
 
     Args:
         engine: of the loader.
-        first_epoch: from whose first batch batches are counted.
+        place: where it begins; its batches are counted from there on.
         limit: batches before this one are wanted, or may be made ahead.
-        plan: of its batches: the loader's, or of the rest of this one epoch.
-        taken: those that are not wanted; only where there is no order.
-        lanes: of generators: what is not wanted of each.
         feed: where items come from, if the source is a stream.
     """
 
     outlives_interrupts = True  # they come out of the wait
 
-    def __init__(
-        self,
-        engine: RunOwner,
-        first_epoch: int,
-        limit: int,
-        plan: Plan,
-        taken: frozenset[int],
-        lanes: LanePlaces | None = None,
-        feed: Feed | None = None,
-    ) -> None:
-        self._engine, self._pool, self._plan = engine, engine.session, plan
-        self.first_epoch, self.limit = first_epoch, limit
+    def __init__(self, engine: RunOwner, place: Position, limit: int, feed: Feed | None = None) -> None:
+        self._engine, self._pool = engine, engine.session
+        self._plan = plan = engine.plan.after(place.start)
+        self.first_epoch, self.limit = place.epoch, limit
         self.feed = feed
         self.is_over = False
         self._is_torn = False  # an interrupt fell where batches are taken: it begins again
         self.lent: dict[int, None] = {}
         self._slots: dict[int, tuple[int, int]] = {}  # of those that are full: bytes, and how many may have views
-        self._base = Numbering(engine.plan, first_epoch, plan.start).first
+        self._base = Numbering(engine.plan, place.epoch, place.start).first
         self.buffer = OrderedBuffer()
         if plan.lanes or not engine.config.deterministic:
             from loaderpool.core.buffers import LaneBuffer, UnorderedBuffer  # which few loaders need
 
             if plan.lanes:
-                self.buffer = LaneBuffer(plan.lanes, engine.config.deterministic, lanes)
+                self.buffer = LaneBuffer(plan.lanes, engine.config.deterministic, place.lanes)
             else:
-                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, taken, len(taken))
+                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, place.taken, len(place.taken))
         self._can_end = feed is not None or plan.lanes > 0  # before its last batch
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
         self._has_collected = False
         self._session: Session = self._pool.session
-        self._way = self._way_to_place(lanes)  # told of until its first batch is there
+        self._way = self._way_to_place(place.lanes)  # told of until its first batch is there
 
     def _way_to_place(self, lanes: LanePlaces | None) -> LongWork | None:
         """What is to be told of how far a run is that does not begin at the beginning."""

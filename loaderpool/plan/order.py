@@ -343,6 +343,23 @@ class LanePlaces(NamedTuple):
         return min(left) if left else max(self.taken) * lanes
 
 
+class Position(NamedTuple):
+    """A place in the order of all epochs."""
+
+    epoch: int
+    start: Start = 0
+    """What of the epoch is taken, over all shards, as its plan says it (`Plan.start_after`); falsy: nothing."""
+    taken: frozenset[int] = frozenset()
+    """Without an order: batches that are taken nevertheless, counted from `start`."""
+    lanes: LanePlaces | None = None
+    """Of generators: what is taken of each lane; None: nothing."""
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is not the epoch's beginning."""
+        return bool(self.start or self.taken or self.lanes is not None)
+
+
 # ---- numbers of items, of a source or of a generator
 
 _MARK = 1 << 62

@@ -20,11 +20,11 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ClosedError, LoaderpoolError, StateError
-from loaderpool.plan.order import LanePlaces, Plan, Start
+from loaderpool.plan.order import LanePlaces, Plan, Position
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 
@@ -48,23 +48,6 @@ _MARK_NS = 2_000_000_000
 # Each of the first steps is noted: those that compile are to be told from others. As `FIRST_STEPS` of `window`.
 _FIRST_STEPS = 3
 _LATEST_INDICES = 1000
-
-
-class Position(NamedTuple):
-    """A place in the order of all epochs."""
-
-    epoch: int
-    start: Start = 0
-    """What of the epoch is taken, over all shards, as its plan says it (see `Plan.start_after`); falsy: nothing."""
-    taken: frozenset[int] = frozenset()
-    """Without an order: batches that are taken nevertheless, counted from `start`."""
-    lanes: LanePlaces | None = None
-    """Of generators: what is taken of each lane; None: nothing."""
-
-    @property
-    def is_rest(self) -> bool:
-        """Whether it is not the epoch's beginning."""
-        return bool(self.start or self.taken or self.lanes is not None)
 
 
 class PassLog:
@@ -423,7 +406,7 @@ class EpochTracker:
                 run.extend((place.epoch - run.first_epoch) * self.plan.batches_per_epoch + limit)
                 return run, log
             self.drop_parked()
-            return self.engine().begin(place.epoch, limit, log.plan, place.taken, place.lanes), log
+            return self.engine().begin(place, limit), log
         except BaseException:
             self.give_up(place)
             if run is not None:

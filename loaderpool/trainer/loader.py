@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from loaderpool.checks import attribute_hint, known_names_only, read_path, read_seconds, whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, SourceError
+from loaderpool.plan.order import Position
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.system import process
-from loaderpool.trainer.epoch_tracker import Position
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 from loaderpool.trainer.pool import Pool

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
+from loaderpool.plan.order import Position
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.trainer.epoch_tracker import EpochTracker, Position
+from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:

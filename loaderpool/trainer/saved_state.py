@@ -21,9 +21,9 @@ import numpy as np
 from loaderpool.checks import whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
-from loaderpool.plan.order import LanePlaces, Plan
+from loaderpool.plan.order import LanePlaces, Plan, Position
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource
-from loaderpool.trainer.epoch_tracker import EpochTracker, Position
+from loaderpool.trainer.epoch_tracker import EpochTracker
 
 _VERSION = 1
 _NAMES = {"loaderpool_state", "epoch", "position", "taken", "num_shards", "loader"}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from loaderpool.core.buffers import LaneBuffer
 from loaderpool.core.delivery import Delivery
-from loaderpool.plan.order import LanePlaces, Plan
+from loaderpool.plan.order import LanePlaces, Plan, Position
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.trainer.epoch_tracker import PassLog, Position
+from loaderpool.trainer.epoch_tracker import PassLog
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 

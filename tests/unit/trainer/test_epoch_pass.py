@@ -9,8 +9,8 @@ import pytest
 import loaderpool as lp
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.layout import BatchCounts
-from loaderpool.plan.order import Plan
-from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog, Position
+from loaderpool.plan.order import Plan, Position
+from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog
 from loaderpool.trainer.loader_iterator import Pass
 
 
@@ -63,8 +63,8 @@ class FakeEngine:
     def read_ahead(self) -> int:
         return 0
 
-    def begin(self, first_epoch: int, limit: int, plan: Plan, taken: Any, lanes: Any) -> Any:
-        self.runs.append(FakeRun(self, first_epoch, limit))
+    def begin(self, place: Position, limit: int) -> Any:
+        self.runs.append(FakeRun(self, place.epoch, limit))
         return self.runs[-1]
 
     def close(self) -> None: ...
