@@ -26,13 +26,14 @@ import threading
 import types
 import weakref
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.cache.setting import CachePlan, Count
+from loaderpool.cache.setting import Cache, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
-from loaderpool.errors import CacheError, brief
+from loaderpool.errors import CacheError, brief, warn
 from loaderpool.memory.arena import Arena, Extent, map_whole_file
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
@@ -53,6 +54,17 @@ _LOOKS = 64
 _FREE_SHARE = 20  # on disk without a bound: this part of it stays free
 _FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_MEMORY_SHARE = 2  # in memory without a bound: this part of what is free
+_GOES_ON = "Training continues, and fn is called in every epoch for items that are not stored."
+_TEXTS = {
+    Count.NO_ROOM: "does not store all items: {no_room}. " + _GOES_ON,
+    Count.BROKEN: "does not store all items: it can no longer be written (deleted, damaged, or its files were closed). "
+    + _GOES_ON,
+    Count.DAMAGED: "is damaged: {damaged} entries could not be read, so fn was called again for them. If this "
+    "continues, delete the directory and check the disk.",
+}
+_NO_MEMORY = "the machine has too little free memory. Set a smaller max_bytes, or pass a directory as cache="
+_NO_DISK = "the disk is full. Free some space, or set max_bytes"
 
 _COUNTS = 8  # of a worker, one of them unused: one line of the processor's cache
 _COUNTER_BYTES = 8 * _COUNTS * MAX_WORKERS
@@ -293,6 +305,22 @@ def counters_in(arena: Arena, plan: CachePlan) -> memoryview:
     return memoryview(arena.map)[plan.counters_at : plan.counters_at + _COUNTER_BYTES].cast("Q")
 
 
+def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCache:
+    """Return what the processes of a loader that is made now will share. Ownership: the caller closes it.
+
+    Raises:
+        CacheError: the directory is another function's or source's, or cannot be used.
+    """
+    plan = CachePlan(cache.where, cache.max_bytes, items)
+    if not cache.in_memory:
+        from loaderpool.cache.identity import describe
+
+        plan = plan._replace(fields=describe(payload["fn"], payload["setup"], payload["source"]))
+    elif cache.max_bytes is None:
+        plan = plan._replace(max_bytes=capacity.available_memory_bytes() // _MEMORY_SHARE)
+    return SharedCache.create(plan)
+
+
 class SharedCache:
     """A loader's cache as one process has it.
 
@@ -317,6 +345,7 @@ class SharedCache:
         self._store: Store | None = None
         self._store_pid = 0
         self._last: list[int] | None = None  # once it is closed
+        self._warned: set[Count] = set()
 
     @staticmethod
     def create(plan: CachePlan) -> SharedCache:
@@ -365,6 +394,16 @@ class SharedCache:
             status = os.stat(file_in(self.plan.where) if self.descriptor < 0 else self.descriptor)
             found[Count.BYTES] += min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
         return found
+
+    def warn(self) -> None:
+        """Warn of what went wrong while workers used it, once for each kind. Runs in: the trainer, after a pass."""
+        counts = self.counts()
+        for count, text in _TEXTS.items():
+            if counts[count] and count not in self._warned:
+                self._warned.add(count)
+                no_room = _NO_MEMORY if self.plan.in_memory else _NO_DISK
+                text = text.format(no_room=no_room, damaged=counts[Count.DAMAGED])
+                warn(f"cache={brief(self.plan.where)} {text}")
 
     def store(self) -> Store:
         """This process's own way to the entries, opened now if it was not."""

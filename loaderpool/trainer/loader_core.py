@@ -99,12 +99,12 @@ class LoaderCore:
             self.pool._check_loader(checked)
         shared = None
         if cache is not None:
-            from loaderpool.trainer.cache_watch import CacheWatch, make_cache
+            from loaderpool.cache.store import make_cache
 
             with InterruptsAllowed():  # it pickles function and source
                 shared = make_cache(cache, checked.payload, self.plan.size)
             undo.callback(shared.close)
-            self.tracker.at_end = CacheWatch(cache.where, shared.counts)
+            self.tracker.at_end = shared.warn
         # The payload is not kept: what travelled is in shared memory, and a local engine has it.
         if self.pool is not None and has_workers:
             session = self.pool.session  # first: its supervisor begins while this process imports and pickles
