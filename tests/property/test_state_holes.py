@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.core.messages import BatchFailed, Done, Filled, Found, LoaderFailed, Ticket
+from loaderpool.core.channel import Received
+from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, LoaderFailed, Ticket
 from loaderpool.core.records import MarkEnded, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor
 from tests.support.state import LOADER, RUN, Endless, Pool, look, release
@@ -233,3 +234,14 @@ def test_a_run_of_an_unknown_loader_is_told(was_there: bool) -> None:
         pool.state.end(RUN, ())
         pool.state.unload(LOADER)
     pool.is_told_that_a_run_cannot_be(LOADER if was_there else 99)
+
+
+def test_the_end_of_a_run_that_had_no_slot_is_answered() -> None:
+    """It was not: a stream kept the items of such a run."""
+    pool, supervisor = Pool(1), object.__new__(Supervisor)
+    supervisor._state, supervisor._forms = pool.state, {}
+    supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
+    supervisor._slots = SimpleNamespace(return_pages=lambda *_: None)  # type: ignore[assignment]
+    supervisor._payloads = SimpleNamespace(unload=lambda _: None)  # type: ignore[assignment]
+    supervisor._on_main(Received(End(RUN)))
+    assert pool.of(Ended) == [Ended(RUN)]
