@@ -360,7 +360,15 @@ class Cell:
             assert isinstance(error, MemoryError if self.how == "no_memory" else lp.SampleError)
 
 
-@pytest.mark.parametrize(("where", "how", "outcome"), CELLS_HERE)
+def is_slow(where: str, how: str, outcome: str) -> bool:
+    """Whether it is one more way to raise, with the same outcome."""
+    return how in ("sys.exit", "unpicklable", "no_memory") and outcome == CELLS[where, "raise"]
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "outcome"),
+    [pytest.param(*cell, marks=[pytest.mark.slow] if is_slow(*cell) else []) for cell in CELLS_HERE],
+)
 def test_cell(where: str, how: str, outcome: str, stage: Stage, armed_here: Callable[[], None]) -> None:
     if where.startswith(("trainer.", "feed.")) or where == "user.pickling":
         armed_here()
