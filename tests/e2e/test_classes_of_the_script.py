@@ -56,8 +56,9 @@ def test_a_namedtuple_class_of_main_comes_back_as_the_scripts_own(stdin_code: bo
     run_child(program(code), stdin_code=stdin_code).check()
 
 
-def test_a_namedtuple_that_takes_out_is_the_scripts_own_in_the_function() -> None:
+def test_what_else_a_script_may_define_is_its_own_in_every_batch() -> None:
     code = """
+        # A namedtuple that takes `out` is the script's own in the function.
         class Sample(typing.NamedTuple):
             x: typing.Any
             y: typing.Any
@@ -73,12 +74,8 @@ def test_a_namedtuple_that_takes_out_is_the_scripts_own_in_the_function() -> Non
             out.fill(index)
 
         check(lambda n: lp.Loader(range(8), fn, batch_size=4, workers=n), Sample)
-    """
-    run_child(program(code), stdin_code=True).check()
 
-
-def test_a_class_made_in_a_function_or_anew_in_each_call_is_taken() -> None:
-    code = """
+        # A class may be made in a function, or again in each call.
         def local():
             Local = collections.namedtuple("Local", "x y")
             return Local, lambda i: Local(float(i), i)
@@ -93,12 +90,8 @@ def test_a_class_made_in_a_function_or_anew_in_each_call_is_taken() -> None:
                 batches = list(loader)
                 assert [batch.y.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
                 assert {type(batch).__name__ for batch in batches} == {"Anew"}
-    """
-    run_child(program(code), stdin_code=True).check()
 
-
-def test_keys_of_the_scripts_own_classes_are_its_own_in_every_batch() -> None:
-    code = """
+        # Keys of the script's own classes are its own in every batch.
         class Part(enum.Enum):
             IMAGE = 1
             LABEL = "two"
@@ -111,12 +104,8 @@ def test_keys_of_the_scripts_own_classes_are_its_own_in_every_batch() -> None:
                 for batch in loader:
                     assert list(batch) == [Part.IMAGE, Part.LABEL]
                 assert batch[Part.LABEL].tolist() == [4, 5, 6, 7]
-    """
-    run_child(program(code), stdin_code=True).check()
 
-
-def test_functions_that_dispatch_on_the_type_of_an_item() -> None:
-    code = """
+        # Functions may dispatch on the type of an item.
         import functools
 
         @functools.singledispatch

@@ -79,26 +79,3 @@ def test_its_first_epoch_is_that_of_keras_itself(tf: Any, photos: Path, on: Plac
     assert numbers_in(batches) == numbers_in(expected)
     for batch, theirs_too in zip(batches[1:], expected[1:], strict=True):  # in the first it draws its order, too
         assert np.array_equal(batch[0], theirs_too[0])
-
-
-def test_flows_of_arrays_and_what_a_subclass_does_at_an_epochs_end(tf: Any, on: Place) -> None:
-    from keras.src.legacy.preprocessing import image
-
-    class Rising(image.NumpyArrayIterator):  # type: ignore[misc]
-        def on_epoch_end(self) -> None:
-            super().on_epoch_end()
-            self.x = self.x + 100
-
-    generator = image.ImageDataGenerator()
-    x = np.arange(10, dtype=np.float32).reshape(10, 1, 1, 1)
-    for kind, rise in ((image.NumpyArrayIterator, 0), (Rising, 100)):
-        flow = kind(x, np.arange(10), generator, batch_size=4, shuffle=True, seed=1)
-        with lp.Loader.from_sequence(flow, **on(2)) as loader:
-            for epoch in range(3):
-                got = [
-                    (float(image), int(label))
-                    for images, labels in loader
-                    for image, label in zip(images.ravel(), labels, strict=True)
-                ]
-                assert sorted(got) == [(number + epoch * rise, number) for number in range(10)]
-        list(flow._flow_index().__next__())  # the user's own object is as good as before

@@ -88,26 +88,3 @@ def test_wrong_numbers_and_wrong_dtypes_are_noticed(bench: Any) -> None:
     batch[7, 3] += 1
     with pytest.raises(ValueError, match="batch 5 is wrong"):
         bench.works.check_batch(work, 5, batch)
-
-
-@pytest.mark.parametrize("name", ["cpu", "jpeg", "tiny32", "tiny1", "wide", "straggler", "step"])
-def test_a_sample_tells_its_item(bench: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.works, "JPEG_FILES", 2)
-    monkeypatch.setenv(bench.works.IMAGES_VARIABLE, str(tmp_path))
-    bench.works.render_images(tmp_path)
-    work = bench.works.WORKS[name]
-    for item in (0, 301):
-        sample = work.fn(item)
-        assert (sample.shape, sample.dtype) == (work.shape, np.dtype(work.dtype))
-        assert sample.item(0) == work.token(item)
-        if work.write is not None:
-            out = np.zeros_like(sample)
-            work.write(item, out)
-            assert np.array_equal(out, sample)
-
-
-def test_every_peer_has_a_pinned_package(bench: Any) -> None:
-    lines = (SCRIPTS / "bench" / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    packages = {line.partition("==")[0] for line in lines if not line.startswith("#")}
-    assert all("==" in line for line in lines if not line.startswith("#"))
-    assert set(bench.rows.PEERS) - packages == {"pool_imap"}, "the standard library's"
