@@ -56,7 +56,6 @@ class Delivery:
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
     row_failures: tuple[RowFailure, ...] = ()  # rows left out or replaced in those that are handed out
     ticket: int = 0  # one of those whose work the slot holds
-    arrived_ns: int = 0  # when the last row was known to be there
     stored: int = 0  # how many there are, where not all are handed out
     keep: tuple[int, ...] | None = None  # which of them are, in rising order, counted from `first`; None: all
     form: BatchForm = dataclasses.field(init=False)  # how to look at them

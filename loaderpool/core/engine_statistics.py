@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.memory.board import Field, NodeField
+from loaderpool.memory.board import Field
 from loaderpool.system import capacity
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _workers(pool: Pool) -> tuple[tuple[WorkerStatistics, ...], tuple[NodeStatis
     nodes = tuple(
         NodeStatistics(
             *worker.place,
-            state=_STATES[board.read(worker.cell, NodeField.STATE)],
+            state=_STATES[board.read(worker.cell, Field.STATE)],
             batches=board.read(worker.cell, Field.BATCHES),
             busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
         )

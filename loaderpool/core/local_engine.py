@@ -228,7 +228,7 @@ class LocalEngine:
             filled.oversize.write(anchor, 0)
         delivery = Delivery(number, 1, filled.rows, row_failures=filled.row_failures)
         delivery.form, delivery.anchor = form, anchor
-        delivery.origin = (0, epoch, batch, 1, 0, 0, 0, 0, _MADE_HERE)
+        delivery.origin = (0, epoch, batch, 1, _MADE_HERE)
         return delivery
 
 

@@ -22,7 +22,6 @@ from loaderpool.core.session import Listener, Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Board, Field
-from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.order import item_name
 from loaderpool.system import clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, LastInterruptsHeld, checkpoint, note_exit
@@ -240,7 +239,6 @@ class Pool:
             self.warn_of_modules()
         if self._program is SUPERVISOR:  # else nodes tell how many they have
             self.workers_wanted = workers
-        self.arena.recorder.trainer.mark(MarkKind.WANTED, 0, workers)
         self.session.send(Resize(workers))
 
     def catch_up(self) -> None:

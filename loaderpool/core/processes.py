@@ -192,7 +192,7 @@ class Processes:
         except BaseException:
             self._cells.append(cell)
             raise
-        board.cells = cell + 1
+        board.cells = max(board.cells, cell + 1)
         board.numbers[board.base(cell) + Field.PID] = worker.pid
         board.numbers[board.base(cell) + Field.NUMBER] = number + 1
         self.by_number[number] = worker

@@ -14,7 +14,7 @@ import numpy as np
 from loaderpool.core.delivery import RUNNING_GENERATORS, Delivery, DeliveryCounts, OrderedBuffer, aligned_empty
 from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, GiveBack
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
-from loaderpool.memory.arena import PAGE_BYTES, map_private
+from loaderpool.memory.arena import map_private
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.order import LanePlaces, Numbering, Plan, Position
 from loaderpool.system import clock, fault_points
@@ -213,7 +213,7 @@ class PoolRun:
             return
         count = message.batches
         arrived = Delivery(message.batch - self._base, count, message.rows // count, message.offset)
-        arrived.ticket, arrived.arrived_ns = message.ticket, clock.monotonic_ns()
+        arrived.ticket = message.ticket
         self._slots[message.offset] = message.slot_bytes, message.may_lend
         counts = self._engine.counts
         counts.slots, counts.slot_bytes, counts.slots_wanted = message.slots, message.slot_bytes, message.slots_wanted
@@ -346,7 +346,7 @@ class PoolRun:
             self.feed.take(range(delivery.first, delivery.first + stored), self.buffer.done_before)
         if fault_points.directory is not None:  # each batch passes here
             fault_points.reach("trainer.delivering")
-        way, copied_us, counts, lender = DeliveryKind.LENT, 0, engine.counts, self._session.lender
+        way, counts, lender = DeliveryKind.LENT, engine.counts, self._session.lender
         nbytes, may_lend = self._slots.pop(offset, (0, 0))
         if delivery.oversize is not None:
             delivery.anchor = np.ndarray((delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0])
@@ -365,16 +365,12 @@ class PoolRun:
             delivery.anchor[:] = shown[:nbytes]
             del shown
             lender.release(self.number, offset, delivery.ticket)
-            took_ns = clock.monotonic_ns() - begun_ns
-            way, copied_us = DeliveryKind.COPIED, took_ns // 1000
+            way = DeliveryKind.COPIED
             counts.copied += stored
-            counts.copied_ns += took_ns
+            counts.copied_ns += clock.monotonic_ns() - begun_ns
         delivery.form = form
         epoch, batch = divmod(delivery.first, self._plan.batches_per_epoch)
-        delivery.origin = (
-            self.number, self.first_epoch + epoch, batch, stored, delivery.ticket, offset // PAGE_BYTES,
-            delivery.arrived_ns, copied_us, way,
-        )  # fmt: skip
+        delivery.origin = self.number, self.first_epoch + epoch, batch, stored, way
 
 
 def made_of(error: bytes) -> LoaderpoolError:

@@ -26,7 +26,6 @@ from loaderpool.core.messages import Found, Message, NodeIs, Release, Warn
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory import forks
 from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile
-from loaderpool.memory.recorder import MarkKind, MarkRecorder
 from loaderpool.system import capacity, fault_points, interrupts, machine
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.system.machine import StopWatch
@@ -88,7 +87,7 @@ class Session:
             self._open(arena, around, program)
             try:
                 fault_points.reach("trainer.launched")
-                self.lender = Lender(self.slots, arena.recorder.trainer, self._channel.send)
+                self.lender = Lender(self.slots, self._channel.send)
                 self._prepare_to_wait()
             except BaseException:
                 self.close()
@@ -284,8 +283,6 @@ class Session:
 # into a deque by a call in C, which no Ctrl-C can come between. What follows is done at once in Python, or with the
 # next batch where a Ctrl-C came first.
 
-_RELEASED = int(MarkKind.RELEASED)  # a finalizer may run when modules are gone
-
 
 class _Lease(weakref.ref[Any]):
     """A reference to a slot, which knows what to release when that dies."""
@@ -304,12 +301,11 @@ class Lender:
 
     Args:
         slots: the file.
-        recorder: told of each slot that is released.
         send: sends the supervisor a message. Never blocks; called in finalizers.
     """
 
-    def __init__(self, slots: SlotFile, recorder: MarkRecorder, send: Callable[[Release], None]) -> None:
-        self._slots, self._recorder, self._send = slots, recorder, send
+    def __init__(self, slots: SlotFile, send: Callable[[Release], None]) -> None:
+        self._slots, self._send = slots, send
         self._leases: dict[int, tuple[_Lease, weakref.ref[Any]]] = {}  # by offset; their callbacks release it
         self.returned: collections.deque[_Lease] = collections.deque()
         self._is_lost = False
@@ -370,7 +366,6 @@ class Lender:
             self._slots.return_pages(lease.offset, lease.nbytes)
         else:
             self._send(Release(lease.run, lease.offset, lease.ticket))
-        self._recorder.mark(_RELEASED, lease.ticket, lease.offset // PAGE_BYTES)
 
     def keep_only_lent(self) -> None:
         """The supervisor is gone: give back all memory but that of slots with views, which give back their own."""

@@ -25,7 +25,6 @@ from loaderpool.core.state import State
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
 from loaderpool.memory.board import Field
-from loaderpool.memory.recorder import MarkKind
 from loaderpool.plan.order import Numbering
 from loaderpool.system import capacity as machine_capacity
 from loaderpool.system import clock, fault_points, machine, process
@@ -69,8 +68,6 @@ class Supervisor:
         self._state = State(start["workers"], space, most_slots, self._restarts, self.of_nodes)
         self._tick_ms = min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
         self._tick_due_ns = 0
-        self._recorder = self._arena.recorder.supervisor
-        self._recorder.mark(MarkKind.SUPERVISOR, os.getpid())
         self._timeouts: dict[int, float] = {}  # seconds, by loader
         self._oom_kills = machine_capacity.oom_kill_count()
         self._has_loaded = self._has_told_of_exec = self._is_over = False
@@ -348,7 +345,6 @@ class Supervisor:
         exit_code = self._workers.bury(worker)  # reaped: only now does its cell change no more
         read = self._arena.board.read
         ticket, index = read(worker.cell, Field.TICKET), read(worker.cell, Field.INDEX) - 1
-        self._recorder.mark(MarkKind.ENDED, worker.pid, worker.number, worker.cell)
         death = self._death_of(worker, index, exit_code)
         record = self._state.workers[worker.number]
         was_lost = bool(record.jobs) or not record.is_leaving
@@ -441,7 +437,6 @@ class Supervisor:
             self._state.not_started(number, packed)
             return
         fault_points.reach("supervisor.forked")
-        self._recorder.mark(MarkKind.STARTED, worker.pid, number, worker.cell)
         self._listen(worker.channel.fileno(), functools.partial(self._hear_worker, worker))
         if worker.pidfd is not None:
             self._listen(worker.pidfd, lambda: self._dead.append(worker))

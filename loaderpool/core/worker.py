@@ -14,11 +14,11 @@ from typing import Any
 
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.messages import Done, Ended, Found, Ticket
-from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile, oversize_file
+from loaderpool.memory.arena import Arena, SlotFile, oversize_file
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
-from loaderpool.memory.recorder import CallKind, Status
+from loaderpool.memory.recorder import CallKind
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport import reports
 from loaderpool.transport.pickling import receive
@@ -56,7 +56,7 @@ class Worker:
         self._number, self._cell, self._channel, self._arena, self._slots = number, cell, channel, arena, slots
         self._payloads, self._forms = payloads, dict(forms)
         self._numbers, self._base = arena.board.numbers, Board.base(cell)
-        self._recorder = arena.recorder.worker(cell)
+        self._recorder = arena.recorder(cell, number)
         self._works: dict[int, Work] = {}
         self._lanes: dict[int, tuple[int, int]] = {}  # of runs of generators: loader and epoch
         self._tickets: collections.deque[Ticket] = collections.deque()  # read, and not begun yet
@@ -69,12 +69,9 @@ class Worker:
         while True:
             while not self._tickets:
                 fault_points.reach("worker.idle")
-                waited = clock.monotonic_ns()
+                begun_ns = clock.monotonic_ns()
                 self._channel.wait()
-                waited = clock.monotonic_ns() - waited
-                self._numbers[self._base + Field.WAIT_NS] += waited
-                if self._recorder is not None:
-                    self._recorder.waited_ns = waited
+                self._numbers[self._base + Field.WAIT_NS] += clock.monotonic_ns() - begun_ns
                 try:
                     self._read()
                 except ChannelClosed:
@@ -130,8 +127,7 @@ class Worker:
         fault_points.reach("worker.ticket_taken")
         board, base = self._numbers, self._base
         board[base + Field.TICKET] = ticket.number
-        if self._recorder is not None:
-            self._recorder.ticket = ticket.number
+        self._recorder.ticket = ticket.number
         begun_ns = clock.monotonic_ns()
         rows = batches = 0
         answer: Done | Found
@@ -180,23 +176,14 @@ class Worker:
             self._channel.send(answer)
         board[base + Field.TICKET] = 0  # after it: an answer that cannot be sent ends this process, and is to blame
         fault_points.reach("worker.after_report")
-        if self._recorder is not None:
-            self._record(ticket, begun_ns, took_ns, answer, oversize is not None)
-
-    def _record(self, ticket: Ticket, begun_ns: int, took_ns: int, answer: Done | Found, is_oversize: bool) -> None:
-        assert self._recorder is not None
         if ticket.offset < 0:
-            self._recorder.note_call(begun_ns, took_ns, 0, CallKind.PROBE)
+            self._recorder.note_call(begun_ns, begun_ns + took_ns, 0, CallKind.PROBE)
             return
-        status = Status.OVERSIZE if is_oversize else Status.FINISHED
-        if isinstance(answer, Done) and answer.error:
-            status = Status.FAILED
-        place = (
-            ticket.epoch, ticket.batch, ticket.batches, ticket.start, ticket.stop, ticket.offset // PAGE_BYTES,
-            ticket.deaths,
-        )  # fmt: skip
-        now_ns = clock.monotonic_ns()
-        self._recorder.note_ticket(ticket.loader, ticket.run, begun_ns, begun_ns + took_ns, now_ns, place, status)
+        has_failed = isinstance(answer, Done) and bool(answer.error)
+        of = ticket.loader, ticket.run, ticket.epoch, ticket.batch, ticket.batches
+        self._recorder.note_ticket(
+            begun_ns, begun_ns + took_ns, (*of, ticket.start, ticket.stop, ticket.deaths, has_failed)
+        )
 
     def _look(self, work: Work, ticket: Ticket) -> Found:
         import cloudpickle

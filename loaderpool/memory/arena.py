@@ -22,7 +22,7 @@ import numpy.typing as npt
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.memory.call_times import CALL_TIMES_BYTES, CALL_TIMES_OF_WORKER_BYTES
-from loaderpool.memory.recorder import RecorderMemory
+from loaderpool.memory.recorder import WorkerRecorder, worker_rings
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
@@ -259,8 +259,14 @@ class Arena(SparseFile):
             self.map.madvise(mmap.MADV_DONTDUMP)
         self.board = Board(self.map)
         self.call_times: memoryview = memoryview(self.map)[BOARD_BYTES : BOARD_BYTES + CALL_TIMES_BYTES].cast("Q")
-        self.recorder = RecorderMemory(BOARD_BYTES + CALL_TIMES_BYTES, self.nbytes, self.map)
-        self.extents = ExtentMap(self.recorder.end, self.nbytes)
+        self.rings = worker_rings(BOARD_BYTES + CALL_TIMES_BYTES, self.nbytes)
+        self.extents = ExtentMap(self.rings.stop, self.nbytes)
+
+    def recorder(self, cell: int, number: int) -> WorkerRecorder:
+        """Return what records for the worker of this cell; in a small arena it may write to where no other looks."""
+        has_rings = cell < len(self.rings)
+        buffer, at = (self.map, self.rings[cell]) if has_rings else (bytearray(self.rings.step), 0)
+        return WorkerRecorder(buffer, at, number)
 
     @staticmethod
     def create() -> Arena:

@@ -14,15 +14,15 @@ _FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetc
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
-# The loader whose function and source the supervisor is loading, so that its death then is known as the import's.
-_LOADING = _MARKS_START + RUN_MARKS
-_LOST = _LOADING + 1  # workers that died before they were told to
-_CELLS = _LOADING + 2  # cells that workers have had
+_LOADING, _LOST, _CELLS = range(_MARKS_START + RUN_MARKS, _MARKS_START + RUN_MARKS + 3)
 BOARD_BYTES = -(-(_CELLS + 1) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
-    """One number of a worker's cell. The worker writes all but its number, which its supervisor does."""
+    """One number of a worker's cell. The worker writes all but its number and pid, which its supervisor does.
+
+    A node's cell has NUMBER, SAMPLES, BATCHES, BUSY_NS, WAIT_NS and STATE, all of which its dispatcher writes.
+    """
 
     NUMBER = 0  # 1 + the worker's number; 0: there is none
     TICKET = 1  # the ticket that is running
@@ -38,12 +38,7 @@ class Field(enum.IntEnum):
     IN_GENERATOR = 11  # 1 while a generator makes the item that INDEX is of
     THREAD = 12  # which thread makes the sample, by its ident; 0: the main one
     BLOCK = 13  # how many samples at most are made before INDEX is noted again; 0: one
-
-
-class NodeField(enum.IntEnum):
-    """One number of a node's cell, beside NUMBER, SAMPLES, BATCHES, BUSY_NS and WAIT_NS. Its dispatcher writes all."""
-
-    STATE = 1  # NodeState
+    STATE = 14  # NodeState
 
 
 class NodeState(enum.IntEnum):
@@ -52,6 +47,19 @@ class NodeState(enum.IntEnum):
     STARTING = 0
     RUNNING = 1
     LEAVING = 2  # it answers what it has, and goes
+
+
+class _Value:
+    """A number of the board that is in no cell."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __get__(self, board: Board, _: object) -> int:
+        return int(board.numbers[self._at])
+
+    def __set__(self, board: Board, value: int) -> None:
+        board.numbers[self._at] = value
 
 
 class Board:
@@ -70,46 +78,19 @@ class Board:
         """Return the index in `numbers` of the run's abandoned mark."""
         return _MARKS_START + run % RUN_MARKS
 
-    def read(self, cell: int, field: Field | NodeField) -> int:
+    def read(self, cell: int, field: Field) -> int:
         """Return one field of a cell."""
         return int(self.numbers[cell * _FIELDS_PER_CELL + field])
-
-    def pids(self) -> dict[int, int]:
-        """Return the process of each cell in which one has begun to serve, be it gone by now; not of nodes' cells."""
-        found = self.numbers[Field.PID : _MARKS_START : _FIELDS_PER_CELL].tolist()
-        return {cell: pid for cell, pid in enumerate(found) if pid}
 
     def clear(self, cell: int) -> None:
         """Zero a cell before a new worker takes it."""
         for at in range(cell * _FIELDS_PER_CELL, (cell + 1) * _FIELDS_PER_CELL):
             self.numbers[at] = 0
 
-    @property
-    def loading(self) -> int:
-        """The loader that is being loaded, 0 for none. Written by: the supervisor."""
-        return int(self.numbers[_LOADING])
-
-    @loading.setter
-    def loading(self, loader: int) -> None:
-        self.numbers[_LOADING] = loader
-
-    @property
-    def lost(self) -> int:
-        """How many workers died before they were told to. Written by: the supervisor."""
-        return int(self.numbers[_LOST])
-
-    @lost.setter
-    def lost(self, workers: int) -> None:
-        self.numbers[_LOST] = workers
-
-    @property
-    def cells(self) -> int:
-        """How many cells, from the first on, workers have had. Written by: the supervisor."""
-        return int(self.numbers[_CELLS])
-
-    @cells.setter
-    def cells(self, cells: int) -> None:
-        self.numbers[_CELLS] = max(cells, self.cells)
+    # Written by the supervisor.
+    loading = _Value(_LOADING)  # the loader that is loaded, 0: none; who dies then has died of the import
+    lost = _Value(_LOST)  # workers that died before they were told to
+    cells = _Value(_CELLS)  # that workers have had, from the first on
 
     def workers(self) -> list[tuple[int, int, int]]:
         """Return number, pid and cell of each worker that there is."""

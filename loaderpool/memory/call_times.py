@@ -24,8 +24,8 @@ SLOWEST = 16
 _COUNTED_ONE_IN = 8
 # A call of more than so many times the median one is slow.
 _SLOW_TIMES = 8
-# The median is looked for again after so many tickets whose calls were counted.
-_MEDIAN_AGAIN = 16
+# The median is looked for again after so many tickets.
+_MEDIAN_AGAIN = 16 * _COUNTED_ONE_IN
 _LEAST_CALLS = 32  # of which there is one
 _NEVER_NS = 1 << 62
 # Fields of a cell. _USED: a number that rises with each use.
@@ -78,14 +78,11 @@ class CallClock:
         begins: when each call of this ticket has begun; None: they are not counted.
     """
 
-    def __init__(
-        self, numbers: memoryview, worker_cell: int, loader: int, recorder: WorkerRecorder | None = None
-    ) -> None:
+    def __init__(self, numbers: memoryview, worker_cell: int, loader: int, recorder: WorkerRecorder) -> None:
         self._numbers, self.recorder = numbers, recorder
-        self._recorded_from_ns = _NEVER_NS if recorder is None else RECORDED_FROM_NS
         self._base = _take_cell(numbers, worker_cell, loader)
         self._median_ns, self._slow_from_ns = 0, _NEVER_NS  # until enough is counted
-        self._epoch = self._tickets = self._counted = 0
+        self._epoch = self._tickets = 0
         self.begun_ns, self.kept_from_ns = 0, self._least_kept()
         self.begins: list[int] | None = None
 
@@ -103,9 +100,7 @@ class CallClock:
             ends = (*self.begins[1:], now_ns)
             self._count([(end_ns - begun_ns).bit_length() for begun_ns, end_ns in zip(self.begins, ends, strict=True)])
             self._numbers[self._base + _SUM_NS] += now_ns - self.begins[0]
-            if self._counted % _MEDIAN_AGAIN:
-                self._counted += 1
-            else:
+            if not self._median_ns or self._tickets % _MEDIAN_AGAIN == 1:  # counted tickets have such numbers
                 self._find_median()
 
     def note(self, begun_ns: int, ns: int, index: int) -> None:
@@ -126,12 +121,10 @@ class CallClock:
     def _find_median(self) -> None:
         at = self._base + _BUCKETS_AT
         buckets = self._numbers[at : at + BUCKETS].tolist()
-        if sum(buckets) < _LEAST_CALLS:
-            return
-        self._counted += 1
-        self._median_ns = _quantile(buckets, 0.5)
-        self._slow_from_ns = _SLOW_TIMES * self._median_ns or _NEVER_NS
-        self.kept_from_ns = self._least_kept()
+        if sum(buckets) >= _LEAST_CALLS:
+            self._median_ns = _quantile(buckets, 0.5)
+            self._slow_from_ns = _SLOW_TIMES * self._median_ns or _NEVER_NS
+            self.kept_from_ns = self._least_kept()
 
     def keep(self, ns: int, number: int) -> None:
         """A call is recorded, was slow, or is among the slowest. Of an item's in several epochs the longest one stays.
@@ -142,8 +135,8 @@ class CallClock:
         """
         if not number:
             return
-        if self.recorder is not None and ns >= RECORDED_FROM_NS:
-            self.recorder.note_call(self.begun_ns, ns, number - 1)
+        if ns >= RECORDED_FROM_NS:
+            self.recorder.note_call(self.begun_ns, self.begun_ns + ns, number - 1)
             if ns <= self._slowest_from_ns:
                 return
         numbers = self._numbers
@@ -162,7 +155,7 @@ class CallClock:
     def _least_kept(self) -> int:
         least_ns = min(self._numbers[self._slow(number)] for number in range(SLOWEST))
         self._slowest_from_ns = min(self._slow_from_ns, least_ns)
-        return min(self._slowest_from_ns, self._recorded_from_ns)
+        return min(self._slowest_from_ns, RECORDED_FROM_NS)
 
     def _slow(self, number: int) -> int:
         return self._base + _SLOWEST_AT + number * _FIELDS_PER_CALL

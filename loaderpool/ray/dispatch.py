@@ -40,7 +40,7 @@ from loaderpool.core.records import Death, Instruction, MarkEnded, Start, Stop, 
 from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
 from loaderpool.memory.arena import oversize_file
-from loaderpool.memory.board import Board, Field, NodeField, NodeState
+from loaderpool.memory.board import Board, Field, NodeState
 from loaderpool.memory.layout import aligned
 from loaderpool.ray.cluster import Cluster, Node, Order
 from loaderpool.ray.node import Made
@@ -89,7 +89,7 @@ class Dispatcher(Supervisor):
         now_s = clock.monotonic_s()
         for node in [*self._nodes.values()]:
             if self._state.workers[node.number].is_leaving:
-                self._put(node, NodeField.STATE, NodeState.LEAVING)
+                self._put(node, Field.STATE, NodeState.LEAVING)
             if node.workers and now_s > node.heard_s + self._timeout_s:
                 self.lose(node, f"no answer for {self._timeout_s:g} s")
         self._tell_of_nodes()
@@ -192,7 +192,7 @@ class Dispatcher(Supervisor):
             case Start(number):
                 used = {node.cell for node in self._nodes.values()}
                 node = Node(number, next(cell for cell in range(MAX_WORKERS) if cell not in used))
-                self._arena.board.cells = node.cell + 1
+                self._arena.board.cells = max(self._arena.board.cells, node.cell + 1)
                 self._put(node, Field.NUMBER, number + 1)
                 self._note(node, "", 0)
                 self._cluster.start(node)
@@ -242,7 +242,7 @@ class Dispatcher(Supervisor):
         self._note(node, node.id, workers)
         if not workers:
             return
-        self._put(node, NodeField.STATE, NodeState.RUNNING)
+        self._put(node, Field.STATE, NodeState.RUNNING)
         for loader, orders in self._loads.items():
             node.orders.extend(orders)
             if loader in self._payloads.changes:
@@ -325,7 +325,7 @@ class Dispatcher(Supervisor):
 
     # ---- what the main process is told of nodes
 
-    def _put(self, node: Node, field: Field | NodeField, value: int) -> None:
+    def _put(self, node: Node, field: Field, value: int) -> None:
         self._arena.board.numbers[Board.base(node.cell) + field] = value
 
     def _note(self, node: Node, where: str, workers: int) -> None:

@@ -22,15 +22,7 @@ from loaderpool.system.process import why_no_file
 STDOUT = "-"
 
 
-class _Seconds(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if seconds != seconds:  # NaN is within all bounds
-            self.fail(f"{value!r} is not a valid float range.", param, ctx)
-        return seconds
-
-
-SECONDS = _Seconds(0, 86_400, min_open=True)
+SECONDS = click.FloatRange(0, 86_400, min_open=True)
 
 
 def numbers(what: str, least: int, most: int) -> Callable[..., tuple[int, ...] | None]:
@@ -88,7 +80,7 @@ _NAMES = ("doctor", "profile", "replay", "top", "trace", "tune")  # each of a mo
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 _EPILOG = """\b
 Examples:
-  loaderpool tune train:make_loader --workers 0,4,8,16 --plot rates.png
+  loaderpool tune train:make_loader --workers 0,4,8,16
   loaderpool replay train:loader --index 1234 --epoch 2 --pdb
   loaderpool trace --last 10 -o trace.json
 """

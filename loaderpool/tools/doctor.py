@@ -22,7 +22,7 @@ from rich.text import Text
 from loaderpool.errors import counted, readable_bytes
 from loaderpool.system import capacity, clock, machine
 from loaderpool.tools.commands import output, results, write_json
-from loaderpool.tools.tune import describe_cpus, nodes_of, ray_address
+from loaderpool.tools.tune import describe_cpus
 from loaderpool.trainer.loader import Loader
 
 # Of a supervisor and a worker with NumPy: below it they hardly fit. And what leaves room for a small loader's batches.
@@ -89,15 +89,6 @@ def pool_checks(workers: int, deadline_s: float = _DEADLINE_S) -> list[Check]:
     return start + _in_time("crash test", lambda: _drill(workers), deadline_s)
 
 
-def cluster_checks(address: str) -> list[Check]:
-    """Return a check for each node of a Ray cluster that makes batches."""
-    found = nodes_of(address, Loader(range(_ROWS), float, workers=0))
-    nodes = [
-        check(f"node {each.address}", f"{counted(each.workers, 'worker')}, {each.batches:,} batches") for each in found
-    ]
-    return [check("Ray cluster", f"{counted(len(nodes), 'node')} at {address}", fails=not nodes), *nodes]
-
-
 def _in_time(name: str, look: Callable[[], list[Check]], deadline_s: float) -> list[Check]:
     """What `look` finds; a failed check where it raises, or goes on for longer than it may."""
     found: list[Check] = []
@@ -157,15 +148,12 @@ def _row(died: Path, item: int, rng: np.random.Generator) -> npt.NDArray[np.floa
 
 @click.command()
 @click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write checks as JSON to FILE; -: stdout.")
-@click.option("--ray", "address", metavar="ADDRESS", type=ray_address, help='Check a cluster: "auto" or host:port.')
-def doctor(json_to: str | None, address: str | None) -> None:
+def doctor(json_to: str | None) -> None:
     """Check this machine, crash-test a worker pool, and suggest fixes.
 
     The exit status is 1 if a check fails.
     """
     checks = machine_checks() + pool_checks(_DRILL_WORKERS)
-    if address is not None:
-        checks += _in_time("Ray cluster", lambda: cluster_checks(address), _DEADLINE_S)
     console = results(json_to)
     table = Table(box=None, show_header=False, pad_edge=False)
     for check in checks:

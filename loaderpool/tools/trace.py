@@ -9,18 +9,10 @@ from typing import Any
 
 import click
 
+from loaderpool.system import clock
 from loaderpool.tools.commands import SECONDS, output
 from loaderpool.tools.top import find_training, memory_files, read_at, read_pages
-from loaderpool.trainer.tracing import (
-    VIEWER,
-    PoolRecords,
-    Recording,
-    chrome_trace,
-    read_clocks,
-    read_loader,
-    read_pool,
-    write_trace,
-)
+from loaderpool.trainer.tracing import VIEWER, Tracing, write_trace
 
 
 @click.command(epilog="Example:  loaderpool trace 12345 --last 10 -o slow.json.gz")
@@ -37,7 +29,7 @@ def trace(pid: int | None, seconds: float, path: str) -> None:
     """
     training = find_training(pid)
     try:
-        found = chrome_trace(_recording(training), seconds)
+        found = _tracing(training).trace(seconds)
     except OSError as error:
         raise click.ClickException(f"process {training['pid']} has ended or closed a loader: {error}.") from None
     write_trace(Path(path), found.text)
@@ -48,17 +40,13 @@ def trace(pid: int | None, seconds: float, path: str) -> None:
     click.echo(f"Open it in {VIEWER}, which does not upload it.")
 
 
-def _recording(training: dict[str, Any]) -> Recording:
+def _tracing(training: dict[str, Any]) -> Tracing:
     """Return what the processes of a training have recorded."""
-    arenas = {(at.st_dev, at.st_ino): path for path in memory_files(training["pid"], "arena") if (at := os.stat(path))}
-    pools: dict[tuple[int, ...], PoolRecords] = {}
-    loaders = []
-    for path, page in read_pages(training["pid"]).items():
-        (told,) = page["loaders"]
-        arena, has_nodes = tuple(told["arena"] or ()), any(not each["pid"] for each in told["workers"])
-        if arena in arenas and arena not in pools:
-            read = functools.partial(read_at, arenas[arena])
-            pools[arena] = read_pool(read, os.stat(arenas[arena]).st_size, has_nodes)
-        place = list(pools).index(arena) if arena in pools else None
-        loaders.append(read_loader(told, place, functools.partial(read_at, path)))
-    return Recording(training["pid"], training["process"], loaders, list(pools.values()), *read_clocks())
+    pid, pages = training["pid"], {path: page["loaders"][0] for path, page in read_pages(training["pid"]).items()}
+    tracing = Tracing(pid, training["process"], [*pages.values()], clock.monotonic_ns(), clock.wall_ns())
+    arenas = {(file.st_dev, file.st_ino): path for path in memory_files(pid, "arena") if (file := os.stat(path))}
+    for arena, path in arenas.items():
+        tracing.add_pool(arena, functools.partial(read_at, path), os.stat(path).st_size)
+    for path, told in pages.items():
+        tracing.add_loader(told, functools.partial(read_at, path))
+    return tracing

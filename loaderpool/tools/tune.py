@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Callable, Generator, Sequence
 
@@ -12,7 +11,6 @@ import click
 from rich.table import Column, Table
 
 from loaderpool.config import MAX_THREADS, MAX_WORKERS
-from loaderpool.core.engine_statistics import NodeStatistics
 from loaderpool.errors import ArgumentError, counted, readable_number
 from loaderpool.ray.pool import RayPool
 from loaderpool.system import capacity, clock
@@ -160,14 +158,14 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
     return chosen, reason
 
 
-def nodes_of(address: str, loader: Loader) -> tuple[NodeStatistics, ...]:
-    """Return the nodes of a Ray cluster that take part in this loader's work, some seconds after the first batch."""
+def count_nodes(address: str, loader: Loader) -> int:
+    """Return how many nodes of a Ray cluster take part in this loader's work, some seconds after the first batch."""
     with RayPool(address) as pool, loader.replace(workers=pool) as running:
         with contextlib.closing(bursts_of(running)) as times:
             until_s = next(times) + _SETTLE_S / 2
             while next(times) < until_s:
                 pass
-        return tuple(node for node in running.statistics().nodes if node.state == "running")
+        return sum(node.state == "running" for node in running.statistics().nodes)
 
 
 def ray_address(value: str) -> str:
@@ -201,7 +199,6 @@ def describe_cpus() -> str:
     help="Numbers of threads per worker to measure.  [default: as TARGET]",
 )  # fmt: skip
 @click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write rates as JSON to FILE; -: stdout.")
-@click.option("--plot", "plot_path", metavar="FILE", callback=output(".png", ".svg", ".pdf"), help="Plot the rates.")
 @click.option("--ray", "address", metavar="ADDRESS", type=ray_address, help='Measure a cluster: "auto" or host:port.')
 def tune(
     target: str,
@@ -209,7 +206,6 @@ def tune(
     counts: tuple[int, ...] | None,
     threads: tuple[int, ...] | None,
     json_to: str | None,
-    plot_path: str | None,
     address: str | None,
 ) -> None:
     """Measure numbers of workers and threads, and recommend one.
@@ -220,8 +216,6 @@ def tune(
     """
     if address is not None and threads is not None:
         raise click.UsageError("--threads cannot be used with --ray")
-    if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib. Run: pip install 'loaderpool[cli]'")
     cpus = capacity.usable_cpu_count()
     loader = load_target(target)
     loader.close()  # its own workers would idle beside the measured ones, in memory that those want
@@ -232,7 +226,7 @@ def tune(
         loader = loader.replace(cache=None, workers=0)
     each = threads or (loader.config.threads,)
     if address is not None:
-        nodes = len(nodes_of(address, loader))
+        nodes = count_nodes(address, loader)
         settings = {Setting(count, each[0], address) for count in counts or default_counts(nodes) if 0 < count <= nodes}
         if not settings:
             raise click.ClickException(f"the cluster has {counted(nodes, 'node')} with free CPUs")
@@ -261,8 +255,6 @@ def tune(
         "measurements": [dataclasses.asdict(each) for each in measurements],
     }  # fmt: skip
     write_json(json_to, "tune", data)
-    if plot_path is not None:
-        _plot(plot_path, target, measurements, chosen)
 
 
 def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
@@ -279,19 +271,3 @@ def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
             style="bold green" if each is chosen else None,
         )  # fmt: skip
     return table
-
-
-def _plot(path: str, target: str, measurements: Sequence[Measurement], chosen: Measurement) -> None:
-    """Draw a bar for each setting."""
-    from matplotlib.figure import Figure  # takes most of a second to import
-
-    figure = Figure(figsize=(6.4, 1.4 + 0.34 * len(measurements)), dpi=160, layout="constrained")
-    axes = figure.add_subplot()
-    rates = [each.samples_per_s for each in measurements]
-    colors = ["#1a7f4b" if each is chosen else "#8fb3d9" for each in measurements]
-    bars = axes.barh([str(each.setting) for each in measurements], rates, color=colors)
-    axes.bar_label(bars, list(map(readable_number, rates)), padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    axes.set(xlabel="samples per second", title=f"{target}: use {chosen.setting}")
-    figure.savefig(path)

@@ -30,7 +30,7 @@ from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 
 if TYPE_CHECKING:
     from loaderpool.core.delivery import Delivery, Engine, Subscription
-    from loaderpool.memory.recorder import DeliveryRecorder
+    from loaderpool.memory.recorder import RecordRing
     from loaderpool.transport.reports import Failure
 
 
@@ -216,7 +216,7 @@ class Counters:
     def __init__(self, makes_here: bool) -> None:
         self._makes_here = makes_here
         self.asked_ns = 0  # since when a batch is waited for; 0: none is
-        self.recorder: DeliveryRecorder | None = None
+        self.recorder: RecordRing | None = None
         # Called with the time at a hand-over, after the first three steps every two seconds at most.
         self.on_mark: Callable[[int], None] | None = None
         self._steps = self._steps_ns = self._wait_ns = self._ready_steps = self._ready_steps_ns = 0
@@ -262,7 +262,7 @@ class Counters:
                 on_mark(now_ns)
         recorder, origin = self.recorder, delivery.origin
         if recorder is not None and origin is not None:
-            recorder.note(origin, asked_ns, now_ns, waited_ns, not last_ns)
+            recorder.write(*origin, asked_ns, now_ns, waited_ns, not last_ns)
         self.last_ns = now_ns
         if delivery.form.may_be_padded:
             for each in delivery.counts():

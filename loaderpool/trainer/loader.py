@@ -399,17 +399,16 @@ class Loader:
         """Write everything known about the loader to one HTML file, without data or paths. Works after `close()`, too.
 
         Args:
-            path: File to write, replaced if it exists; `OSError` if that fails. Its charts need matplotlib.
+            path: File to write, replaced if it exists; `OSError` if that fails.
         """
-        from loaderpool.trainer.report import document, loader_settings, report_content
+        from loaderpool.trainer.report import document, loader_settings
 
         file = read_path("path", path)
         if problem := process.why_no_file(file, "report.html"):
             raise ArgumentError(f"path: {problem}")
         core = self._core
         settings = loader_settings(core.arguments, core.config, core.plan)
-        content = report_content(core.observer.latest(), core.observer.calls(), self.statistics(), settings)
-        process.write_whole(file, document(content).encode())
+        process.write_whole(file, document(core.observer.latest(), self.statistics(), settings).encode())
 
     def trace(self, path: str | os.PathLike[str], seconds: float | None = 30.0) -> None:
         """Write a timeline of the workers and the training, for https://ui.perfetto.dev.
@@ -421,13 +420,13 @@ class Loader:
         Raises:
             ClosedError: If the loader is closed.
         """
-        from loaderpool.trainer.tracing import check_trace_path, chrome_trace, write_trace
+        from loaderpool.trainer.tracing import check_trace_path, write_trace
 
         wanted_s = read_seconds("seconds", seconds)
         file = read_path("path", path)
         if problem := check_trace_path(file):
             raise ArgumentError(f"path: {problem}")
-        write_trace(file, chrome_trace(self._core.observer.recording(), wanted_s).text)
+        write_trace(file, self._core.observer.tracing().trace(wanted_s).text)
 
     def statistics(self) -> Statistics:
         """Return the counts since the loader was made."""

@@ -17,7 +17,7 @@ from loaderpool.core.delivery import Engine
 from loaderpool.errors import ClosedError
 from loaderpool.memory.board import Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
-from loaderpool.memory.recorder import DeliveryRecorder
+from loaderpool.memory.recorder import DELIVERIES, RecordRing
 from loaderpool.plan.order import generated_item
 from loaderpool.system import capacity, clock, machine
 from loaderpool.trainer.epoch_tracker import EpochTracker
@@ -34,7 +34,7 @@ from loaderpool.trainer.explain.window import (
 
 if TYPE_CHECKING:
     from loaderpool.core.engine import PoolEngine
-    from loaderpool.trainer.tracing import Recording
+    from loaderpool.trainer.tracing import Tracing
 
 _KEPT = 64  # snapshots
 # A snapshot is of now, and counts are of the latest hand-over: after it the consumer may do anything, for hours.
@@ -92,7 +92,7 @@ class Observer:
         if not self._taken:
             with contextlib.suppress(OSError):  # what looks from outside finds nothing then
                 self._page = Page()
-                self._counters.recorder = DeliveryRecorder(self._page.map, PAGE_BYTES)
+                self._counters.recorder = RecordRing(self._page.map, PAGE_BYTES, DELIVERIES)
                 _observers.add(self)
             if _is_pooled(self._engine):
                 self._engine.session.on_idle = _refresh_pages
@@ -154,20 +154,21 @@ class Observer:
         first = [each for each in list(self._first) if each.now_ns > begun.now_ns]
         return window_of([begun, *first, self.now()], math.inf)
 
-    def recording(self) -> Recording:
+    def tracing(self) -> Tracing:
         """Return what was recorded of it and of its pool; `ClosedError` once the loader was closed."""
-        from loaderpool.trainer.tracing import Recording, read_clocks, read_loader, read_pool
+        from loaderpool.trainer.tracing import Tracing
 
         page = self._page
         if self._is_closed:
             raise ClosedError("This Loader is closed, and its records are gone. Call trace() before close().")
-        told, pools = self._told(self.latest()), []
+        told = self._told(self.latest())
+        tracing = Tracing(os.getpid(), " ".join(sys.argv), [told], clock.monotonic_ns(), clock.wall_ns())
         if _is_pooled(self._engine):
-            arena, are_nodes = self._engine.session.arena, any(not each["pid"] for each in told["workers"])
-            pools = [read_pool(lambda at, nbytes: arena.map[at : at + nbytes], arena.nbytes, are_nodes)]
-        read = lambda at, nbytes: bytes(nbytes) if page is None else page.map[at : at + nbytes]  # noqa: E731
-        loader = read_loader(told, 0 if pools else None, read)
-        return Recording(os.getpid(), " ".join(sys.argv), [loader], pools, *read_clocks())
+            arena = self._engine.session.arena
+            tracing.add_pool(tuple(told["arena"] or ()), lambda at, nbytes: arena.map[at : at + nbytes], arena.nbytes)
+        if page is not None:
+            tracing.add_loader(told, lambda at, nbytes: page.map[at : at + nbytes])
+        return tracing
 
     @property
     def _is_taking(self) -> bool:

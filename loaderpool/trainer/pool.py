@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loaderpool.core.child_process import Program
     from loaderpool.core.delivery import CheckedArguments
     from loaderpool.core.pool import Pool as Session
-    from loaderpool.trainer.autotune.autotuner import PoolWorkers
+    from loaderpool.trainer.autotune import PoolWorkers
     from loaderpool.trainer.explain.window import Autotuned, Snapshot
 
 
@@ -148,7 +148,7 @@ class Pool:
         if auto is None:
             return
         if self._autotune is None:
-            from loaderpool.trainer.autotune.autotuner import PoolWorkers  # not before the first batch is there
+            from loaderpool.trainer.autotune import PoolWorkers  # not before the first batch is there
 
             self._autotune = PoolWorkers(*auto.bounds(capacity.usable_cpu_count()))
         workers = self._autotune.look(loader, now, self._workers)

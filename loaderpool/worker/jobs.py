@@ -339,8 +339,8 @@ class Progress:
             yield
         finally:
             self._numbers[self.cell + Field.IN_SETUP] = 0
-            if self._calls is not None and self._calls.recorder is not None:
-                self._calls.recorder.note_call(begun_ns, clock.monotonic_ns() - begun_ns, 0, CallKind.SETUP)
+            if self._calls is not None:
+                self._calls.recorder.note_call(begun_ns, clock.monotonic_ns(), 0, CallKind.SETUP)
 
     # ---- failures ----
 

@@ -21,7 +21,7 @@ _ENDINGS = ("", "s", "es", "d", "ed", "ing", "r", "er", "ness")
 # that means something particular here belongs there instead.
 PLAIN = {
     "actor", "adapter", "ahead", "allowed", "arguments", "array", "arriving", "auto", "autotune",
-    "batch", "block", "bound", "buckets", "buffer", "c", "cache", "call", "callback", "capacity", "change", "check",
+    "batch", "block", "buckets", "buffer", "c", "cache", "call", "callback", "capacity", "change", "check",
     "cli", "clock", "cluster", "column", "combine", "command", "config", "connected",
     "content", "conversion", "converter", "core", "count", "counters", "decision", "diagnose", "dict", "dispatch",
     "doctor", "element", "epoch", "error", "explain", "explanation", "failure", "fault", "feature",
@@ -32,9 +32,9 @@ PLAIN = {
     "mix", "numbering", "observer", "opened", "order", "original", "owner", "pace", "packed",
     "packing", "page", "part", "pass", "permutation", "pickle", "place", "placement", "points", "policy", "profile",
     "program", "progress", "proposal", "queued", "ray", "reading", "received", "recognise", "record", "replay",
-    "report", "ring", "rng", "sample", "seconds", "seeds", "sender", "sequence", "setting", "shard", "share",
+    "report", "ring", "rng", "sample", "seeds", "sender", "sequence", "setting", "shard", "share",
     "ship", "shipped", "sized", "snapshot", "source", "span", "spawned", "stamp",
-    "statistics", "status", "store", "stream", "structure", "sums", "surroundings", "system", "table", "target",
+    "statistics", "store", "stream", "structure", "sums", "surroundings", "system", "table", "target",
     "tensors", "text", "times", "tools", "top", "trace", "track", "trainer", "transport", "tune",
     "unpickler", "value", "walk", "watch", "window", "work",
 }  # fmt: skip

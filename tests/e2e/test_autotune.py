@@ -10,14 +10,13 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.config import Auto
-from loaderpool.trainer import epoch_tracker
-from loaderpool.trainer.autotune import autotuner
+from loaderpool.trainer import autotune, epoch_tracker
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epoch_tracker, "_MARK_NS", 200_000_000)
-    monkeypatch.setattr(autotuner, "_WHOLE_S", 0.6)
+    monkeypatch.setattr(autotune, "_WHOLE_S", 0.6)
 
 
 def slow(item: int, rng: np.random.Generator) -> np.ndarray:

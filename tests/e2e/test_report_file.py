@@ -49,9 +49,9 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path, monkeypatch: 
     assert running["environment"]["numpy"] == np.__version__
     assert len(running["timeline"]) >= 2
     assert all(each["workers"] == 2 for each in running["timeline"])
-    assert sum(each["waiting_s"] for each in running["timeline"]) > 0
+    assert sum(each["wait_share"] for each in running["timeline"]) > 0
     assert all(each["samples"] > 50 for each in running["statistics"]["workers"])
-    assert sum(each["calls"] for each in running["calls"]["buckets"]) > 50
+    assert running["statistics"]["calls"]["timed"] > 50
     assert running["statistics"]["batches"] == told.batches
     assert running["explanation"]["verdict"] == loader.explain(None).verdict.name
     loader.report(path)
@@ -81,7 +81,7 @@ def test_a_loader_that_has_done_nothing_has_a_report(tmp_path: Path, workers: in
     with lp.Loader(range(64), sample, batch_size=8, workers=workers) as loader:
         loader.report(tmp_path / "before.html")
     loader.report(tmp_path / "behind.html")
-    assert inside(tmp_path / "before.html")["headline"].startswith("WARM-UP")
+    assert inside(tmp_path / "before.html")["explanation"]["headline"].startswith("WARM-UP")
     assert inside(tmp_path / "behind.html")["timeline"] == []
 
 
@@ -95,4 +95,4 @@ def test_it_may_be_written_while_another_thread_takes_batches(tmp_path: Path) ->
         thread.join()
     assert sum(taken) == 800
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
-    assert inside(tmp_path / "report.html")["format"] == 2
+    assert inside(tmp_path / "report.html")["format"] == 3

@@ -1,4 +1,4 @@
-"""`loaderpool tune --ray` and `loaderpool doctor --ray` on a real cluster, and where there is none."""
+"""`loaderpool tune --ray` on a real cluster, and where there is none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-@pytest.mark.parametrize("command", [["tune", "train_on_ray:make_loader"], ["doctor"]])
 @pytest.mark.parametrize(
     ("ray", "status", "says"),
     [
@@ -62,20 +61,8 @@ def free_port() -> int:
     ],
 )
 def test_an_address_of_no_cluster_is_said_in_a_line(
-    command: list[str], ray: str, status: int, says: str, capsys: pytest.CaptureFixture[str]
+    ray: str, status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    assert main([*command, "--ray", ray.format(port=port)]) == status
+    assert main(["tune", "train_on_ray:make_loader", "--ray", ray.format(port=port)]) == status
     assert says.format(port=port) in "".join(capsys.readouterr())
-
-
-def test_the_doctor_has_a_line_for_each_node(
-    cluster: RayCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", "--ray", cluster.address, "--json", "doctor.json"]) == 0
-    data: Any = json.loads((tmp_path / "doctor.json").read_text())
-    overall, *nodes = data["checks"][5:]
-    assert overall["name"] == "Ray cluster" and "3 nodes" in overall["found"]
-    assert len(nodes) == 3
-    for check in nodes:
-        assert check["name"].startswith("node ") and "1 worker, " in check["found"]

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable
 
-from loaderpool.trainer.autotune.autotuner import Autotuner
+from loaderpool.trainer.autotune import Autotuner
 from loaderpool.trainer.explain.window import Window
 
 WINDOW_S = 6.0

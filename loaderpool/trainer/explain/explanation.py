@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from loaderpool.errors import readable_s
@@ -22,7 +21,7 @@ class SlowItem:
     index: int  # Index in the source, or number of the item in its generator.
     epoch: int  # Epoch of the call.
     seconds: float  # Duration of the call in seconds.
-    replay: str  # Command that runs the item again, or empty.
+    replay: str = ""  # Empty: `TARGET` of `loaderpool replay` is not known here.
     generator: int | None = None  # Number of the generator that yielded it, or `None`.
 
     @property
@@ -46,18 +45,16 @@ class Explanation:
     slowest: tuple[SlowItem, ...]  # Slowest items, longest first.
 
     def __str__(self) -> str:
-        return "\n".join([self.headline, *(f"{label}: {text}" for label, text in self._lines())])
+        why = "" if self.verdict is Verdict.WARM_UP else self.why  # whose headline says it
+        slowest = ", ".join(f"{item.name} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS])
+        found = {"Why": why, "Change": self.change, "Expect": self.expect, "Slowest items": slowest}
+        return "\n".join([self.headline, *(f"{label}: {text}" for label, text in found.items() if text)])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks, in the colours that the page has."""
+        """The same for notebooks and reports, which break lines."""
         import html  # few explanations are shown so, and a training that is told of waits for the import
 
-        rows = ""
-        for label, text in self._lines():
-            shown = f"<code>{html.escape(text)}</code>" if label == "Change" else html.escape(text)
-            rows += f'<tr><th style="text-align: left; vertical-align: top">{label}</th>'
-            rows += f'<td style="text-align: left">{shown}</td></tr>'
-        return f"<div><p><b>{html.escape(self.headline)}</b></p><table>{rows}</table></div>"
+        return f'<div style="white-space: pre-wrap">{html.escape(str(self))}</div>'
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-serializable values."""
@@ -73,26 +70,9 @@ class Explanation:
         waited = f"{readable_s(self.wait_s)} of a step of {readable_s(self.step_s)}"
         return f"{verdict}: training waited {self.wait_share:.0%} of the time for data ({waited})"
 
-    def _lines(self) -> Iterator[tuple[str, str]]:
-        yield from labelled(self)
-        if self.slowest:
-            shown = ", ".join(f"{item.name} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS])
-            replay = self.slowest[0].replay
-            yield "Slowest items", f"{shown}: {replay}" if replay else shown
 
-
-def labelled(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    """Yield what stands below the headline, each with its label; the slowest items look different everywhere."""
-    if explanation.verdict is not Verdict.WARM_UP:  # its headline says why
-        yield "Why", explanation.why
-    if explanation.change:
-        yield "Change", explanation.change
-    if explanation.expect:
-        yield "Expect", explanation.expect
-
-
-def explain(window: Window, replay: str | None = None) -> Explanation:
-    """Return the explanation of a window; `replay` is how a `loaderpool replay` command for this loader begins."""
+def explain(window: Window) -> Explanation:
+    """Return the explanation of a window."""
     found = find_verdict(window)
     return Explanation(
         verdict=found.verdict,
@@ -103,15 +83,14 @@ def explain(window: Window, replay: str | None = None) -> Explanation:
         change=found.change,
         expect=found.expect,
         expected_step_s=found.step_s,
-        slowest=() if found.verdict is Verdict.WARM_UP else slow_items(window.calls, replay),
+        slowest=() if found.verdict is Verdict.WARM_UP else slow_items(window.calls),
     )
 
 
-def slow_items(calls: CallTimes, replay: str | None = None) -> tuple[SlowItem, ...]:
-    """Return the slowest calls as items, the longest first; `replay` is as for `explain`."""
+def slow_items(calls: CallTimes) -> tuple[SlowItem, ...]:
+    """Return the slowest calls as items, the longest first."""
     items = []
     for call in calls.slowest:
         generator, index = generated_item(call.index) or (None, call.index)
-        command = f"{replay} --index {index} --epoch {call.epoch}" if replay and generator is None else ""
-        items.append(SlowItem(index, call.epoch, call.ns / 1e9, command, generator))
+        items.append(SlowItem(index, call.epoch, call.ns / 1e9, generator=generator))
     return tuple(items)

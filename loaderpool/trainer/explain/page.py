@@ -33,7 +33,6 @@ PAGE_BYTES = 2 * _SLOT_BYTES  # where the ring of deliveries begins
 _MOST_CHARACTERS = 4096  # of a command line
 _HEAD = struct.Struct("<QII")  # number, length, CRC
 _LATELY_S = 30.0
-_LEAST_SHARE_NS = 1_500_000_000  # shares of a shorter time would jump, as a call may take so long
 _IDLE_NS = 900_000_000  # while all wait, the page is written so often at most
 
 
@@ -98,11 +97,11 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
             told["steps_per_s"] = (window.steps + window.epochs) / window.seconds  # last ones end no step
             told["samples_per_s"] = window.samples_per_s
             told["bytes_per_s"] = window.bytes / window.seconds
-    waits = [(b.wait_s - a.wait_s, b.seconds - a.seconds) for a, b in itertools.pairwise(lately)]
+    parts = [later.since(earlier) for earlier, later in itertools.pairwise(lately)]
     calls, decisions = last.calls, last.autotuned.decisions
     return {
         **told,
-        "wait_shares": [min(1.0, max(0.0, wait_s / seconds)) for wait_s, seconds in waits if seconds > 0],
+        "wait_shares": [part.wait_share for part in parts if part.seconds > 0],
         "calls_of": last.calls_of,
         "call_s": {f"p{each}": calls.quantile_ns(each / 100) / 1e9 for each in (50, 90, 99)} if calls.calls else {},
         "buffers": last.slots,
@@ -117,7 +116,7 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 def _workers(snapshots: Sequence[Snapshot]) -> Iterator[dict[str, Any]]:
     """Yield each worker, with the shares of its time of the last seconds."""
     last = snapshots[-1]
-    before = next((each for each in reversed(snapshots) if last.now_ns - each.now_ns >= _LEAST_SHARE_NS), snapshots[0])
+    before = snapshots[max(0, len(snapshots) - 3)]  # over less than two seconds shares would jump
     since_s = (last.now_ns - before.now_ns) / 1e9
     for number, worker in last.by_worker.items():
         busy_share = cpus = None

@@ -1,19 +1,13 @@
 """Which verdict the numbers of a window give: a decision procedure, each branch with its evidence.
 
-| fewer than 20 steps | WARM_UP |
-| waited below 5 % | BATCHES_KEPT, NOISY_NEIGHBOUR, BATCH_OVERHEAD, COMPUTE_BOUND |
-| waited for the first batch only, and not for much longer since | START_UP |
-| workers=0 | BATCH_OVERHEAD, CPUS_FULL, TOO_FEW_WORKERS |
-| workers are busy | MEMORY_BANDWIDTH, CPUS_FULL, STRAGGLERS, SOURCE_LIMIT, SOURCE_WAITS, TOO_FEW_WORKERS |
-| workers are idle | what is before, in or after the ring; or as if they were busy, where they are too slow anyhow |
-| nothing of that, or CPU time was not measured | INCOMPLETE; in the first seconds WARM_UP |
+`_when_fed`, `_when_waiting`, `_when_busy` and `_when_idle` yield verdicts in their order, and the first one counts.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from loaderpool.config import MAX_WORKERS
@@ -26,7 +20,6 @@ from loaderpool.trainer.explain.window import (
     LEAST_STEPS,
     TOLERANCE,
     WAITS_ABOVE,
-    Pace,
     Window,
 )
 
@@ -95,7 +88,6 @@ class Finding(NamedTuple):
     step_s: float | None = None  # how long a step is with the change; None: that cannot be told
 
 
-_Branch = Callable[[Window], Finding | None]
 _Advice = tuple[str, str]  # a change, and what it brings
 
 
@@ -103,19 +95,66 @@ def find_verdict(seen: Window, waits_above: float = WAITS_ABOVE) -> Finding:
     """Return the first verdict whose evidence the numbers are; waiting is explained from this share of the time on."""
     if seen.steps < LEAST_STEPS or seen.seconds <= 0:
         return Finding(Verdict.WARM_UP, f"{counted(seen.steps, 'step')} so far, and {LEAST_STEPS} are needed")
-    branches: Iterable[_Branch]
-    if seen.wait_share < waits_above:
-        branches = _FED
-    elif not seen.workers:
-        branches = _IN_PROCESS
-    elif seen.busy_share >= FULL:
-        branches = (_start_up, *_BUSY)
-    else:
-        branches = (_start_up, *_IDLE, *(_BUSY if seen.is_outpaced else ()))
-    found = next(filter(None, (branch(seen) for branch in branches)), None) or _incomplete(seen)
+    found = next(_when_fed(seen) if seen.wait_share < waits_above else _when_waiting(seen))
     if found.verdict is Verdict.COMPUTE_BOUND or found.step_s is None or _is_worth_it(seen, found.step_s):
         return found  # fewer workers are advised for their memory
     return found._replace(change="", expect=f"no known change makes steps {_GAINS:.2f} times as fast", step_s=None)
+
+
+# -- in this order: the verdict whose evidence is most its own comes first
+
+
+def _when_fed(seen: Window) -> Iterator[Finding]:
+    """Data are ready."""
+    if seen.copy_s >= WAITS_ABOVE * seen.seconds:  # and yet handing them over takes its time
+        yield from _batches_kept(seen)
+    yield from _noisy_neighbour(seen)
+    if seen.workers:
+        yield from _batch_overhead(seen)
+    yield _compute_bound(seen)
+
+
+def _when_waiting(seen: Window) -> Iterator[Finding]:
+    yield from _start_up(seen)
+    if not seen.workers:
+        yield from _batch_overhead(seen)
+        yield _in_process(seen)
+    elif seen.busy_share < FULL:
+        yield from _when_idle(seen)
+    if seen.busy_share >= FULL or seen.is_outpaced:
+        yield from _when_busy(seen)
+    yield _incomplete(seen)
+
+
+def _when_busy(seen: Window) -> Iterator[Finding]:
+    if seen.making_s < _CHEAP_BATCH_S / 3:  # workers are busy with handing over, whatever the CPUs do
+        yield from _batch_overhead(seen)
+    if not seen.cpu_s:
+        unknown = "Their CPU time was not measured, so it is unknown whether they compute or wait."
+        yield Finding(Verdict.INCOMPLETE, f"{_what_workers_did(seen)} {unknown}")
+    yield from _memory_bandwidth(seen)
+    if seen.has_full_cpus:
+        yield Finding(Verdict.CPUS_FULL, f"{_what_cpus_did(seen)} {_what_workers_did(seen)}", *_cheaper(seen))
+    if seen.slow_s - seen.queued_s >= _SLOW_CALLS_ARE * seen.busy_s:
+        yield from _stragglers(seen)
+    yield from _source_limit(seen)
+    yield _more_calls(seen)
+
+
+def _when_idle(seen: Window) -> Iterator[Finding]:
+    """Training waits, and yet workers have nothing to do."""
+    if seen.epoch_starts_s >= _MOST_OF_IT * (seen.wait_s - seen.start_s):
+        yield _epoch_start(seen)
+    if seen.is_stream and seen.idle_s >= 1e-9:
+        yield _stream_reader(seen)
+    if seen.copy_s >= WAITS_ABOVE * seen.seconds:
+        yield from _batches_kept(seen)
+    yield from _stragglers(seen)
+    yield from _batches_kept(seen)
+    if _lacks_slots(seen):
+        yield _memory_limit(seen)
+    yield from _noisy_neighbour(seen)
+    yield from _batch_overhead(seen)
 
 
 # -- what several verdicts say
@@ -187,7 +226,8 @@ def _fewer_workers(seen: Window) -> _Advice | None:
 
 
 def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") -> Finding:
-    workers = _at_most_lanes(seen, max(seen.least_workers, seen.workers + 1))
+    workers = max(seen.least_workers, seen.workers + 1)
+    workers = min(workers, seen.lanes or workers)  # more would have nothing to do
     if workers <= seen.workers:
         return _more_generators(seen, verdict, why)
     if workers > MAX_WORKERS:
@@ -195,11 +235,6 @@ def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") 
     step_s = seen.step_with(workers)
     expect = provided + _what_a_step_becomes(seen, step_s)
     return Finding(verdict, why, *_with_workers(seen, workers, expect), step_s)
-
-
-def _at_most_lanes(seen: Window, workers: int) -> int:
-    """How many of so many workers would have something to do."""
-    return min(workers, seen.lanes or workers)
 
 
 def _more_generators(seen: Window, verdict: Verdict, why: str) -> Finding:
@@ -251,47 +286,44 @@ def _is_worth_it(seen: Window, step_s: float) -> bool:
     return not step_s <= seen.step_s < _GAINS * step_s
 
 
-# -- data are ready
+# -- each verdict
 
 
-def _noisy_neighbour(seen: Window) -> Finding | None:
+def _noisy_neighbour(seen: Window) -> Iterator[Finding]:
     """The consumer could have gone on, and had no CPU."""
     if seen.trainer_queued_s < max(CONTESTED * seen.whole_s, _MOST_OF_IT * seen.wait_s):
-        return None
+        return
     share = seen.trainer_queued_s / seen.whole_s
     quiet_s = (1 - min(share, 0.99)) * seen.step_s
     workers = seen.enough_workers(quiet_s)
     why = f"The training thread waited for a CPU {share:.0%} of the time. {_what_cpus_did(seen)}"
-    if workers == seen.workers or seen.cpu_s < seen.cpus_of_others * seen.whole_s:
-        return Finding(Verdict.NOISY_NEIGHBOUR, why)
-    expect = f"at best {readable_s(quiet_s)} a step, if training has a CPU to itself"
-    return Finding(Verdict.NOISY_NEIGHBOUR, why, *_with_workers(seen, workers, expect))
+    change = expect = ""
+    if workers != seen.workers and seen.cpu_s >= seen.cpus_of_others * seen.whole_s:
+        expect = f"at best {readable_s(quiet_s)} a step, if training has a CPU to itself"
+        change, expect = _with_workers(seen, workers, expect)
+    yield Finding(Verdict.NOISY_NEIGHBOUR, why, change, expect)
 
 
-def _batch_overhead(seen: Window) -> Finding | None:
+def _batch_overhead(seen: Window) -> Iterator[Finding]:
     """Steps are so short that the way of a batch from process to process is a good part of them."""
-    if seen.step_s >= _CHEAP_BATCH_S or (not seen.workers and seen.wait_share < WAITS_ABOVE):
-        return None
+    if seen.step_s >= _CHEAP_BATCH_S:
+        return
     why = (
         f"A step takes {readable_s(seen.step_s)}, and loading its batch {readable_s(seen.making_s)}. Both are "
         "so short that transferring each batch is a large part of the step."
     )
+    change = expect = ""
     if seen.by_tf_data:
         change = "model.fit(loader.for_keras())  # instead of as_dataset(); in your own loop: loader.tensors()"
-        return Finding(Verdict.BATCH_OVERHEAD, why, change, "less overhead for each batch")
-    if seen.calls_of != "sample":
-        return Finding(Verdict.BATCH_OVERHEAD, why)
-    if not seen.workers:
-        return Finding(Verdict.BATCH_OVERHEAD, why, *(_batched(seen) or ()))
-    times = min(_MOST_TIMES_LARGER, 2 ** math.ceil(math.log2(_CHEAP_BATCH_S / seen.step_s)))
-    rows = max(2, times * round(seen.samples / seen.steps))
-    change = f"lp.Loader(..., batch_size={rows})  # if the training allows larger batches"
-    return Finding(Verdict.BATCH_OVERHEAD, why, change, f"{times} times fewer batches")
-
-
-def _tiny_batches(seen: Window) -> Finding | None:
-    """Making them takes so little that workers are busy with handing them over, whatever the CPUs do."""
-    return _batch_overhead(seen) if seen.making_s < _CHEAP_BATCH_S / 3 else None
+        expect = "less overhead for each batch"
+    elif not seen.workers:
+        change, expect = _batched(seen) or ("", "")
+    elif seen.calls_of == "sample":
+        times = min(_MOST_TIMES_LARGER, 2 ** math.ceil(math.log2(_CHEAP_BATCH_S / seen.step_s)))
+        rows = max(2, times * round(seen.samples / seen.steps))
+        change = f"lp.Loader(..., batch_size={rows})  # if the training allows larger batches"
+        expect = f"{times} times fewer batches"
+    yield Finding(Verdict.BATCH_OVERHEAD, why, change, expect)
 
 
 def _compute_bound(seen: Window) -> Finding:
@@ -308,13 +340,10 @@ def _compute_bound(seen: Window) -> Finding:
     return Finding(Verdict.COMPUTE_BOUND, why, *_with_workers(seen, workers, expect), seen.step_s)
 
 
-# -- the beginning
-
-
-def _start_up(seen: Window) -> Finding | None:
+def _start_up(seen: Window) -> Iterator[Finding]:
     rest_s = seen.seconds - seen.start_s
     if not seen.start_s or (rest_s > 0 and max(0.0, seen.wait_s - seen.start_s) / rest_s >= WAITS_ABOVE):
-        return None
+        return
     later_s = rest_s / seen.steps
     why = f"The first batch came after {readable_s(seen.start_s)}. "
     if seen.load_s >= _LOAD_TOLD_FROM_S:
@@ -323,64 +352,41 @@ def _start_up(seen: Window) -> Finding | None:
     else:
         why += "In that time workers start, import modules and load the first sample."
     expect = f"nothing to change: it happens once, and later steps take {readable_s(later_s)}"
-    return Finding(Verdict.START_UP, why, expect=expect, step_s=later_s)
+    yield Finding(Verdict.START_UP, why, expect=expect, step_s=later_s)
 
 
-# -- workers=0: what is waited for is the making
-
-
-def _in_process_workers(seen: Window) -> Finding:
+def _in_process(seen: Window) -> Finding:
+    """What is waited for is the making."""
     making = f"With workers=0, batches are loaded between steps ({readable_s(seen.making_s)} each)."
-    workers = _at_most_lanes(seen, seen.least_workers)
+    workers = min(seen.least_workers, seen.lanes or seen.least_workers)
     step_s = seen.step_with(workers)
-    if step_s > (1 - TOLERANCE) * seen.step_s and workers < seen.least_workers:
-        return _more_generators(seen, Verdict.TOO_FEW_WORKERS, making)
     if step_s > (1 - TOLERANCE) * seen.step_s:
+        if workers < seen.least_workers:
+            return _more_generators(seen, Verdict.TOO_FEW_WORKERS, making)
         return Finding(Verdict.CPUS_FULL, f"{making} {_what_cpus_did(seen)}", *_cheaper(seen))
     why = f"{making} Without loading, a step takes {readable_s(seen.ready_s)}."
     change, expect = f"lp.Loader(..., workers={workers})", _what_a_step_becomes(seen, step_s)
     return Finding(Verdict.TOO_FEW_WORKERS, why, change, expect, step_s)
 
 
-# -- workers are busy
-
-
-def _unknown_cpu_time(seen: Window) -> Finding | None:
-    if seen.cpu_s:
-        return None
-    unknown = "Their CPU time was not measured, so it is unknown whether they compute or wait."
-    return Finding(Verdict.INCOMPLETE, f"{_what_workers_did(seen)} {unknown}")
-
-
-def _memory_bandwidth(seen: Window) -> Finding | None:
+def _memory_bandwidth(seen: Window) -> Iterator[Finding]:
     """The same work takes more CPU time beside more workers, and many bytes go through memory."""
     bytes_per_s = seen.bytes / seen.seconds
-    if not seen.computes or bytes_per_s < _HEAVY_BYTES_PER_S:
-        return None
-    now = Pace(seen.workers, seen.samples_per_s, seen.cpu_s / max(1, seen.samples))
-    few = next((pace for pace in seen.slower_paces() if pace.cpu_s_per_sample), now)
-    many = seen.more_as_slow() or now  # which was tried in vain
-    growth = many.cpu_s_per_sample / few.cpu_s_per_sample
-    if growth < _SLOWED_DOWN:
-        return None
-    why = (
-        f"With {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
-        f"{few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished batches. Memory bandwidth is most likely "
-        "full. Smaller dtypes (uint8 instead of float32) and a parameter named `out` help more than workers."
-    )
-    return Finding(Verdict.MEMORY_BANDWIDTH, why, *(_fewer_workers(seen) or ()))
+    few = next((pace for pace in seen.slower_paces() if pace.cpu_s_per_sample), seen.pace)
+    many = seen.more_as_slow() or seen.pace  # which was tried in vain
+    growth = many.cpu_s_per_sample / few.cpu_s_per_sample if few.cpu_s_per_sample else 0.0
+    if seen.computes and bytes_per_s >= _HEAVY_BYTES_PER_S and growth >= _SLOWED_DOWN:
+        why = (
+            f"With {counted(many.workers, 'worker')} a sample costs {growth:.2f} times the CPU time it costs with "
+            f"{few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished batches. Memory bandwidth is most likely "
+            "full. Smaller dtypes (uint8 instead of float32) and a parameter named `out` help more than workers."
+        )
+        yield Finding(Verdict.MEMORY_BANDWIDTH, why, *(_fewer_workers(seen) or ()))
 
 
-def _cpus_full(seen: Window) -> Finding | None:
-    if not seen.has_full_cpus:
-        return None
-    return Finding(Verdict.CPUS_FULL, f"{_what_cpus_did(seen)} {_what_workers_did(seen)}", *_cheaper(seen))
-
-
-def _source_limit(seen: Window) -> Finding | None:
+def _source_limit(seen: Window) -> Iterator[Finding]:
     """Fewer workers were as fast, or more no faster, and CPUs are free: they wait for something that they share."""
-    now = Pace(seen.workers, seen.samples_per_s)
-    other = next((pace for pace in seen.slower_paces() if now.is_in_vain_beside(pace)), None)
+    other = next((pace for pace in seen.slower_paces() if seen.pace.is_in_vain_beside(pace)), None)
     if other is None and not seen.computes:  # those that compute may have had no CPUs then
         other = seen.more_as_slow()
     rate = f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}"
@@ -389,17 +395,19 @@ def _source_limit(seen: Window) -> Finding | None:
     elif seen.autotuned.in_vain > seen.workers and not seen.computes:
         beside = f'{rate}, and no more with the {seen.autotuned.in_vain} that workers="auto" tried'
     else:
-        return None
+        return
     shared = "Something that workers share is the limit (a disk, a network or a lock)"
     why = f"{beside}, although CPUs are free. {shared}.{_what_was_read(seen)}"
-    return Finding(Verdict.SOURCE_LIMIT, why, *(_cached(seen) or _fewer_workers(seen) or ()))
+    yield Finding(Verdict.SOURCE_LIMIT, why, *(_cached(seen) or _fewer_workers(seen) or ()))
 
 
-def _source_waits(seen: Window) -> Finding | None:
-    """Workers wait for anything but a CPU: more calls at the same time."""
+def _more_calls(seen: Window) -> Finding:
+    """More calls at the same time: of workers that compute, or wait for anything but a CPU."""
+    did = _what_workers_did(seen)
     if seen.computes:
-        return None
-    why = f"{_what_workers_did(seen)} The rest is waiting for a disk, a server or a lock.{_what_was_read(seen)}"
+        provided = "if memory bandwidth is not full, " * (seen.bytes / seen.seconds >= _HEAVY_BYTES_PER_S)
+        return _more_workers(seen, Verdict.TOO_FEW_WORKERS, f"{did} {_what_cpus_did(seen)}", provided)
+    why = f"{did} The rest is waiting for a disk, a server or a lock.{_what_was_read(seen)}"
     threads = seen.least_threads
     if seen.can_have_threads and seen.cpu_share < _BLOCKS_BELOW and threads > seen.threads:
         step_s = seen.step_with(seen.workers, threads)
@@ -408,18 +416,7 @@ def _source_waits(seen: Window) -> Finding | None:
     return _more_workers(seen, Verdict.SOURCE_WAITS, why, _IF_SERVED)
 
 
-def _too_few_workers(seen: Window) -> Finding:
-    is_heavy = seen.bytes / seen.seconds >= _HEAVY_BYTES_PER_S
-    why = f"{_what_workers_did(seen)} {_what_cpus_did(seen)}"
-    return _more_workers(seen, Verdict.TOO_FEW_WORKERS, why, "if memory bandwidth is not full, " * is_heavy)
-
-
-# -- workers are idle, and yet training waits
-
-
-def _epoch_start(seen: Window) -> Finding | None:
-    if seen.epoch_starts_s < _MOST_OF_IT * (seen.wait_s - seen.start_s):
-        return None
+def _epoch_start(seen: Window) -> Finding:
     later_s = (seen.seconds - seen.epoch_starts_s) / seen.steps
     why = (
         f"Training waited {readable_s(seen.epoch_starts_s)} for the first batches of {counted(seen.epochs, 'epoch')}, "
@@ -432,10 +429,8 @@ def _epoch_start(seen: Window) -> Finding | None:
     return Finding(Verdict.EPOCH_START, why, change, expect, later_s)
 
 
-def _stream_reader(seen: Window) -> Finding | None:
+def _stream_reader(seen: Window) -> Finding:
     """One process reads what all workers make: if they read parts of it, reading is shared, too."""
-    if not seen.is_stream or seen.idle_s < 1e-9:
-        return None
     share = seen.idle_s / (seen.busy_s + seen.idle_s)
     why = f"Workers were idle {share:.0%} of the time, because the stream had no items ready. "
     why += f"Reading a batch takes up to {readable_s(seen.step_s)}."
@@ -449,55 +444,43 @@ def _stream_reader(seen: Window) -> Finding | None:
     return found if found.step_s is None else found._replace(expect=f"{found.expect}, with at least as many parts")
 
 
-def _stragglers(seen: Window) -> Finding | None:
+def _stragglers(seen: Window) -> Iterator[Finding]:
     """What a few calls took explains the waiting: the order stands until each is over.
 
     A call that had no CPU for a while is slow, too; but not the item.
     """
     if seen.slow_s - seen.queued_s < max(_SLOW_CALLS_EXPLAIN * seen.steady_wait_s, 1e-9):
-        return None
+        return
     in_more_slots_s = (seen.slots_wanted - seen.slots) * seen.ready_s
     if _lacks_slots(seen) and in_more_slots_s * 1e9 >= max((call.ns for call in seen.calls.slowest), default=0):
-        return None  # the slots that the memory limit takes would hold what is consumed during the slowest call
+        return  # the slots that the memory limit takes would hold what is consumed during the slowest call
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
         f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} in total, and "
         f"training waited {readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
     )
-    step_s = seen.step_with(seen.workers)  # in any order
-    if seen.is_outpaced and step_s < _GAINS * seen.step_s:  # then, too: what helps is what helps any work
-        more = _source_waits(seen) or _too_few_workers(seen)
-        if more.step_s is not None and more.step_s * _GAINS < step_s:
-            provided = "" if seen.computes else _IF_SERVED
-            expect = f"{provided}at best {readable_s(more.step_s)} a step, because slow calls still delay later batches"
-            return Finding(Verdict.STRAGGLERS, why, more.change, expect, more.step_s)
-    if not seen.deterministic:
-        return Finding(Verdict.STRAGGLERS, why)
-    change = "lp.Loader(..., deterministic=False)  # if the order of batches may differ between runs"
-    expect = "slow calls no longer delay other batches"
-    return _with_shorter_step(seen, Verdict.STRAGGLERS, why, change, expect, step_s)
+    step_s, more = seen.step_with(seen.workers), _more_calls(seen)  # in any order
+    if seen.is_outpaced and step_s < _GAINS * seen.step_s and more.step_s and more.step_s * _GAINS < step_s:
+        provided = "" if seen.computes else _IF_SERVED  # then, too: what helps is what helps any work
+        expect = f"{provided}at best {readable_s(more.step_s)} a step, because slow calls still delay later batches"
+        yield Finding(Verdict.STRAGGLERS, why, more.change, expect, more.step_s)
+    elif not seen.deterministic:
+        yield Finding(Verdict.STRAGGLERS, why)
+    else:
+        change = "lp.Loader(..., deterministic=False)  # if the order of batches may differ between runs"
+        expect = "slow calls no longer delay other batches"
+        yield _with_shorter_step(seen, Verdict.STRAGGLERS, why, change, expect, step_s)
 
 
-def _stragglers_beside_work(seen: Window) -> Finding | None:
-    """Workers have enough to do, and slow calls are a good part of it."""
-    return _stragglers(seen) if seen.slow_s - seen.queued_s >= _SLOW_CALLS_ARE * seen.busy_s else None
-
-
-def _batches_kept(seen: Window) -> Finding | None:
+def _batches_kept(seen: Window) -> Iterator[Finding]:
     """Batches are copied out as the consumer keeps those before; that takes time, or workers lack the slots."""
-    if seen.copied < _COPIED_OFTEN * seen.steps or seen.slots_lent <= _USUALLY_LENT:
-        return None
-    why = (
-        f"Training keeps references to {seen.slots_lent} of {counted(seen.slots, 'batch buffer')}, so {seen.copied:,} "
-        f"of {seen.steps:,} batches were copied ({readable_s(seen.copy_s / seen.steps)} a step). Drop old batches, or "
-        "keep copies of the parts that you need."
-    )
-    return Finding(Verdict.BATCHES_KEPT, why)
-
-
-def _copies_all_the_time(seen: Window) -> Finding | None:
-    """Data are ready, and yet handing them over takes its time."""
-    return _batches_kept(seen) if seen.copy_s >= WAITS_ABOVE * seen.seconds else None
+    if seen.copied >= _COPIED_OFTEN * seen.steps and seen.slots_lent > _USUALLY_LENT:
+        why = (
+            f"Training keeps references to {seen.slots_lent} of {counted(seen.slots, 'batch buffer')}, so "
+            f"{seen.copied:,} of {seen.steps:,} batches were copied ({readable_s(seen.copy_s / seen.steps)} a step). "
+            "Drop old batches, or keep copies of the parts that you need."
+        )
+        yield Finding(Verdict.BATCHES_KEPT, why)
 
 
 def _lacks_slots(seen: Window) -> bool:
@@ -505,9 +488,7 @@ def _lacks_slots(seen: Window) -> bool:
     return 0 < seen.slots * FEWER_BY <= seen.slots_wanted
 
 
-def _memory_limit(seen: Window) -> Finding | None:
-    if not _lacks_slots(seen):
-        return None
+def _memory_limit(seen: Window) -> Finding:
     why = (
         f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of {readable_bytes(seen.slot_bytes)}. Workers and "
         f"training need {seen.slots_wanted}. {_how_busy(seen)}"
@@ -526,16 +507,3 @@ def _incomplete(seen: Window) -> Finding:
         sofar = f"{readable_s(seen.seconds)} and {counted(calls, 'call')}"
         return Finding(Verdict.WARM_UP, f"{sofar} so far, and {_CLEAR_S:.0f} s and {_CLEAR_CALLS} calls are needed")
     return Finding(Verdict.INCOMPLETE, f"{_how_busy(seen)} Training waited, and the measurements do not show why.")
-
-
-# In this order: the one whose evidence is most its own comes first.
-_FED: tuple[_Branch, ...] = (_copies_all_the_time, _noisy_neighbour, _batch_overhead, _compute_bound)
-_IN_PROCESS: tuple[_Branch, ...] = (_start_up, _batch_overhead, _in_process_workers)
-_BUSY: tuple[_Branch, ...] = (
-    _tiny_batches, _unknown_cpu_time, _memory_bandwidth, _cpus_full, _stragglers_beside_work, _source_limit,
-    _source_waits, _too_few_workers,
-)  # fmt: skip
-_IDLE: tuple[_Branch, ...] = (
-    _epoch_start, _stream_reader, _copies_all_the_time, _stragglers, _batches_kept, _memory_limit, _noisy_neighbour,
-    _batch_overhead,
-)  # fmt: skip

@@ -139,6 +139,18 @@ class Sums:
     copied: int = 0  # batches copied out, as too few slots were free to lend one
     copy_s: float = 0.0  # that this took the consumer
 
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.steps if self.steps else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot(Sums):
@@ -200,18 +212,6 @@ class Window(Snapshot):
         return max(self.elapsed_s, self.seconds)
 
     # -- the consumer
-
-    @property
-    def step_s(self) -> float:
-        return self.seconds / self.steps if self.steps else 0.0
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def wait_share(self) -> float:
-        return min(1.0, self.wait_s / self.seconds) if self.seconds > 0 else 0.0
 
     @property
     def steady_wait_s(self) -> float:
@@ -379,9 +379,14 @@ class Window(Snapshot):
         """Return the paces of so few workers that they should have been slower by far, the fewest first."""
         return sorted(pace for pace in self.paces if 0 < pace.workers * FEWER_BY <= self.workers)
 
+    @property
+    def pace(self) -> Pace:
+        """Of the workers of now."""
+        return Pace(self.workers, self.samples_per_s, self.cpu_s / max(1, self.samples))
+
     def more_as_slow(self) -> Pace | None:
         """Return the pace of the fewest of so many more workers that they should have been faster, and were not."""
-        now = Pace(self.workers, self.samples_per_s)
+        now = self.pace
         more = (each for each in self.paces if each.workers >= FEWER_BY * now.workers and each.is_in_vain_beside(now))
         return min(more, key=lambda pace: pace.workers, default=None)
 

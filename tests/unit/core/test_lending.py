@@ -10,7 +10,7 @@ import pytest
 
 from loaderpool.core.messages import Release
 from loaderpool.core.session import Lender
-from loaderpool.memory.arena import Arena, SlotFile
+from loaderpool.memory.arena import SlotFile
 
 
 @pytest.fixture
@@ -20,14 +20,7 @@ def slots() -> Iterator[SlotFile]:
     slots.close_descriptor()
 
 
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    arena = Arena.create()
-    yield arena
-    arena.close_descriptor()
-
-
-def test_two_threads_that_settle_at_once_say_each_release(slots: SlotFile, arena: Arena) -> None:
+def test_two_threads_that_settle_at_once_say_each_release(slots: SlotFile) -> None:
     said: list[Release] = []
 
     def send(message: Release) -> None:
@@ -37,7 +30,7 @@ def test_two_threads_that_settle_at_once_say_each_release(slots: SlotFile, arena
             other.start()
             other.join()
 
-    lender, lent = Lender(slots, arena.recorder.trainer, send), dict[int, None]()
+    lender, lent = Lender(slots, send), dict[int, None]()
     views = [lender.lend(1, ticket, 4096 * ticket, 4096, lent) for ticket in (1, 2, 3)]
     lender._on_death = lambda _: None  # type: ignore[method-assign]
     del views
@@ -47,7 +40,7 @@ def test_two_threads_that_settle_at_once_say_each_release(slots: SlotFile, arena
     assert not lent and not len(lender) and not lender.returned
 
 
-def test_what_an_interrupt_has_broken_off_is_settled_again(slots: SlotFile, arena: Arena) -> None:
+def test_what_an_interrupt_has_broken_off_is_settled_again(slots: SlotFile) -> None:
     said: list[Release] = []
 
     def send(message: Release) -> None:
@@ -55,7 +48,7 @@ def test_what_an_interrupt_has_broken_off_is_settled_again(slots: SlotFile, aren
         if len(said) == 1:
             raise KeyboardInterrupt
 
-    lender, lent = Lender(slots, arena.recorder.trainer, send), dict[int, None]()
+    lender, lent = Lender(slots, send), dict[int, None]()
     view = lender.lend(1, 5, 4096, 4096, lent)
     lender.returned.append(lender._leases[4096][0])  # as its last view's death does
     with pytest.raises(KeyboardInterrupt):

@@ -14,6 +14,7 @@ from loaderpool.memory.call_times import (
     SlowCall,
     read_call_times,
 )
+from loaderpool.memory.recorder import WorkerRecorder, worker_rings
 from loaderpool.worker import jobs
 from loaderpool.worker.jobs import Job
 
@@ -21,6 +22,10 @@ from loaderpool.worker.jobs import Job
 @pytest.fixture
 def numbers() -> memoryview:
     return memoryview(bytearray(CALL_TIMES_BYTES)).cast("Q")
+
+
+def clock_of(numbers: memoryview, worker_cell: int, loader: int) -> CallClock:
+    return CallClock(numbers, worker_cell, loader, WorkerRecorder(bytearray(worker_rings(0, 1 << 30).step), 0, 0))
 
 
 def call(clock: CallClock, lengths: dict[int, int], epoch: int = 0, ends: bool = True) -> None:
@@ -39,7 +44,7 @@ def call(clock: CallClock, lengths: dict[int, int], epoch: int = 0, ends: bool =
 
 
 def test_each_call_ends_where_the_next_one_begins(numbers: memoryview) -> None:
-    call(CallClock(numbers, 3, 7), {5: 100, 6: 1_000, 9: 10})
+    call(clock_of(numbers, 3, 7), {5: 100, 6: 1_000, 9: 10})
     found = read_call_times(numbers, [3], 7)
     assert (found.calls, found.sum_ns) == (3, 1_110)
     assert found.slowest == (SlowCall(1_000, 6, 0), SlowCall(100, 5, 0), SlowCall(10, 9, 0))
@@ -48,7 +53,7 @@ def test_each_call_ends_where_the_next_one_begins(numbers: memoryview) -> None:
 
 
 def test_no_share_of_calls_takes_longer_than_the_slowest(numbers: memoryview) -> None:
-    call(CallClock(numbers, 0, 1), dict.fromkeys(range(40), 1030))  # just behind a power of two
+    call(clock_of(numbers, 0, 1), dict.fromkeys(range(40), 1030))  # just behind a power of two
     assert read_call_times(numbers, [0], 1).quantile_ns(0.99) == 1_030
 
 
@@ -56,7 +61,7 @@ def test_the_slowest_are_exact_over_workers_that_come_and_go_and_epochs(numbers:
     lengths = {index: 1_000 + (index * 7_919) % 10_007 for index in range(1_000)}
     for epoch in range(3):
         for worker in range(2):
-            clock = CallClock(numbers, worker, 1)  # another process has taken the place
+            clock = clock_of(numbers, worker, 1)  # another process has taken the place
             for first in range(worker, 1_000, 20):
                 call(clock, {index: lengths[index] + epoch for index in range(first, min(first + 20, 1_000), 2)}, epoch)
     found = read_call_times(numbers, range(2), 1).slowest
@@ -67,7 +72,7 @@ def test_the_slowest_are_exact_over_workers_that_come_and_go_and_epochs(numbers:
 
 
 def test_what_was_abandoned_is_not_counted(numbers: memoryview) -> None:
-    clock = CallClock(numbers, 0, 1)
+    clock = clock_of(numbers, 0, 1)
     call(clock, {4: 9_999}, ends=False)
     clock.begin_ticket(0, 0)  # its calls are counted no more
     for _ in range(2):
@@ -77,7 +82,7 @@ def test_what_was_abandoned_is_not_counted(numbers: memoryview) -> None:
 
 
 def test_of_many_tickets_a_share_is_counted_and_each_slow_call_kept(numbers: memoryview) -> None:
-    clock = CallClock(numbers, 0, 1)
+    clock = clock_of(numbers, 0, 1)
     for ticket in range(40):
         call(clock, {ticket: 1_000 + ticket})
     found = read_call_times(numbers, [0], 1)
@@ -86,7 +91,7 @@ def test_of_many_tickets_a_share_is_counted_and_each_slow_call_kept(numbers: mem
 
 
 def test_calls_side_by_side(numbers: memoryview) -> None:
-    clock = CallClock(numbers, 0, 1)
+    clock = clock_of(numbers, 0, 1)
     clock.begin_ticket(0, 2)
     clock.note(1_000, 300, 1)
     clock.note(1_100, 200, 0)
@@ -96,19 +101,19 @@ def test_calls_side_by_side(numbers: memoryview) -> None:
 
 def test_the_loader_that_was_away_longest_makes_way(numbers: memoryview) -> None:
     for loader in (1, 2, 3, 4, 1, 5):
-        call(CallClock(numbers, 0, loader), {loader: 100})
+        call(clock_of(numbers, 0, loader), {loader: 100})
     assert [bool(read_call_times(numbers, [0], loader).calls) for loader in range(1, 6)] == [1, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.5, 600, 1_100), (0.99, 60_000, 140_000)])
 def test_quantiles(numbers: memoryview, share: float, least: int, most: int) -> None:
-    call(CallClock(numbers, 0, 1), {index: 100_000 if index % 20 == 3 else 900 for index in range(200)})
+    call(clock_of(numbers, 0, 1), {index: 100_000 if index % 20 == 3 else 900 for index in range(200)})
     assert least <= read_call_times(numbers, [0], 1).quantile_ns(share) <= most
     assert CallTimes().quantile_ns(share) == 0
 
 
 def test_what_has_come_since(numbers: memoryview) -> None:
-    clock = CallClock(numbers, 0, 1)
+    clock = clock_of(numbers, 0, 1)
     call(clock, {1: 100})
     before = read_call_times(numbers, [0], 1)
     for _ in range(8):
@@ -118,7 +123,7 @@ def test_what_has_come_since(numbers: memoryview) -> None:
 
 
 def test_what_slow_calls_take_beyond_the_median_one_is_exact(numbers: memoryview) -> None:
-    clock, slow_ns = CallClock(numbers, 0, 1), 0
+    clock, slow_ns = clock_of(numbers, 0, 1), 0
     clock.begin_ticket(0, 0)  # of several samples a call, so that none is counted
     for ticket in range(400):
         is_slow = ticket > 80 and ticket % 13 == 0  # most of them in tickets whose calls are not counted

@@ -36,7 +36,7 @@ class Consumer:
 
 def hand_over(counters: Counters, now_ns: int, waited_ns: int, batches: int = 1) -> None:
     form = SimpleNamespace(may_be_padded=False)
-    delivery: Any = SimpleNamespace(waited_ns=waited_ns, count=batches, origin=(0,) * 9, form=form, counts=list)
+    delivery: Any = SimpleNamespace(waited_ns=waited_ns, count=batches, origin=(0,) * 5, form=form, counts=list)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "monotonic_ns", lambda: now_ns)
         counters.note(delivery)
@@ -103,7 +103,7 @@ def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
     """It takes down what is told of a hand-over, also between the look whether that is there and its use."""
 
     class Listener:
-        note = __call__ = staticmethod(lambda *args: None)
+        write = __call__ = staticmethod(lambda *args: None)
 
     class ClosedMeanwhile(Counters):
         found: Any = None

@@ -44,14 +44,9 @@ _NO_LONGER = 0.015
 _MUCH = 0.2  # a short window tells, too
 # Where no step found data ready, what the consumer's step would be is not known, and nor is how many workers it needs.
 _MOST_TIMES_MORE = 4
-# Of the workers: so many would have been as fast, and the others are of no use.
-_USELESS = 0.5
 # A window that differs by more in what a batch or the consumer's step takes is one of another training.
 _CHANGED = 0.25
 _VAIN_FOR_S = 1800.0  # what was tried in vain, in a training that stays as it is
-_OVERRULED_AFTER_S = 45.0  # a ceiling, where workers compute all the time and CPUs are free
-# CPUs that other processes have given back: fewer are noise.
-_FREED = 0.25
 # Changes within a minute: a jump and its corrections. More would be going to and fro.
 _CHANGES, _WITHIN_S = 5, 60.0
 # After a try in vain the next one waits, each time for twice as long.
@@ -66,35 +61,6 @@ _MEMORY_SHARE = 0.5
 # A pool that is short of workers for so long cannot start them.
 _START_S = 30.0
 _LOG = logging.getLogger("loaderpool")
-_LOG_EVERY_S = 60.0
-
-
-class Windows:
-    """Cuts a loader's snapshots into windows of one number of workers.
-
-    A window begins when all workers are there, and ends when it is whole.
-    """
-
-    def __init__(self) -> None:
-        self._begun: Snapshot | None = None
-        # That the loader has when a window may begin: the first ones compile, and what they find was made meanwhile.
-        self._least_steps = FIRST_STEPS + 1
-        self._workers = 0  # of the latest snapshot
-
-    def add(self, now: Snapshot, workers: int) -> Window | None:
-        """Take in the latest; `workers` is how many there shall be. None: there is no window to judge yet."""
-        if now.workers < self._workers:  # what the others have made ahead hides what is missing now
-            self._least_steps = now.steps + now.slots
-        self._workers = now.workers
-        begun = self._begun
-        if begun is None or begun.by_worker.keys() != now.by_worker.keys():
-            is_settled = now.workers == workers and now.steps >= self._least_steps
-            self._begun = now if is_settled else None
-            return None
-        seen = dataclasses.replace(window_of([begun, now], math.inf), paces=())
-        if is_whole(seen):
-            self._begun = now
-        return seen if seen.steps >= LEAST_STEPS else None
 
 
 def is_whole(seen: Window) -> bool:
@@ -109,40 +75,29 @@ class Proposal(NamedTuple):
     reason: str
 
 
-class _Bound(NamedTuple):
-    """A number beyond which it is not worth to go, for a while, in a training like the one in which it was found."""
-
-    workers: int
-    until_s: float
-    seen: Window
-    others: float  # CPUs that other processes used, where CPUs were full; it holds for as long as they do
-
-    def holds(self, seen: Window, now_s: float) -> bool:
-        """Whether training and machine are still as they were: what a batch takes, and the consumer's own time."""
-        pairs = ((self.seen.making_s, seen.making_s), (_own_s(self.seen), _own_s(seen)))
-        is_like = all(abs(then - now) <= _CHANGED * max(then, now) for then, now in pairs)
-        return now_s < self.until_s and is_like and self.others - seen.cpus_of_others <= _FREED
-
-
 class Autotuner:
     """Decides for one loader, between two numbers of workers. It reads no clock, and changes nothing itself."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        self._windows = Windows()
+        self._begun: Snapshot | None = None  # where the window begins: all workers are there; it ends when it is whole
+        self._least_steps = FIRST_STEPS + 1  # that the loader has when one may begin: the first ones compile
+        self._had = 0  # workers, in the latest snapshot
         self.wanted, self.seen_s = 0, 0.0  # workers that it needs, 0: not known yet; when it was looked at last
         self._before: Window | None = None  # before a change whose effect is not known yet,
         self._tried = 0  # which was to so many workers
-        self._floor: _Bound | None = None  # fewer than that were too few
-        self._ceiling: _Bound | None = None  # more than that were no faster
+        # Fewer were too few, and more were no faster, in a training like in this window, and until then.
+        self._floor, self._ceiling = least, most
+        self._like: Window | None = None
+        self._until_s = 0.0
         self._enough: int | None = None  # how many would do, by the latest whole window; None: data were not ready
-        self._changes: collections.deque[float] = collections.deque(maxlen=_CHANGES)
         self._in_vain, self._paused_until_s = 0, 0.0
+        self._changes: collections.deque[float] = collections.deque(maxlen=_CHANGES)
 
     def look(self, now: Snapshot, workers: int) -> Proposal | None:
         """Return another number than these workers, as the loader's latest snapshot wants it; None: it stays."""
         self.seen_s = now.now_ns / 1e9
-        seen = self._windows.add(now, workers)
+        seen = self.window(now, workers)
         proposal = None if seen is None else self.judge(seen, self.seen_s)
         if proposal is not None:
             self.wanted = proposal.workers
@@ -150,9 +105,23 @@ class Autotuner:
             self.wanted = workers
         return proposal
 
+    def window(self, now: Snapshot, workers: int) -> Window | None:
+        """Return what was measured with this number of workers until now; None: nothing yet that could be judged."""
+        if now.workers < self._had:  # what the others have made ahead hides what is missing now
+            self._least_steps = now.steps + now.slots
+        self._had, begun = now.workers, self._begun
+        if begun is None or begun.by_worker.keys() != now.by_worker.keys():
+            is_settled = now.workers == workers and now.steps >= self._least_steps
+            self._begun = now if is_settled else None
+            return None
+        seen = dataclasses.replace(window_of([begun, now], math.inf), paces=())
+        if is_whole(seen):
+            self._begun = now
+        return seen if seen.steps >= LEAST_STEPS else None
+
     def judge(self, seen: Window, now_s: float) -> Proposal | None:
         """Return another number of workers than the window's; None: that one stays for now."""
-        before, proposal = self._before, None
+        before = self._before
         if before is not None and self._tried == seen.workers:
             has_helped = _has_helped(before, seen)
             if has_helped is None:
@@ -160,9 +129,8 @@ class Autotuner:
             if not has_helped:
                 return self._go_back(before, seen, now_s)
             self._keep(before, seen, now_s)
-            proposal = self._without_useless(before, seen)
         self._before = None  # or others had their way
-        proposal = proposal or self._propose(seen, now_s)
+        proposal = self._propose(seen, now_s)
         are_many = len(self._changes) == _CHANGES and now_s - self._changes[0] < _WITHIN_S
         if proposal is None or now_s < self._paused_until_s or are_many:
             return None
@@ -175,16 +143,15 @@ class Autotuner:
     def _keep(self, before: Window, seen: Window, now_s: float) -> None:
         self._enough, self._in_vain = None, 0
         if seen.workers < before.workers and before.steady_wait_share > _WAITS:  # the others were of no use
-            others = max(_others(before), _others(seen))
-            self._ceiling = _Bound(seen.workers, now_s + _VAIN_FOR_S, seen, others)
+            self._ceiling, self._like, self._until_s = seen.workers, seen, now_s + _VAIN_FOR_S
 
     def _go_back(self, before: Window, seen: Window, now_s: float) -> Proposal:
         self._before = self._enough = None
-        until_s, others = now_s + _VAIN_FOR_S, max(_others(before), _others(seen))
+        self._like, self._until_s = before, now_s + _VAIN_FOR_S
         if seen.workers > before.workers:
-            self._ceiling, than = _Bound(before.workers, until_s, before, others), "no shorter than"
+            self._ceiling, than = before.workers, "no shorter than"
         else:
-            self._floor, than = _Bound(seen.workers + 1, until_s, before, others), "longer than"
+            self._floor, than = seen.workers + 1, "longer than"
         self._in_vain += 1
         self._paused_until_s = now_s + _PAUSE_S * 2**self._in_vain
         self._changes.append(now_s)
@@ -192,20 +159,11 @@ class Autotuner:
         reason = f"steps of {step} were {than} with {counted(before.workers, 'worker')} ({step_before})"
         return Proposal(before.workers, reason)
 
-    def _without_useless(self, before: Window, seen: Window) -> Proposal | None:
-        """Return how many would have been as fast, where something that workers share lets no more be faster."""
-        as_fast = math.ceil(SPARE * before.workers * before.step_s / seen.step_s)
-        is_more = seen.workers > before.workers
-        if not is_more or seen.steady_wait_share <= _WAITS or as_fast > _USELESS * seen.workers:
-            return None
-        return self._fewer(seen, as_fast, f"steps of {readable_s(seen.step_s)} need no more workers than that")
-
     # -- what to try
 
     def _propose(self, seen: Window, now_s: float) -> Proposal | None:
-        bounds = [bound for bound in (self._floor, self._ceiling) if bound is not None]
-        if not all(bound.holds(seen, now_s) for bound in bounds):  # what was in vain may not be so any more
-            self._floor = self._ceiling = None
+        if self._like is not None and (now_s >= self._until_s or not _are_like(self._like, seen)):
+            self._floor, self._ceiling, self._like = self._least, self._most, None  # it may be in vain no more
             self._in_vain, self._paused_until_s = 0, 0.0
         wait_share = seen.steady_wait_share
         if wait_share > _WAITS and (is_whole(seen) or wait_share > _WAITS_MUCH):
@@ -221,27 +179,25 @@ class Autotuner:
     def _when_waiting(self, seen: Window, now_s: float) -> Proposal | None:
         verdict, enough = find_verdict(seen, waits_above=_WAITS).verdict, seen.least_workers
         if verdict in _MORE_HELP or (verdict is Verdict.CPUS_FULL and enough > seen.workers):
-            found_s = now_s if self._ceiling is None else self._ceiling.until_s - _VAIN_FOR_S
-            if verdict is Verdict.TOO_FEW_WORKERS and now_s - found_s >= _OVERRULED_AFTER_S:
-                self._ceiling = None  # pauses between tries in vain get longer
+            if verdict is Verdict.TOO_FEW_WORKERS:  # they compute, and CPUs are free
+                self._ceiling = self._most  # pauses between tries in vain get longer
             return self._more(seen)
         if verdict is Verdict.CPUS_FULL and is_whole(seen):
             return self._fewer(seen, enough, "no CPU is free for more")
         return None
 
     def _more(self, seen: Window) -> Proposal | None:
-        most = self._most if self._ceiling is None else min(self._most, self._ceiling.workers)
         workers = max(seen.least_workers, seen.workers + max(1, seen.workers // 4))
         if not seen.is_ready_measured:
             workers = min(workers, _MOST_TIMES_MORE * seen.workers)
-        workers = min(workers, most)
+        workers = min(workers, self._ceiling)
         if workers <= seen.workers:
             return None
         waited = f"training waited {seen.steady_wait_share:.0%} of the time"
         return Proposal(workers, f"{waited}; a batch takes one worker {readable_s(seen.making_s)}")
 
     def _fewer(self, seen: Window, enough: int, why: str) -> Proposal | None:
-        workers = max(enough, self._least, self._least if self._floor is None else self._floor.workers)
+        workers = max(enough, self._floor)
         if workers >= seen.workers:
             return None
         return Proposal(workers, f"{why}; {counted(workers, 'worker')} should be as fast")
@@ -264,13 +220,10 @@ def _enough_in(seen: Window) -> int:
     return max(1, min(math.ceil(SPARE * needed), math.ceil(FEEDS * needed) + 1))
 
 
-def _own_s(seen: Window) -> float:
-    return (seen.seconds - seen.wait_s) / seen.steps
-
-
-def _others(seen: Window) -> float:
-    """How many CPUs other processes use, where they are full."""
-    return seen.cpus_of_others if seen.has_full_cpus else 0.0
+def _are_like(then: Window, now: Window) -> bool:
+    """Whether these are of the same training: by what a batch takes, and the consumer's own time."""
+    pairs = [(each.making_s, (each.seconds - each.wait_s) / each.steps) for each in (then, now)]
+    return all(abs(a - b) <= _CHANGED * max(a, b) for a, b in zip(*pairs, strict=True))
 
 
 class PoolWorkers:
@@ -281,7 +234,6 @@ class PoolWorkers:
         # What is done to it is one step each: a loader may be closed on another thread at any moment.
         self._loaders: dict[weakref.ref[object], Autotuner] = {}
         self._lock = threading.Lock()  # loaders of a pool may be iterated by threads of their own
-        self._logged_s = -_LOG_EVERY_S
         self._short_since_s: float | None = None
         self._decisions: collections.deque[Decision] = collections.deque(maxlen=_KEPT)
 
@@ -314,7 +266,7 @@ class PoolWorkers:
             self._short_since_s = now_s
         elif now_s - self._short_since_s >= _START_S:
             self._short_since_s, self._most = None, max(self._least, now.workers)
-            return self._noted(workers, self._most, f"only {counted(now.workers, 'worker')} could be started", now_s)
+            return self._noted(workers, self._most, f"only {counted(now.workers, 'worker')} could be started")
         for each in list(self._loaders):
             if each() is None:  # it was never closed
                 self._loaders.pop(each, None)
@@ -325,18 +277,16 @@ class PoolWorkers:
         wanted = max(recent, default=workers)  # none: this one was closed meanwhile
         if wanted > workers:
             wanted = max(workers, min(wanted, workers + self._more_in_memory(now)))
-        return self._noted(workers, min(wanted, self._most), proposal.reason, now_s)
+        return self._noted(workers, min(wanted, self._most), proposal.reason)
 
     def _more_in_memory(self, now: Snapshot) -> int:
         """How many more workers there is memory for, where each takes as much of its own as those that there are."""
         own = max((capacity.private_bytes(each.pid) for each in now.by_worker.values() if each.pid), default=0)
         return int(capacity.available_memory_bytes() * _MEMORY_SHARE) // own if own else self._most
 
-    def _noted(self, before: int, workers: int, reason: str, now_s: float) -> int | None:
+    def _noted(self, before: int, workers: int, reason: str) -> int | None:
         if workers == before:
             return None
         self._decisions.append(Decision(clock.wall_s(), before, workers, reason))
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
-            _LOG.info("workers: %d -> %d: %s", before, workers, reason)
+        _LOG.info("workers: %d -> %d: %s", before, workers, reason)
         return workers

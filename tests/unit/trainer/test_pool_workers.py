@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from loaderpool.system import capacity
-from loaderpool.trainer.autotune import autotuner
-from loaderpool.trainer.autotune.autotuner import Autotuner, PoolWorkers, Proposal, Windows
+from loaderpool.trainer import autotune
+from loaderpool.trainer.autotune import Autotuner, PoolWorkers, Proposal
 from loaderpool.trainer.explain.window import Snapshot, Window, WorkerCounts, sums_of_workers
 
 S = 1_000_000_000
@@ -82,7 +82,7 @@ def test_it_finds_the_number_and_says_so(caplog: pytest.LogCaptureFixture) -> No
         assert train(pool, Loader(making_ms=390), 60, workers=2) == 8
     assert [(each.workers_before, each.workers) for each in pool.autotuned.decisions][-1][1] == 8
     assert "training waited" in pool.autotuned.decisions[0].reason
-    assert len(caplog.records) == 1  # a line a minute at most
+    assert len(caplog.records) == len(pool.autotuned.decisions)
 
 
 def test_the_loader_that_needs_most_decides() -> None:
@@ -126,7 +126,7 @@ def test_a_loader_that_is_gone_or_was_idle_for_long_has_no_say(how: str, monkeyp
     if how == "gone":
         training.clear()
     else:
-        monkeypatch.setattr(autotuner, "_IDLE_S", 30.0)
+        monkeypatch.setattr(autotune, "_IDLE_S", 30.0)
     assert train(pool, Loader(making_ms=190), 120, workers, begin_s=60) in (4, 5)
 
 
@@ -156,7 +156,7 @@ def eager_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager_switches")
 def test_loaders_may_be_closed_on_other_threads_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Windows, "add", lambda *_: Window(steps=100, seconds=10.0))
+    monkeypatch.setattr(Autotuner, "window", lambda *_: Window(steps=100, seconds=10.0))
     monkeypatch.setattr(Autotuner, "judge", lambda *_: Proposal(3, "a test wants it"))
     pool, loaders, is_over = PoolWorkers(1, 32), [Loader(making_ms=390) for _ in range(50)], threading.Event()
 
