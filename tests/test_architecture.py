@@ -68,7 +68,7 @@ OUTSIDE_ONLY_IN = {
 # others there is a tensor, so they are imported already, or must be.
 OUTSIDE_WHEN_CALLED = {
     "loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"},
-    "loaderpool.element.leaf": {"ml_dtypes"},
+    "loaderpool.element.structure": {"ml_dtypes"},
     "loaderpool.transport.payload.pickler": {"jax", "torch"},
 }
 

@@ -29,14 +29,14 @@ from loaderpool.errors import SourceError
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.order import LanePlaces, Plan, Position
+from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed, is_dropped, is_of_a_handler
 from loaderpool.system.long_work import LongWork
 from loaderpool.transport.reports import OURS, describe_failure
-from loaderpool.worker.global_rng import KeptGlobals, SavedGlobals
-from loaderpool.worker.jobs import Job, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.jobs import Progress, StreamedItems, WorkFailed
 from loaderpool.worker.lanes import LaneItems
+from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
 from loaderpool.worker.work import Work
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class LocalEngine:
             raise
 
     def _put(self, batch: tuple[int, list[Any]] | None) -> None:
-        """Have these items be the next job's."""
+        """Have these items be the next ticket's."""
         if batch is None:
             raise SourceError(nothing_there(self.config.drop_remainder))
         assert isinstance(self.work.items, StreamedItems)
@@ -201,7 +201,7 @@ class LocalEngine:
         """
         form = self._form
         assert form is not None, "a batch before `begin`"
-        job = Job(_RUN, epoch, batch, 1, 0, None, 0, plan.start)
+        ticket = Ticket(0, 0, _RUN, epoch, batch, plan.start)
         size = form.slot_bytes
         anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
         # In the middle of a batch the function itself has asked for one: what is kept is of the batch around it.
@@ -212,7 +212,7 @@ class LocalEngine:
                 self._globals.seen = None
             self._is_making, was_making = True, self._is_making
             try:
-                filled = self.work.fill(job, anchor, 0, size)
+                filled = self.work.fill(ticket, anchor, 0, size)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
             finally:

@@ -33,6 +33,8 @@ from __future__ import annotations
 import marshal
 from typing import NamedTuple, get_args
 
+from loaderpool.plan.order import Ticket as Ticket
+
 
 class Load(NamedTuple):
     """Main process -> supervisor, with files of large arrays: here is a loader, as `ship.put_shipment` has put it.
@@ -187,30 +189,6 @@ class Found(NamedTuple):
     # whether the user has given it.
     content: bytes
     seconds: float  # what the first sample took
-
-
-class Ticket(NamedTuple):
-    """Supervisor -> worker: make these rows.
-
-    Rows `start` to `stop` of `batches` batches, counted through them; either all, or some of the one batch. With a
-    negative `offset` only the first sample is made, and answered by `Found`.
-    """
-
-    number: int
-    loader: int
-    run: int
-    epoch: int
-    batch: int  # of the epoch, or of its rest
-    rest: int | tuple[int, ...]  # where that epoch begins; 0: it is whole
-    batches: int
-    start: int
-    stop: int
-    offset: int
-    slot_bytes: int
-    is_fresh: bool  # the slot has had no batch: its pages are to be taken first
-    feed: int  # as in `Look`
-    deaths: int  # of workers that had it: then it is made sample by sample
-    left_out: tuple[tuple[int, float, int], ...]  # samples that ended a worker: index, seconds, exit code
 
 
 class Done(NamedTuple):

@@ -23,8 +23,8 @@ from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.memory.board import Field
 from loaderpool.system import clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
-from loaderpool.transport.payload.loaded import Payloads, plain
-from loaderpool.worker.after_fork import become_worker, serve
+from loaderpool.transport.payload.loaded import Payloads
+from loaderpool.worker.own_process import become_worker, serve
 
 if TYPE_CHECKING:
     import subprocess
@@ -312,7 +312,8 @@ class Processes:
     def _told(self, number: int, cell: int) -> dict[str, Any]:
         """Return what a worker that is no fork is told of itself and of loaders."""
         payloads, forms = self._payloads, dict(self._forms)
-        loaders = {"files": payloads.files, "places": dict(payloads.places), "changes": plain(payloads.changes)}
+        changes = {loader: [change.pickled, *change.buffers] for loader, change in payloads.changes.items()}
+        loaders = {"files": payloads.files, "places": dict(payloads.places), "changes": changes}
         return {"number": number, "cell": cell, "forms": forms, **loaders}
 
     def _become(self, number: int, cell: int, ours: int, theirs: int, stacks: StackFile) -> None:

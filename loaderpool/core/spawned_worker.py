@@ -186,7 +186,7 @@ def _work(start: dict[str, Any], connection: Any) -> None:
     from loaderpool.memory.layout import VaryingLayout
     from loaderpool.system import process
     from loaderpool.transport.reports import LOST_PIPES_STATUS
-    from loaderpool.worker.after_fork import serve, settle_process
+    from loaderpool.worker.own_process import serve, settle_process
 
     def look() -> None:
         if os.getppid() != start["trainer_pid"]:

@@ -23,8 +23,8 @@ from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport import reports
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
-from loaderpool.worker.after_fork import end_stray
-from loaderpool.worker.jobs import Abandoned, Job, Progress, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Progress, WorkFailed
+from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.work import Work
 
 
@@ -109,7 +109,7 @@ class Worker:
     def _begin(self, work: Work, ticket: Ticket) -> bool:
         if ticket.is_fresh:
             self._slots.take_pages(ticket.offset, ticket.slot_bytes)
-        return work.begin(_job(ticket), self._slots.map, ticket.offset, ticket.slot_bytes)
+        return work.begin(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
 
     def _work(self, loader: int) -> Work:
         """Return a loader's work, with the form of its batches if that is known."""
@@ -136,7 +136,8 @@ class Worker:
             if ticket.run and self._numbers[Board.mark(ticket.run)] == ticket.run:
                 raise Abandoned  # first: the loader's function may be where another one's is by now
             work = self._work(ticket.loader)
-            work.ensure_setup()
+            if work.setup is not None:
+                work.ensure_setup()
             for index, hung_s, exit_code in ticket.left_out:
                 work.progress.exclude(ticket.epoch, index, hung_s, exit_code)
             if ticket.offset < 0:
@@ -146,10 +147,9 @@ class Worker:
                     self._slots.take_pages(ticket.offset, ticket.slot_bytes)
                 if work.plan.lanes:
                     self._lanes[ticket.run] = ticket.loader, ticket.epoch
-                job = _job(ticket)
-                filled = work.fill(job, self._slots.map, ticket.offset, ticket.slot_bytes)
+                filled = work.fill(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
                 rows, oversize = filled.rows, filled.oversize
-                batches = ticket.batches if ticket.batches > 1 or work.items.ends_batch(job) else 0
+                batches = ticket.batches if filled.items and not ticket.start else 0  # by who makes the first row
                 failed = pickle.dumps(filled.row_failures, 5) if filled.row_failures else b""
                 answer = Done(ticket.number, filled.items, failures=failed)
         except Abandoned:
@@ -219,18 +219,3 @@ class Worker:
         if place is not None and place not in self._lanes.values():
             items: Any = self._works[place[0]].items
             items.forget(place[1])
-
-
-def _job(ticket: Ticket) -> Job:
-    """Return what is asked of `Work`."""
-    return Job(
-        ticket.run,
-        ticket.epoch,
-        ticket.batch,
-        ticket.batches,
-        ticket.start,
-        ticket.stop,
-        ticket.deaths,
-        ticket.rest,
-        ticket.feed,
-    )

@@ -11,8 +11,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.element.leaf import OBJECT, TEXT_KINDS, Text, can_write, convert_leaf, read_dtype
-from loaderpool.element.structure import Structure, named, sketch
+from loaderpool.element.structure import (
+    OBJECT,
+    TEXT_KINDS,
+    Structure,
+    Text,
+    can_write,
+    convert_leaf,
+    named,
+    read_dtype,
+    sketch,
+)
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 from loaderpool.plan.order import item_name
 

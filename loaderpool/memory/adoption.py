@@ -118,8 +118,8 @@ _PIECE_BYTES = 4 << 20
 _MOST_TURNS = 3
 
 
-def place_of(buffer: memoryview) -> tuple[DataFile, int] | None:
-    """The file that holds an array's bytes, and where in it; None where they have to be copied (see `why_copied`).
+def place_of(buffer: memoryview) -> tuple[DataFile, int]:
+    """The file that holds an array's bytes, and where in it.
 
     The array is adopted now if it can be; if not all of it could be, what was is as good as before. Runs in: the
     trainer, while no thread writes to the array.
@@ -128,15 +128,14 @@ def place_of(buffer: memoryview) -> tuple[DataFile, int] | None:
         buffer: the array's bytes, contiguous.
 
     Raises:
-        OSError: no memory, or no descriptors.
+        OSError: it has to be copied, as the text says (`why_copied`); or there is no memory, or no descriptor.
     """
-    if not buffer.nbytes:
-        return None
     address = address_of(buffer)
     file = find_file(address, buffer.nbytes)
     if file is None:
-        if why_copied(buffer) is not None:
-            return None
+        reason = why_copied(buffer)
+        if reason is not None:
+            raise OSError(reason)
         owner = _owner(buffer)
         # All of it where it is much of it, so that its other parts find it there, too: moving it takes no more memory.
         is_most = 2 * buffer.nbytes >= owner.nbytes

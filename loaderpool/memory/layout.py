@@ -65,10 +65,14 @@ class FixedLayout:
         """Bytes of a slot."""
         return max(ALIGNMENT_BYTES, sum(aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes))
 
+    @functools.cached_property
+    def _places(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]:
+        return tuple(zip(self.row_shapes, self.dtypes, self.offsets, strict=True))
+
     def arrays(self, buffer: Any, base: int, rows: int) -> list[npt.NDArray[Any]]:
         """Return the components' first `rows` rows as arrays on `buffer`, whose byte `base` is the slot's start."""
         arrays = []  # a loop: in Python 3.11 a list in one line is a call
-        for shape, dtype, offset in zip(self.row_shapes, self.dtypes, self.offsets, strict=True):
+        for shape, dtype, offset in self._places:
             arrays.append(np.ndarray((rows, *shape), dtype, buffer, base + offset))
         return arrays
 

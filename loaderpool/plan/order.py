@@ -393,3 +393,29 @@ def item_number(position: int) -> str:
 def numbered(item: int, generator: int | None = None) -> str:
     """Return how texts number an item of a source, or of a generator."""
     return f"{item}" if generator is None else f"{item} of generator {generator}"
+
+
+class Ticket(NamedTuple):
+    """Supervisor -> worker: make these rows.
+
+    Rows `start` to `stop` of `batches` batches, counted through them; either all, or some of the one batch. With a
+    negative `offset` only the first sample is made, and answered by `Found`.
+    """
+
+    number: int = 0
+    loader: int = 0
+    run: int = 0
+    epoch: int = 0
+    batch: int = 0  # of the epoch, or of its rest
+    rest: int | tuple[int, ...] = 0  # where that epoch begins; 0: it is whole
+    batches: int = 1
+    start: int = 0
+    stop: int = -1  # in the caller's process: the end of the batch
+    offset: int = 0  # of the slot
+    slot_bytes: int = 0
+    is_fresh: bool = False  # the slot has had no batch: its pages are to be taken first
+    feed: int = 0  # where in the arena the table of its stream is; 0: items are read by index
+    # Of workers that had it: then rows are made one by one, so that the board names the last, and nothing else is made
+    # at the same time.
+    deaths: int = 0
+    left_out: tuple[tuple[int, float, int], ...] = ()  # samples that ended a worker: index, seconds, exit code

@@ -42,7 +42,7 @@ from loaderpool.memory.board import Field
 from loaderpool.memory.layout import varying_nbytes
 from loaderpool.system import clock, process
 from loaderpool.transport.payload.ship import Shipment, put_shipment
-from loaderpool.transport.pickling import put_object, receive
+from loaderpool.transport.pickling import receive, send
 
 # What becomes of a ticket: seconds, rows, failures of samples, bytes of the slot. Or the first sample. Or an error of
 # the ticket, or of the whole loader; or nothing: it is not wanted any more.
@@ -150,10 +150,10 @@ class NodeActor:
     async def load(self, number: int, nbytes: int, arrays: int, places: list[Any]) -> Any:
         """Load a payload, all of which has come: so many bytes of arrays, and then the pickle."""
         start = self._extents[number][0].offset
-        table, length = put_object(self._arena, ((start + arrays, nbytes - arrays), (start, arrays), places, [], None))
-        self._extents[number].append(table)
+        table = send(((start + arrays, nbytes - arrays), (start, arrays), places, [], None))
+        self._extents[number].append(self._arena.put(table))
         loader = self._loaders[number] = self._session.listeners[number] = _Loader(self._session)
-        answer = await loader.ask(_LOADING, Load(number, table.offset, length))
+        answer = await loader.ask(_LOADING, Load(number, self._extents[number][-1].offset, len(table)))
         return answer.message
 
     async def update(self, number: int, pickled: bytes, buffers: list[Any]) -> Any:

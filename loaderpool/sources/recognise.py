@@ -12,8 +12,7 @@ from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
-from loaderpool.element.leaf import dense_of
-from loaderpool.element.structure import Structure
+from loaderpool.element.structure import Structure, dense_of
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
 from loaderpool.sources.sequence import BatchSequence, ImageFlow
 from loaderpool.sources.stream import ReplicatedSource, StreamSource

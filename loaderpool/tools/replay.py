@@ -13,9 +13,8 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ElementSpec
-from loaderpool.element.structure import sketch
+from loaderpool.element.structure import convert_leaf, sketch
 from loaderpool.errors import ArgumentError, SpecMismatchError, counted, readable_s, shortened
 from loaderpool.system import clock
 from loaderpool.tools.commands import results

@@ -1,47 +1,24 @@
-"""Pickles what our processes say to each other: a class that both have is named, and stays as it is.
-
-A value goes by `send` and `receive`, or through the arena by `put_object` and `get_object`; the items of a stream go in
-bundles, which workers read from the arena:
-
-    bundle   [sizes of the parts, 8 bytes each, if there are large arrays] pickle | array | array ...
-
-A large array goes from its own memory into the bundle, and from there into memory of the worker's: two copies in all.
-"""
+"""Pickles what our processes say to each other: a class that both have is named, and stays as it is."""
 
 from __future__ import annotations
 
-import array
 import contextlib
 import copyreg
 import functools
 import io
 import pickle
 import types
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from cloudpickle import Pickler, dumps
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.errors import UnpicklableError
-from loaderpool.memory.arena import Arena, Extent
-
 # Arrays of fewer bytes go into the pickle, and are copied once more there and once more out of it. Smaller: the calls
 # for each of them cost more than these copies. Larger: copies that cost more.
 _LARGE_BYTES = 1 << 15
-
-
-def put_object(arena: Arena, value: Any) -> tuple[Extent, int]:
-    """Pickle an object, by `send`, into an extent of its own; returns it and the pickle's length."""
-    blob = send(value)
-    return arena.put(blob), len(blob)
-
-
-def get_object(arena: Arena, offset: int, nbytes: int) -> Any:
-    """Return the object that `put_object` stored."""
-    return receive(arena.map[offset : offset + nbytes])
 
 
 def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
@@ -176,54 +153,3 @@ class _Unpickler(pickle.Unpickler):
 
     def _set_class_state(self, cls: type, state: Any) -> Any:
         return cls if id(cls) in self._known else internals._class_setstate(cls, state)
-
-
-# ---- the items of a stream ----
-
-
-class Frame(NamedTuple):
-    """The items of one batch, pickled; of arrays only views, so to be written before the next one is read."""
-
-    first: int  # position of the first one
-    rows: int
-    buffers: int  # large arrays
-    parts: Sequence[bytes | memoryview]  # what a bundle is made of, one after the other
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(map(len, self.parts))
-
-    def write_into(self, view: memoryview) -> None:
-        """Fill `uint8[nbytes]`, wherever it lies."""
-        at = 0
-        for part in self.parts:
-            view[at : at + len(part)] = part
-            at += len(part)
-
-
-def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, None]:
-    """A frame for each batch of `sources.stream.read_batches`; UnpicklableError: an item cannot travel."""
-    for first, items in batches:
-        parts = _pickled(items, first)
-        buffers = len(parts) - 1
-        if buffers:
-            parts.insert(0, array.array("Q", map(len, parts)).tobytes())
-        yield Frame(first, len(items), buffers, parts)
-        del items, parts  # or two batches would be held while the next one is read
-
-
-def _pickled(items: list[Any], first: int) -> list[bytes | memoryview]:
-    buffers: list[memoryview] = []
-    try:
-        return [send(items, out_of_band(buffers.append, _LARGE_BYTES)), *buffers]
-    except Exception:
-        for position, item in enumerate(items, first):
-            try:
-                send(item)
-            except Exception as error:
-                raise UnpicklableError(
-                    f"the item at position {position} of the stream, a {type(item).__name__}, cannot be pickled and "
-                    f"sent to the workers: {type(error).__name__}: {error}"
-                ) from error
-        raise

@@ -24,7 +24,6 @@ LOST_PIPES_STATUS = 86
 # Frames of these modules are left out of remote tracebacks: the user's own frames are what explains the error.
 _OWN_PREFIX = "loaderpool"
 _OWN_STACK_FRAME = os.path.join("loaderpool", "worker", "")
-_IDLE_FRAME = os.path.join("concurrent", "futures", "thread.py")  # of a thread without a call
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not one of C's own
 _Exception = TypeVar("_Exception", bound=BaseException)
 
@@ -177,9 +176,7 @@ def describe_timeout(
 def _users_frames(stack: str) -> str:
     """Return one thread's stack down to where our code called the user's; "": the thread is in our code."""
     lines = stack.strip().splitlines()
-    own = next(
-        (number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line or _IDLE_FRAME in line), len(lines)
-    )
+    own = next((number for number, line in enumerate(lines) if _OWN_STACK_FRAME in line), len(lines))
     return "\n".join(lines[:own]) if own > 1 else ""
 
 

@@ -10,22 +10,20 @@ import contextvars
 import copy
 import functools
 import itertools
+import queue
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderpool.errors import ArgumentError, CacheError, LoaderpoolWarning
+from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
-from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.worker.after_fork import end_stray
-from loaderpool.worker.global_rng import GlobalsWatch, global_states
-from loaderpool.worker.jobs import Abandoned, Filled, Job, Opened, Progress
+from loaderpool.worker.jobs import Abandoned, Filled, Opened, Progress
+from loaderpool.worker.own_process import GlobalsWatch, end_stray, global_states
 from loaderpool.worker.rows import share_memory
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
     from loaderpool.cache.store import SharedCache, Store
     from loaderpool.plan.sample_streams import SampleStreams
 
@@ -75,18 +73,19 @@ class Calls:
         self._items_are_indices = self._cached is None and type(source) is range and source == range(len(source))
         takes_rng: frozenset[str] = payload["takes_rng"]  # the names of those that do
         chain = [(payload[name], name in takes_rng) for name in names if payload[name] is not None]
-        self._functions = [function for function, _ in chain]
         # Only the last one may write into the batch, and it is called in another way then.
         self.takes_out: bool = payload["takes_out"]
         self._last: tuple[Callable[..., Any], bool] | None = chain.pop() if self.takes_out else None
-        self._chain = chain
-        self._takes_rng = bool(takes_rng)
+        self._chain, self._takes_rng = chain, bool(takes_rng)
+        # Where all take an item and nothing else, calls of many rows can follow one another in C.
+        self._plain = None if self.takes_out or takes_rng else [function for function, _ in chain]
         self._seed, self._threads = config.seed, threads
         self.watch = watch or GlobalsWatch()
         self.is_watched: bool = config.seed_globals == "auto"
         self._seeds_globals: bool = config.seed_globals is True
-        # What the probe made, each used at its turn instead of a second call; by epoch and index of the (first) item.
-        self.kept: dict[tuple[int, int], Any] = {}
+        # What the probe made in an epoch, each used at its turn instead of a second call; by index of the (first) item.
+        self.kept: dict[int, Any] = {}
+        self._kept_of = 0
         maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
         self.lacked_out = False  # the latest call of a function that takes `out` was given None
@@ -109,17 +108,14 @@ class Calls:
     # ---- what the probe made ----
 
     def keep_only(self, epoch: int) -> None:
-        """Drop what is kept of other epochs, which will not be asked for."""
-        if any(kept != epoch for kept, _ in self.kept):
+        """Drop what is kept of other epochs, which will not be asked for: samples of this one are made now."""
+        if self._kept_of != epoch:
             self.kept.clear()
-
-    def take_kept(self, epoch: int, index: int) -> list[Any]:
-        """Return what was kept for this item in this epoch: one result, once, or none."""
-        return [self.kept.pop((epoch, index))] if (epoch, index) in self.kept else []
+            self._kept_of = epoch
 
     # ---- the global generators ----
 
-    def watched(self, work: Callable[[], _Result]) -> _Result:
+    def watched(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """Run `work`; once calls are seen to draw from the global generators, seed them and run it again.
 
         Raises:
@@ -127,71 +123,78 @@ class Calls:
             CacheError: the function cannot have a cache, also where `work` takes that for an error to pass over.
             ArgumentError: they draw, and threads cannot each have a state of these generators.
         """
-        watch, runs = self.watch, 0
-        seen, watch.seen = watch.seen, None
+        runs = 0
+        result: _Result
         while self.is_watched:
-            before = seen or watch.look()
-            try:
-                result = work()
-            except Exception as error:  # not Ctrl-C: it would be gone with the second run
-                end_stray(error)  # `random` is seeded again in a fork, which is no draw
-                if is_of_a_handler(error) or watch.look() == before:
-                    raise
-            else:
-                if watch.look() == before:
-                    watch.seen = seen
-                    break
+            result, drew = self.watch.run(work, *arguments)
+            if not drew:
+                break
             self.kept.clear()
-            seen, runs = None, runs + 1
+            runs += 1
             if runs == 2:  # the first may have imported what draws on import
                 if self._threads > 1:
                     raise refuse_draws(self._threads)
                 self.is_watched, self._seeds_globals = False, True
         else:
-            result = work()
+            self.watch.seen = None
+            result = work(*arguments)
         if self._cached is not None and self._cached.refusal is not None:
             raise self._cached.refusal
         return result
 
     # ---- the calls ----
 
-    def samples(
-        self, opened: Opened, start: int, stop: int, results: list[Any], take: Callable[[Any], Any] | None = None
-    ) -> None:
-        """Append the function's result for each of these rows; where it raises, `len(results)` tells for which.
+    def unit(self, opened: Opened, start: int, stop: int) -> Any:
+        """What one call makes: a sample or whole element for the first row, or a batch of all of them by `batch_fn`."""
+        if opened.indices[start] in self.kept:
+            return self.kept.pop(opened.indices[start])
+        position = int(opened.positions[start])
+        if self._batch_fn is None:
+            value = self._sample(opened, start, position)
+        else:
+            value = self._batch(self._batch_fn, opened, start, stop, position)
+        end_stray()
+        return value
 
-        `take` is what is done with each result at once.
-        """
-        epoch, indices = opened.job.epoch, opened.indices[start:stop]
-        if self.kept and not self.kept.keys().isdisjoint((epoch, index) for index in indices):
-            for at, index in enumerate(indices, start):
-                if kept := self.take_kept(epoch, index):
-                    results += kept if take is None else map(take, kept)
-                else:
-                    self.samples(opened, at, at + 1, results, take)
-        elif self._takes_rng or self._seeds_globals or self.takes_out:
+    def block(
+        self, opened: Opened, start: int, stop: int, results: list[Any], take: Callable[[Any], Any] | None
+    ) -> None:
+        """Append what `take` makes of each of these rows' samples; where one raises, `len(results)` tells which."""
+        indices = opened.indices[start:stop]
+        if self.kept and not self.kept.keys().isdisjoint(indices):
+            for at in range(start, stop):
+                value = self.unit(opened, at, at + 1)
+                results.append(value if take is None else take(value))
+        elif self._plain is None or self._seeds_globals:
             for at, position in enumerate(opened.positions[start:stop].tolist(), start):
                 value = self._sample(opened, at, position)
                 results.append(value if take is None else take(value))
         else:
-            functions = self._functions if take is None else [*self._functions, take]
-            self._plain(opened.read or self._first, functions, indices, results)
+            values: Iterable[Any] = indices if self._items_are_indices else map(opened.read or self._first, indices)
+            for function in self._plain if take is None else (*self._plain, take):
+                values = map(function, values)
+            results.extend(values)  # in C; what was made stays where one raises
+            if len(results) < len(indices):
+                end_stray()
+                # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
+                self._sample(opened, start + len(results), 0)
+                raise RuntimeError("the function raised StopIteration once, but not when it was called again")
         end_stray()
 
     def _sample(self, opened: Opened, at: int, position: int) -> Any:
-        self.lacked_out = False
-        epoch = opened.job.epoch
+        epoch = opened.ticket.epoch
         if self._seeds_globals and self._cached is None:
             self._streams.seed_globals(epoch, position)
         # One for all: the second function goes on where the first has stopped.
         generator: Any = self._streams.generator(epoch, position) if self._takes_rng else None
+        self.lacked_out = False
         value = (opened.read or self._first)(opened.indices[at])
         if self._seeds_globals and self._cached is not None:  # here: `fn` may have been called, or in another epoch
             self._streams.seed_globals(epoch, position)
         for function, takes_rng in self._chain:
             value = function(value, rng=generator) if takes_rng else function(value)
         if self._last is not None:
-            out, row = None, opened.job.row_start + at
+            out, row = None, opened.ticket.start + at
             if opened.arrays is not None and self.unflatten is not None:
                 out = self.unflatten([array[row, ...] for array in opened.arrays])  # 0-d: an array, too
             self.lacked_out = out is None
@@ -200,38 +203,11 @@ class Calls:
             value = out if value is None else value
         return value
 
-    def _plain(
-        self, first: Callable[[int], Any], functions: list[Callable[[Any], Any]], indices: list[int], results: list[Any]
-    ) -> None:
-        before = len(results)
-        values: Iterable[Any] = indices if self._items_are_indices else map(first, indices)
-        for function in functions:
-            values = map(function, values)
-        results.extend(values)  # in C; what was made stays where one raises
-        if len(results) - before < len(indices):
-            end_stray()
-            # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
-            value = first(indices[len(results) - before])
-            for function in functions:
-                value = function(value)
-            raise RuntimeError("the function raised StopIteration once, but not when it was called again")
-
-    def unit(self, opened: Opened, start: int, stop: int) -> Any:
-        """What one call makes: a sample or whole element for the first row, or a batch of all of them by `batch_fn`."""
-        if self._batch_fn is None:
-            results: list[Any] = []
-            self.samples(opened, start, start + 1, results)
-            return results[0]
-        epoch, index = opened.job.epoch, opened.indices[start]
-        if kept := self.take_kept(epoch, index):
-            return kept[0]
-        keywords: dict[str, Any] = {}
-        position = int(opened.positions[start])
+    def _batch(self, batch_fn: Callable[..., Any], opened: Opened, start: int, stop: int, position: int) -> Any:
+        epoch, items, get = opened.ticket.epoch, [], opened.read or self._get
         if self._seeds_globals:
             self._streams.seed_globals(epoch, position, batch=True)
-        if self._takes_rng:
-            keywords["rng"] = self._streams.generator(epoch, position, batch=True)
-        items, get = [], opened.read or self._get
+        generator: Any = self._streams.generator(epoch, position, batch=True) if self._takes_rng else None
         try:
             for index in opened.indices[start:stop]:
                 items.append(get(index))
@@ -239,9 +215,7 @@ class Calls:
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(f"while source[{index}] was read")
             raise
-        batch = self._batch_fn(items, **keywords)
-        end_stray()
-        return batch
+        return batch_fn(items, rng=generator) if self._takes_rng else batch_fn(items)
 
 
 # ---- on threads ----
@@ -252,19 +226,20 @@ class Calls:
 
 
 class _Call:
-    """One call of the function, which a thread makes."""
+    """One call of the function, which a thread makes; or its result, which was there."""
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.future: Future[None] | None = None  # None: the result was there
-        # Held until the call was made. Not the future is waited for: this shows no frames of Python's in stacks.
-        self.running = threading.Lock()
+        self.turn = threading.Lock()  # who takes it begins the call, or has it never begin
+        self.running = threading.Lock()  # held until the call was made, or will not be
         self.result: Any = None
         self.error: BaseException | None = None
         self.thread = self.started_ns = self.ended_ns = 0
 
     def make(self, work: Callable[..., Any], *arguments: Any) -> None:
         """Runs in: one of the worker's threads."""
+        if not self.turn.acquire(blocking=False):
+            return
         self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
         try:
             self.result = work(*arguments)
@@ -290,57 +265,54 @@ class ThreadCalls:
 
     def __init__(self, calls: Calls, threads: int, makes_units: bool, progress: Progress) -> None:
         self._calls, self._threads, self._makes_units, self._progress = calls, threads, makes_units, progress
-        self._executor = _started(threads)
-        self._of_thread = threading.local()
-        self._begun: dict[Job, tuple[Opened, dict[int, _Call]]] = {}  # calls by the first row that each makes
+        self._queue: queue.SimpleQueue[Callable[[list[Calls]], None] | None] = queue.SimpleQueue()
+        self._begun: dict[Ticket, tuple[Opened, dict[int, _Call]]] = {}  # calls by the first row that each makes
         self._before: Any = None  # the global generators, when the first of them began
         self._look_ahead: Callable[[], bool] | None = None
         self.is_one_by_one = False
+        for number in range(threads):
+            try:
+                threading.Thread(target=_serve, args=[self._queue], name=f"loaderpool_{number}", daemon=True).start()
+            except RuntimeError:  # the machine, or a limit, has no more: those that run do the work
+                if not number:
+                    raise
+                break
 
-    def opened(self, job: Job) -> Opened | None:
+    def opened(self, ticket: Ticket) -> Opened | None:
         """Return the ticket's rows, if it was begun."""
-        return self._begun[job][0] if job in self._begun else None
+        return self._begun[ticket][0] if ticket in self._begun else None
 
     def begin(self, opened: Opened) -> None:
         """Have a ticket's calls made, after those of the tickets begun before."""
         if not self._begun and self._calls.is_watched:
             self._before = self._calls.watch.look()
         calls: dict[int, _Call] = {}
-        self._begun[opened.job] = opened, calls
+        self._begun[opened.ticket] = opened, calls
         rows = len(opened.indices)
         for start, stop in opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1)):
-            if self._progress.excluded(opened.job.epoch, opened.indices[start:stop]) is not None:
+            if self._progress.excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
                 continue
             call = calls[start] = _Call(opened.indices[start])
-            if kept := self._calls.take_kept(opened.job.epoch, call.index):
-                call.result = kept[0]
+            if call.index in self._calls.kept:
+                call.result = self._calls.kept.pop(call.index)
                 continue
             call.running.acquire()
             # As the `setup` hook has left it: `numpy.errstate` and the like are the context's, not the process's.
             run = contextvars.copy_context().run
-            call.future = self._executor.submit(run, call.make, self._make, opened, start, stop)
+            self._queue.put(functools.partial(run, call.make, self._make, opened, start, stop))
 
-    def _make(self, opened: Opened, start: int, stop: int) -> Any:
-        """Return what a call gives. Runs in: one of the worker's threads."""
-        if self._progress.is_abandoned(opened.job.run):
+    def _make(self, opened: Opened, start: int, stop: int, own: list[Calls]) -> Any:
+        """Return what a call gives. Runs in: one of the worker's threads, which has its `own` calls."""
+        if self._progress.is_abandoned(opened.ticket.run):
             raise Abandoned
-        calls: Calls | None = getattr(self._of_thread, "calls", None)
-        if calls is None:
-            calls = self._of_thread.calls = self._calls.copy()
-        return calls.unit(opened, start, stop)
-
-    def samples(
-        self, opened: Opened, start: int, stop: int, results: list[Any], take: Callable[[Any], Any] | None = None
-    ) -> None:
-        """As `Calls.samples`. Blocks: until these rows were made."""
-        for at in range(start, stop):
-            value = self.unit(opened, at, at + 1)
-            results.append(value if take is None else take(value))
+        if not own:
+            own.append(self._calls.copy())
+        return own[0].unit(opened, start, stop)
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
         """As `Calls.unit`. Blocks: until it was made."""
-        call = self._begun[opened.job][1][start]
-        if call.future is not None:
+        call = self._begun[opened.ticket][1][start]
+        if call.started_ns or call.running.locked():  # else: the probe made it
             self._wait(call, self._look_ahead)
             self._progress.note_call(call.started_ns, call.ended_ns, call.index)
         if call.error is not None:
@@ -379,22 +351,22 @@ class ThreadCalls:
             ArgumentError: the function draws from the global generators.
             BaseException: whatever `fill` raises.
         """
-        self._look_ahead = None if opened.job.attempt else look_ahead
+        self._look_ahead = None if opened.ticket.deaths else look_ahead
         for _ in range(2):  # the first may have imported what draws on import
             if self.is_one_by_one:
                 break
-            if opened.job not in self._begun:
+            if opened.ticket not in self._begun:
                 self.begin(opened)
             try:
                 filled = fill(self)
-                self.is_one_by_one = share_memory(self._results(opened.job), opened.arrays or ())
+                self.is_one_by_one = share_memory(self._results(opened.ticket), opened.arrays or ())
             finally:
-                self._end(opened.job)
+                self._end(opened.ticket)
             drew = self._calls.is_watched and self._calls.watch.look() != self._before
             if not (drew or self.is_one_by_one):
                 return filled
-            for job in list(self._begun):  # whose draw it was is unknown; their turns will begin them again
-                self._end(job)
+            for ticket in list(self._begun):  # whose draw it was is unknown; their turns will begin them again
+                self._end(ticket)
             self._look_ahead = None
             if self.is_one_by_one:
                 warnings.warn(
@@ -404,48 +376,33 @@ class ThreadCalls:
                     stacklevel=2,
                 )
         if self.is_one_by_one:
-            return self._calls.watched(lambda: fill(self._calls))
+            return self._calls.watched(fill, self._calls)
         raise refuse_draws(self._threads)
 
-    def _results(self, job: Job) -> Iterator[Any]:
+    def _results(self, ticket: Ticket) -> Iterator[Any]:
         """What the ticket's calls gave, and some calls of others, as it may have only one."""
-        others = (call for other, (_, calls) in self._begun.items() if other != job for call in calls.values())
+        others = (call for other, (_, calls) in self._begun.items() if other != ticket for call in calls.values())
         made = (call.result for call in others if call.result is not None)
-        return itertools.chain((call.result for call in self._begun[job][1].values()), itertools.islice(made, _OTHERS))
+        own = (call.result for call in self._begun[ticket][1].values())
+        return itertools.chain(own, itertools.islice(made, _OTHERS))
 
-    def _end(self, job: Job) -> None:
+    def _end(self, ticket: Ticket) -> None:
         """Begin no further call of a ticket, and wait for those that run: they may be writing into the slot.
 
         Blocks: until the last of them is over. The board names each, so that one that hangs is found.
         """
-        calls = self._begun[job][1].values()
-        for call in [call for call in calls if call.future is not None and not call.future.cancel()]:
+        calls = self._begun[ticket][1].values()
+        for call in [call for call in calls if not call.turn.acquire(blocking=False)]:
             self._wait(call, None)
-        del self._begun[job]
+        del self._begun[ticket]
 
 
-def _started(threads: int) -> ThreadPoolExecutor:
-    """Return an executor all of whose threads run: one that starts them later would have queued a call that fails.
-
-    Raises:
-        RuntimeError: the machine, or a limit, has no thread at all; where it has fewer, they do the work.
-    """
-    from concurrent.futures import ThreadPoolExecutor  # most loaders have no threads
-
-    while True:
-        executor, go, have = ThreadPoolExecutor(threads, "loaderpool"), threading.Event(), 0
-        try:
-            while have < threads:
-                executor.submit(go.wait)
-                have += 1
-            return executor
-        except RuntimeError:
-            if not have:
-                raise
-        finally:
-            go.set()
-        executor.shutdown()
-        threads = have
+def _serve(tasks: queue.SimpleQueue[Callable[[list[Calls]], None] | None]) -> None:
+    """Make calls in their order, up to a None. Runs in: each of the worker's threads; waiting, it holds nothing."""
+    own: list[Calls] = []
+    while (task := tasks.get()) is not None:
+        task(own)
+        del task
 
 
 # ---- with a cache ----

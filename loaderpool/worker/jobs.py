@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,16 @@ import numpy.typing as npt
 from loaderpool.element.spec import ElementSpec
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
-from loaderpool.memory.feed_table import Bundle, FeedTable
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
-from loaderpool.plan.order import Plan, Start, bounds_of
+from loaderpool.plan.order import Plan, Ticket, bounds_of
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import Failure, RowFailure, describe_failure, describe_timeout, how_it_ended
-from loaderpool.worker.after_fork import end_stray
+from loaderpool.worker.own_process import end_stray
+
+if TYPE_CHECKING:
+    from loaderpool.worker.bundles import FeedTable
 
 
 class Abandoned(Exception):
@@ -43,28 +45,11 @@ class GeneratorRaised(Exception):
         self.position, self.error = position, error
 
 
-@dataclasses.dataclass(slots=True, unsafe_hash=True)  # not frozen: a tiny batch would pay a microsecond for that
-class Job:
-    """What to make: `count` batches from `batch` on, or rows `row_start` to `row_stop` of one."""
-
-    run: int
-    epoch: int
-    batch: int
-    count: int
-    row_start: int
-    row_stop: int | None  # None: the end of the batch
-    # Above 0 it has brought down a worker: rows are made one by one, so that the board names the last, and nothing else
-    # is made at the same time.
-    attempt: int = 0
-    after: Start = 0  # where the plan begins: batches are counted from there
-    feed: int = 0  # where in the arena the table of its stream lies; 0: the items are the source's
-
-
 @dataclasses.dataclass(slots=True)
 class Opened:
-    """A job and its rows."""
+    """A ticket and its rows."""
 
-    job: Job
+    ticket: Ticket
     positions: npt.NDArray[np.int64]  # in the plan's order
     indices: list[int]  # source index of each
     # Gives the item of a source index also when later jobs were opened; None: the source itself does.
@@ -76,7 +61,7 @@ class Opened:
         """Return where each batch begins and ends among the rows."""
         if self.batch_rows:
             return bounds_of(self.batch_rows)
-        size = len(self.indices) // self.job.count  # a chunk is of full batches only
+        size = len(self.indices) // self.ticket.batches  # a chunk is of full batches only
         return [(start, start + size) for start in range(0, len(self.indices), size)]
 
 
@@ -100,7 +85,7 @@ class Probe(NamedTuple):
     batch_rows: int  # of the batch that it is part of
 
 
-# ---- which positions a job has, and their items; `lanes.LaneItems` has those of generators ----
+# ---- which positions a ticket has, and their items; `lanes.LaneItems` has those of generators ----
 
 
 class PlannedItems:
@@ -111,26 +96,16 @@ class PlannedItems:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """Return the positions of all rows of a job, batch after batch."""
-        plan = self._plan.after(job.after)
-        if job.count == 1 and not plan.rows_vary:
-            return plan.positions(job.epoch, job.batch)[job.row_start : job.row_stop]
-        return plan.positions(job.epoch, job.batch, job.count)
-
-    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The positions of an epoch's first batches, at most so many of them, for the probe."""
-        for batch in range(min(most, self._plan.batches_per_epoch)):
-            yield self._plan.positions(epoch, batch)
-
-    def ends_batch(self, job: Job) -> bool:
-        """Whether the last row of a job is the last one of its batch."""
-        plan = self._plan.after(job.after)
-        return plan.rows_vary or job.row_stop == plan.rows(job.epoch, job.batch)
+    def positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
+        """Return the positions of all rows of a ticket, batch after batch."""
+        plan = self._plan.after(ticket.rest)
+        if ticket.batches == 1 and not plan.rows_vary:
+            return plan.positions(ticket.epoch, ticket.batch)[ticket.start : ticket.stop]
+        return plan.positions(ticket.epoch, ticket.batch, ticket.batches)
 
 
 class StreamedItems:
-    """The items of the batches of one job at a time, by position. It travels to the workers as the loader's source.
+    """The items of the batches of one ticket at a time, by position. It travels to the workers as the loader's source.
 
     Attributes:
         shared: the arena's mapping; None in the caller's process, where items are `put` here.
@@ -139,7 +114,6 @@ class StreamedItems:
     def __init__(self) -> None:
         self.shared: Any = None
         self._items: dict[int, Any] = {}
-        self._rows = 0  # of the latest batch
         self._tables: dict[int, FeedTable] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -150,62 +124,34 @@ class StreamedItems:
 
     @property
     def reader(self) -> Callable[[int], Any]:
-        """Gives the items of the job whose positions were asked for last, for good."""
+        """Gives the items of the ticket whose positions were asked for last, for good."""
         return self._items.__getitem__
 
     def put(self, first: int, items: list[Any]) -> None:
-        """Have these be the items of the next job, for `workers=0`."""
+        """Have these be the items of the next ticket, for `workers=0`."""
         self._items = dict(enumerate(items, first))
 
-    def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """Return the positions of a job's rows, as the bundle has them; Abandoned: a bundle is not there any more."""
+    def positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
+        """Return the positions of a ticket's rows, as the bundle has them; Abandoned: it is gone."""
         if self.shared is None:
             return np.array(list(self._items), np.int64)
         self._items = {}
-        for batch in range(job.batch, job.batch + job.count):
-            self._load(job.feed, batch)
+        for batch in range(ticket.batch, ticket.batch + ticket.batches):
+            self._load(ticket.feed, batch)
         positions = np.array(list(self._items), np.int64)
-        return positions if job.count > 1 else positions[job.row_start : job.row_stop]
-
-    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Positions of the first batch, which is there; no other may be."""
-        yield self.positions(Job(0, epoch, 0, 1, 0, None, feed=feed))
-
-    def ends_batch(self, job: Job) -> bool:
-        """Whether the last row of a job is the last one of its batch."""
-        return job.row_stop == self._rows
+        return positions if ticket.batches > 1 else positions[ticket.start : ticket.stop]
 
     def _load(self, feed: int, batch: int) -> None:
         table = self._tables.get(feed)
         if table is None:
+            from loaderpool.worker.bundles import FeedTable  # with cloudpickle, which `workers=0` does without
+
             table = self._tables[feed] = FeedTable(self.shared, feed)
-        bundle = table.read(batch)
-        if bundle is None:
+        read = table.items(batch)
+        if read is None:
             raise Abandoned
-        pickled, buffers = _parts(self.shared, bundle)
-        if table.read(batch) != bundle:  # FEED-1
-            raise Abandoned
-        from loaderpool.transport.pickling import receive  # with cloudpickle, which `workers=0` does without
-
-        self._rows = bundle.rows
-        self._items.update(enumerate(receive(pickled, buffers), bundle.first))
-
-
-def _parts(shared: Any, bundle: Bundle) -> tuple[bytes, list[memoryview]]:
-    """Copies of a bundle's pickle and of its arrays, these in memory that is the function's to write to and to keep."""
-    at, end = bundle.offset, bundle.offset + bundle.nbytes
-    if not bundle.buffers:
-        return shared[at:end], []
-    sizes = np.frombuffer(shared[at : at + 8 * (1 + bundle.buffers)], np.uint64).tolist()
-    if at + 8 * len(sizes) + sum(sizes) > end:  # what lies here is another bundle's by now
-        raise Abandoned
-    at += 8 * len(sizes)
-    copies: list[Any] = []
-    with memoryview(shared) as view:
-        for size in sizes:
-            copies.append(bytearray(view[at : at + size]) if copies else shared[at : at + size])
-            at += size
-    return copies[0], [memoryview(copy) for copy in copies[1:]]
+        first, items = read
+        self._items.update(enumerate(items, first))
 
 
 # ---- what is noted ----
@@ -233,8 +179,8 @@ class Progress:
         self._numbers, self.worker, self.catches, self.cell = numbers, worker, catches, cell
         self._calls, self.timeout_s = calls, 0.0  # seconds that a sample may take; 0: any
         self._counted: CallClock | None = None  # where calls of this ticket follow one another
+        self._run, self._mark = 1, Board.mark(1)  # of the ticket, and where it is marked as abandoned
         self.counts_generated = False  # an item that a generator makes is a call
-        self._generated: tuple[int, int] | None = None  # the item that a generator makes: since when, and its position
         self._index_field, self._started_field = cell + Field.INDEX, cell + Field.STARTED_NS
         # Of samples that are not to be run: what each counts as, by epoch and source index (of a batch: its first).
         self._excluded: dict[tuple[int, int], Failure] = {}
@@ -243,12 +189,10 @@ class Progress:
         """Whether the consumer has abandoned this run; 0: a probe, which is of none."""
         return run != 0 and self._numbers[Board.mark(run)] == run
 
-    def note(self, job: Job, index: int) -> None:
-        """Note that the sample of this source index is made from now on; Abandoned: the job's run was."""
-        if self.worker is None:  # in the caller's process, where a tiny batch has no time for what is never looked at
-            return
+    def note(self, index: int) -> None:
+        """Note that the sample of this source index is made from now on; Abandoned: the ticket's run was."""
         numbers = self._numbers
-        if numbers[Board.mark(job.run)] == job.run:
+        if numbers[self._mark] == self._run:
             raise Abandoned
         now_ns, calls = clock.monotonic_ns(), self._counted
         if calls is not None:  # here, and not in a method: it is paid for each sample
@@ -271,11 +215,12 @@ class Progress:
 
     # ---- how long calls take ----
 
-    def begin_ticket(self, now_ns: int, epoch: int, are_told: bool) -> None:
+    def begin_ticket(self, now_ns: int, ticket: Ticket, are_told: bool) -> None:
         """Take the time of calls from now on: each ends where the next one begins, or is told of (`note_call`)."""
+        self._run, self._mark = ticket.run, Board.mark(ticket.run)
         self._numbers[self.cell + Field.BLOCK] = 0
         if self._calls is not None:
-            self._calls.begin_ticket(now_ns, epoch)
+            self._calls.begin_ticket(now_ns, ticket.epoch)
             self._counted = None if are_told else self._calls
 
     def note_call(self, begun_ns: int, ended_ns: int, index: int) -> None:
@@ -302,33 +247,18 @@ class Progress:
         self._numbers[self._started_field] = started_ns
         self._numbers[self._index_field] = index + 1
 
-    def note_generator(self, run: int, position: int, items: int) -> None:
-        """Note that a generator makes so many items from this position on; Abandoned: the run was."""
+    def note_generator(self, run: int, position: int) -> None:
+        """Note that a generator makes items from this position on; Abandoned: the run was."""
         if self.is_abandoned(run):
             raise Abandoned
-        now_ns = clock.monotonic_ns()
-        self._end_generated(now_ns)
-        if items == 1 and self.counts_generated:
-            self._generated = now_ns, position
-        self._numbers[self._started_field] = now_ns
+        self._numbers[self._started_field] = clock.monotonic_ns()
         self._numbers[self.cell + Field.IN_GENERATOR] = 1
         self._numbers[self._index_field] = position + 1
 
-    def drop_generated(self) -> None:
-        """Note that the item that was noted did not come: its generator has ended."""
-        self._generated = None
-
     def end_generator(self) -> None:
         """Note that no generator runs any more."""
-        self._end_generated(clock.monotonic_ns())
         self._numbers[self._index_field] = 0
         self._numbers[self.cell + Field.IN_GENERATOR] = 0
-
-    def _end_generated(self, now_ns: int) -> None:
-        """The item is there that a generator made alone; of a block none is known by itself."""
-        if self._generated is not None:
-            (begun_ns, position), self._generated = self._generated, None
-            self.note_call(begun_ns, now_ns, position)
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.order import Plan, first_position, item_name
+from loaderpool.plan.order import Plan, Ticket, first_position, item_name
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo
 from loaderpool.system import clock
-from loaderpool.worker.global_rng import GlobalsWatch, SavedGlobals
-from loaderpool.worker.jobs import Abandoned, GeneratorRaised, Job, Progress
+from loaderpool.worker.jobs import Abandoned, GeneratorRaised, Progress
+from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals
 from loaderpool.worker.rows import copy_of, share_memory
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class BuffersReused(Exception):
 
 
 class LaneItems:
-    """The items of one job at a time, out of the lanes that this process runs. It travels as the loader's source.
+    """The items of one ticket at a time, out of the lanes that this process runs. It travels as the loader's source.
 
     Args:
         make_generator: the user's function.
@@ -85,8 +85,7 @@ class LaneItems:
         # which alone it could be seen that it comes again.
         self.copies = window > 0
         self._lanes: dict[tuple[int, int], Lane] = {}  # by epoch and number
-        self._latest: Lane | None = None  # whose batch is the job's
-        self._is_over = False  # it has none
+        self._latest: Lane | None = None  # whose batch is the ticket's
         self.progress: Progress
         self._times_items = self._is_timed = False
         self._run = 0
@@ -108,33 +107,21 @@ class LaneItems:
         """Have it told how far generators are. Runs in: the caller's process."""
         self._work = work
 
-    # ---- jobs ----
+    # ---- tickets ----
 
     def __getitem__(self, position: int) -> Any:
         assert self._latest is not None
         return self._latest.give(position)
 
-    def positions(self, job: Job) -> npt.NDArray[np.int64]:
-        """Return the positions of a job's rows; none where the lane has ended."""
-        round_number, number = divmod(job.batch, self._plan.lanes)
+    def positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
+        """Return the positions of a ticket's rows; none where the lane has ended."""
+        round_number, number = divmod(ticket.batch, self._plan.lanes)
         rows = self._plan.most_rows
-        self._run, self._is_timed = job.run, self._times_items or job.attempt > 0
-        positions = self._take((job.epoch, number), round_number * rows, rows)
+        self._run, self._is_timed = ticket.run, self._times_items or ticket.deaths > 0
+        positions = self._take((ticket.epoch, number), round_number * rows, rows)
         if self._plan.drop_remainder and len(positions) < rows:
             positions = []
-        self._is_over = not positions
         return np.array(positions, np.int64)
-
-    def first(self, epoch: int, most: int, feed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The positions of each lane's first batch, for the probe."""
-        for batch in range(self._plan.lanes):
-            positions = self.positions(Job(0, epoch, batch, 1, 0, 0))
-            if len(positions):
-                yield positions
-
-    def ends_batch(self, job: Job) -> bool:
-        """Whether there was a batch."""
-        return not self._is_over
 
     def forget(self, epoch: int) -> None:
         """Forget an epoch that was abandoned."""
@@ -146,20 +133,16 @@ class LaneItems:
             if key not in self._lanes:
                 self._lanes[key] = Lane(self, *key)
             lane = self._latest = self._lanes[key]
-            is_watched = self._is_watched and not self.keeps_globals
-            before = self._watch.look() if is_watched else None
             try:
-                positions = lane.take(start, count)
+                if self.keeps_globals or not self._is_watched:
+                    return lane.take(start, count)
+                positions, drew = self._watch.run(lane.take, start, count)
             except BuffersReused:
                 self.copies = True
                 lane.close()
                 continue
-            except Exception:
-                if not is_watched or self._watch.look() == before:
-                    raise
-            else:
-                if not is_watched or self._watch.look() == before:
-                    return positions
+            if not drew:
+                return list(positions)
             # From here on each lane has a state of its own: they begin again, as if it had been so from the start.
             self.keeps_globals = True
             for open_lane in self._lanes.values():
@@ -213,7 +196,7 @@ class LaneItems:
             items = min(items, 1)
         if self._work is not None and self._work.is_due:
             self._work.reach(item_name(position))
-        self.progress.note_generator(self._run, position, items)
+        self.progress.note_generator(self._run, position)
         return items
 
 
@@ -344,8 +327,8 @@ class Lane:
     def _read_block(self, most: int, items: list[Any]) -> int:
         """Append some of the running generator's items, at most so many; return how many."""
         assert self._items is not None
-        before = len(items)
-        wanted = self._owner.begins(self._position, min(most, self._block))
+        before, position, progress = len(items), self._position, self._owner.progress
+        wanted = self._owner.begins(position, min(most, self._block))
         started = clock.monotonic_ns()
         got = itertools.islice(self._items, wanted)
         try:
@@ -353,12 +336,13 @@ class Lane:
         finally:
             read = len(items) - before  # also where it raises
             self._position += read
+        ended = clock.monotonic_ns()
         if read < wanted:
-            self._owner.progress.drop_generated()
             self._close_items()
         else:
-            is_quick = clock.monotonic_ns() - started < _SINGLE_ITEM_NS * read
-            self._block = _BLOCK_ITEMS if is_quick else 1
+            self._block = _BLOCK_ITEMS if ended - started < _SINGLE_ITEM_NS * read else 1
+            if wanted == 1 and progress.counts_generated:  # of a block none is known by itself
+                progress.note_call(started, ended, position)
         return read
 
     def _begin_next(self) -> bool:

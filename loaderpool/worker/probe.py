@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig, unit_of
-from loaderpool.element.leaf import convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
-from loaderpool.element.structure import Structure
+from loaderpool.element.structure import Structure, convert_leaf
 from loaderpool.errors import SourceError, SpecMismatchError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.order import Plan, Ticket
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.jobs import Abandoned, Job, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
 
 if TYPE_CHECKING:
     from loaderpool.worker.lanes import LaneItems
@@ -123,18 +122,18 @@ class Prober:
         return [plan.positions(epoch, batch)[0] for batch in batches]
 
     def _batches(self, epoch: int, feed: int, most: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The positions of the first batches."""
-        batches = self._items.first(epoch, most, feed)
-        while True:
+        """The positions of the first batches: of each lane's; of a stream only the one that is there."""
+        plan = self._plan
+        count = plan.lanes or min(most, plan.batches_per_epoch)
+        for batch in range(1 if isinstance(self._items, StreamedItems) else count):
             try:
-                positions = next(batches, None)
+                positions = self._items.positions(Ticket(epoch=epoch, batch=batch, stop=plan.most_rows, feed=feed))
             except Abandoned:  # a look that is not answered would be waited for
                 raise self._progress.failed(SourceError("the stream's first items are gone"), epoch) from None
             except self._progress.catches as error:  # of a stream's items, or of a generator
                 raise self._progress.failed(error, epoch) from None
-            if positions is None:
-                return
-            yield positions
+            if len(positions):
+                yield positions
 
     def _probe_at(self, epoch: int, positions: npt.NDArray[np.int64], batch_rows: int) -> Probe:
         indices = self._plan.indices(epoch, positions)
@@ -154,15 +153,15 @@ class Prober:
         except Exception as error:
             raise self._failed(error, epoch, indices, int(positions[0])) from None
         kept = [_kept(leaf, path) for leaf, path in zip(leaves, spec.structure.paths, strict=True)]
-        self._calls.keep_only(epoch)
-        self._calls.kept[epoch, indices[0]] = spec.structure.unflatten(kept)
+        self._calls.kept[indices[0]] = spec.structure.unflatten(kept)
         return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows)
 
     def _call(self, epoch: int, positions: npt.NDArray[np.int64], indices: list[int]) -> Any:
         """Make one call, noted on the board."""
+        self._calls.keep_only(epoch)
         with self._progress.probing(indices[0]):
-            opened = Opened(Job(0, epoch, 0, 1, 0, None), positions, indices)
-            return self._calls.watched(lambda: self._calls.unit(opened, 0, len(indices)))
+            opened = Opened(Ticket(epoch=epoch), positions, indices)
+            return self._calls.watched(self._calls.unit, opened, 0, len(indices))
 
     def _refuse_parts_for_samples(
         self, epoch: int, positions: npt.NDArray[np.int64], indices: list[int], structure: Structure

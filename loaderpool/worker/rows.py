@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig
-from loaderpool.element.leaf import can_write, convert_leaf
 from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, fill_value, mismatch, padding_of, widening_code
+from loaderpool.element.structure import can_write, convert_leaf
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import Block
 from loaderpool.plan.order import item_name
@@ -55,6 +55,8 @@ class Converter:
         self.take = None if self.paths == ("",) else self._flatten
         drop = 0 if has_batch_axis else 1
         self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
+        first = self.expected[0]
+        self._plain = None if first.text is not None else (first.dtype, first.shape)  # of an array that needs no look
         self._origins = tuple(_origins(spec, is_given, has_batch_axis, config, padding))
         if has_batch_axis and not is_given:
             self.expected = tuple(ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in spec.components)
@@ -72,24 +74,18 @@ class Converter:
         """Return one component; SpecMismatchError names path, index, expected and actual."""
         expected, path = self.expected[component], self.paths[component]
         is_text = expected.text is not None
-        if (
-            type(value) is np.ndarray
-            and value.dtype == expected.dtype
-            and value.shape == expected.shape
-            and not is_text
-        ):
+        if type(value) is np.ndarray and not is_text and (value.dtype, value.shape) == (expected.dtype, expected.shape):
             return value
         try:
             array = convert_leaf(value, path)
         except SpecMismatchError as error:
             raise SpecMismatchError(f"{error} ({item_name(index)})") from None
-        if not _fits(array.shape, expected.shape, self._origins[component] == "length"):
-            raise self._mismatch(component, index, array)
-        if is_text and array.dtype != object:
+        fits = _fits(array.shape, expected.shape, self._origins[component] == "length")
+        if not fits or is_text != (array.dtype == object):
             raise self._mismatch(component, index, array)
         if is_text or array.dtype == expected.dtype:
             return array
-        if array.dtype == object or not self._may_cast(value, array.dtype, expected.dtype):
+        if not self._may_cast(value, array.dtype, expected.dtype):
             raise self._mismatch(component, index, array)
         with np.errstate(over="raise"):
             try:
@@ -121,7 +117,8 @@ class Converter:
     def write_row(self, arrays: Sequence[npt.NDArray[Any]], row: int, result: Any, index: int) -> None:
         """Write what one call returned into a row of each array; SpecMismatchError: it is not as the spec says."""
         if self.take is None:
-            arrays[0][row] = self.leaf(result, 0, index)
+            is_plain = type(result) is np.ndarray and (result.dtype, result.shape) == self._plain
+            arrays[0][row] = result if is_plain else self.leaf(result, 0, index)
             return
         for array, leaf in zip(arrays, self.row(result, index), strict=True):
             array[row] = leaf

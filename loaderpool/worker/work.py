@@ -17,13 +17,12 @@ from loaderpool.config import LoaderConfig, UnitKind, unit_of
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
-from loaderpool.plan.order import Plan, Start
+from loaderpool.plan.order import Plan, Start, Ticket
 from loaderpool.system import clock
 from loaderpool.transport.reports import RowFailure
-from loaderpool.worker.after_fork import end_stray
 from loaderpool.worker.calls import Calls, ThreadCalls
-from loaderpool.worker.global_rng import GlobalsWatch
-from loaderpool.worker.jobs import Filled, Job, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.jobs import Filled, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.rows import Converter, blocks_of_array, collate, empty_blocks
 
@@ -79,6 +78,7 @@ class Work:
     """Calls the user's function for the plan's positions.
 
     Attributes:
+        setup: the user's hook; None: there is none, or it has run.
         look_ahead: called while threads are waited for: it may `begin` more tickets, and tells whether more may come.
 
     Args:
@@ -99,7 +99,7 @@ class Work:
         self.config, self.progress, self._catches = config, progress, progress.catches
         self.plan: Plan = payload["plan"]
         self.unit: UnitKind = unit_of(config, payload["batch_fn"])
-        self._setup: Callable[[], Any] | None = payload["setup"]
+        self.setup: Callable[[], Any] | None = payload["setup"]
         progress.timeout_s = config.limits.timeout_s or 0.0
         source = payload["source"]
         self.items: PlannedItems | StreamedItems | LaneItems = PlannedItems(self.plan)
@@ -128,7 +128,7 @@ class Work:
 
     def ensure_setup(self) -> None:
         """Call the user's `setup` hook, once in each process; WorkFailed: it raised."""
-        setup, self._setup = self._setup, None
+        setup, self.setup = self.setup, None
         if setup is None:
             return
         try:
@@ -137,7 +137,7 @@ class Work:
                 end_stray()
         except self._catches as error:
             end_stray(error)
-            self._setup = setup
+            self.setup = setup
             failed = self.progress.failed(error, epoch=0)
             raise WorkFailed(failed.failure._replace(is_setup=True), error) from None
 
@@ -174,7 +174,8 @@ class Work:
 
     def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
         """Return what one call gives for these positions, as the function returned it; raises whatever it raises."""
-        opened = Opened(Job(0, epoch, 0, 1, 0, None), np.array(positions), indices)
+        self.calls.keep_only(epoch)
+        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices)
         fixed = None if self.form is None else self.form.fixed
         if self.calls.takes_out and fixed is not None:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)
@@ -183,32 +184,32 @@ class Work:
 
     # ---- tickets ----
 
-    def begin(self, job: Job, buffer: Any, base: int, capacity: int) -> bool:
+    def begin(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> bool:
         """Have threads begin with a ticket that is not to be filled before others were; False: they do not.
 
         There are none, or a worker that had the ticket has died, so that nothing shall be made beside it.
         """
         threads = self._threads
-        if threads is None or threads.is_one_by_one or job.attempt or self._setup is not None or self.form is None:
+        if threads is None or threads.is_one_by_one or ticket.deaths or self.setup is not None or self.form is None:
             return False
         try:
-            threads.begin(self._open(job, buffer, base, capacity))
+            threads.begin(self._open(ticket, buffer, base, capacity))
         except self._catches:  # its turn will tell
             return False
         return True
 
-    def fill(self, job: Job, buffer: Any, base: int, capacity: int) -> Filled:
-        """Make the job's rows in the slot that starts at byte `base` of `buffer` and holds `capacity` bytes.
+    def fill(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Filled:
+        """Make the ticket's rows in the slot that starts at byte `base` of `buffer` and holds `capacity` bytes.
 
         Raises:
             WorkFailed: the function raised or returned what the spec does not allow.
             Abandoned: the run's mark was seen on the board.
         """
         progress, calls, started = self.progress, self.calls, clock.monotonic_ns()
-        threads = self._threads if job.attempt < _WITHOUT_THREADS_FROM else None
+        threads = self._threads if ticket.deaths < _WITHOUT_THREADS_FROM else None
         if progress.worker is not None:
-            progress.begin_ticket(started, job.epoch, are_told=threads is not None or progress.counts_generated)
-        opened = (None if threads is None else threads.opened(job)) or self._open(job, buffer, base, capacity)
+            progress.begin_ticket(started, ticket, are_told=threads is not None or progress.counts_generated)
+        opened = (None if threads is None else threads.opened(ticket)) or self._open(ticket, buffer, base, capacity)
         if not opened.indices:  # its lane has ended
             VaryingLayout([]).write(buffer, base)
             return Filled(0)
@@ -216,83 +217,75 @@ class Work:
         fill = self._fill_rows if self._writes_rows else self._fill_batches
         try:
             if threads is None:
-                filled = calls.watched(lambda: fill(calls, opened, buffer, base, capacity))
+                filled = calls.watched(fill, calls, opened, buffer, base, capacity)
             else:
                 filled = threads.run(opened, lambda by: fill(by, opened, buffer, base, capacity), self.look_ahead)
         except self._catches as error:
-            raise progress.failed(error, job.epoch, opened.indices, int(opened.positions[0])) from None
+            raise progress.failed(error, ticket.epoch, opened.indices, int(opened.positions[0])) from None
         now = clock.monotonic_ns()
-        progress.end_ticket(now)
+        if progress.worker is not None:
+            progress.end_ticket(now)
         self._earlier_row_ns, self._row_ns = self._row_ns, (now - started) // len(opened.indices)
         return filled
 
-    def _open(self, job: Job, buffer: Any, base: int, capacity: int) -> Opened:
-        """Return which rows the job has; their items can be had by index from now on."""
-        kept = self.calls.kept
-        if kept:
-            if job.after:  # the probe looks at the beginning of an epoch, which was taken
-                kept.clear()
-            self.calls.keep_only(job.epoch)
-        if self._ahead is not None and job.row_stop is None:
-            opened = Opened(job, *self._ahead.rows_of(job.epoch, job.batch, job.after))
+    def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:
+        """Return which rows the ticket has; their items can be had by index from now on."""
+        if self.calls.kept:
+            self.calls.keep_only(ticket.epoch)
+            if ticket.rest:  # the probe looks at the beginning of an epoch, which was taken
+                self.calls.kept.clear()
+        if self._ahead is not None and ticket.stop < 0:
+            opened = Opened(ticket, *self._ahead.rows_of(ticket.epoch, ticket.batch, ticket.rest))
         else:
             try:
-                positions = self.items.positions(job)
+                positions = self.items.positions(ticket)
             except self._catches as error:  # a stream's items cannot be unpickled here; or a generator raised
-                raise self.progress.failed(error, job.epoch) from None
-            indices = self.plan.indices(job.epoch, positions) if len(positions) else []
-            opened = Opened(job, positions, indices, self.items.reader)
-            if self.plan.rows_vary and job.count > 1:
-                plan = self.plan.after(job.after)
-                opened.batch_rows = tuple(plan.rows(job.epoch, job.batch + at) for at in range(job.count))
+                raise self.progress.failed(error, ticket.epoch) from None
+            indices = self.plan.indices(ticket.epoch, positions) if len(positions) else []
+            opened = Opened(ticket, positions, indices, self.items.reader)
+            if self.plan.rows_vary and ticket.batches > 1:
+                plan = self.plan.after(ticket.rest)
+                opened.batch_rows = tuple(plan.rows(ticket.epoch, ticket.batch + at) for at in range(ticket.batches))
         if self.calls.takes_out and self._writes_rows:
             assert self.form is not None
-            opened.arrays = self.form.row_arrays(buffer, base, job.row_start + len(opened.indices), capacity)
+            opened.arrays = self.form.row_arrays(buffer, base, ticket.start + len(opened.indices), capacity)
         return opened
 
     # ---- rows that are written before the next ones are made ----
 
     def _fill_rows(self, calls: Calls | ThreadCalls, opened: Opened, buffer: Any, base: int, capacity: int) -> Filled:
         """Write rows straight into the slot, of quick functions in blocks."""
+        ticket, indices, converter, progress = opened.ticket, opened.indices, self._converter, self.progress
         assert self.form is not None, "a task before its layout"
-        job, indices, converter, progress = opened.job, opened.indices, self._converter, self.progress
-        rows = len(indices)
-        arrays = self.form.row_arrays(buffer, base, job.row_start + rows, capacity)
+        rows, is_noted = len(indices), progress.worker is not None
+        fixed, end = self.form.fixed, ticket.start + rows
+        arrays = self.form.row_arrays(buffer, base, end, capacity) if fixed is None else fixed.arrays(buffer, base, end)
         if arrays is None:
             return self._fill_batches(calls, opened, buffer, base, capacity)
-        block = 1
-        if (
-            rows > 1
-            and not job.attempt
-            and calls is self.calls
-            and min(self._row_ns, self._earlier_row_ns) < _SINGLE_ROW_NS
-        ):
-            block = self._block_rows
-        if block > 1:
+        is_quick = min(self._row_ns, self._earlier_row_ns) < _SINGLE_ROW_NS
+        block = self._block_rows if rows > 1 and is_quick and not ticket.deaths and calls is self.calls else 1
+        if block > 1 and is_noted:
             progress.begin_blocks(block)
         start = 0
         while start < rows:
-            progress.note(job, indices[start])
-            stop, row = min(start + block, rows), job.row_start + start
+            stop, row = min(start + block, rows), ticket.start + start
             results: list[Any] = []
+            if is_noted:  # in the caller's process a tiny batch has no time for what is never looked at
+                progress.note(indices[start])
             try:
                 if block == 1:
-                    calls.samples(opened, start, stop, results)
-                    converter.write_row(arrays, row, results.pop(), indices[start])
-                    is_written = True
+                    converter.write_row(arrays, row, calls.unit(opened, start, stop), indices[start])
                 else:
-                    calls.samples(opened, start, stop, results, converter.take)
-                    is_written = converter.write_block(arrays, row, results, indices[start:stop])
+                    self.calls.block(opened, start, stop, results, converter.take)
+                    if not converter.write_block(arrays, row, results, indices[start:stop]):
+                        raise SpecMismatchError  # the row that is wrong is told by its own call
+                start = stop
             except self._catches as error:
                 if block == 1 or not isinstance(error, SpecMismatchError):
                     failing = min(start + len(results), stop - 1)  # a handler may raise after the last
                     where = [indices[failing]], int(opened.positions[failing])
-                    raise progress.failed(error, job.epoch, *where) from None
-                is_written = False  # the row that is wrong is told by its own call
-            if is_written:
-                start = stop
-            else:  # from now on each row is written before the next one is made
-                block = self._block_rows = 1
+                    raise progress.failed(error, ticket.epoch, *where) from None
+                block = self._block_rows = 1  # from now on each row is written before the next one is made
                 progress.begin_blocks(0)
         return Filled(rows, items=rows)
 
@@ -338,7 +331,7 @@ class Work:
                 blocks += collate(values, component, self._converter.paths[number], good, self.form.padding_at(number))
             except self._catches as error:
                 where = opened.indices[start:stop], int(opened.positions[start])
-                raise self.progress.failed(error, opened.job.epoch, *where) from None
+                raise self.progress.failed(error, opened.ticket.epoch, *where) from None
         return blocks
 
     def _of_one_call(
@@ -346,13 +339,13 @@ class Work:
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
         """Return a batch that one call makes whole."""
         assert self.form is not None
-        job, indices, spec = opened.job, opened.indices[start:stop], self.form.spec
-        failure = self.progress.excluded(job.epoch, indices)
+        ticket, indices, spec = opened.ticket, opened.indices[start:stop], self.form.spec
+        failure = self.progress.excluded(ticket.epoch, indices)
         if failure is None:
-            self.progress.note(job, indices[0])
+            self.progress.note(indices[0])
             try:
                 arrays = self._converter.row(calls.unit(opened, start, stop), indices[0])
-                if job.count > 1:  # they wait for the chunk's other batches
+                if ticket.batches > 1:  # they wait for the chunk's other batches
                     arrays = [array.copy() for array in arrays]
             except self._catches as error:
                 full_rows = 0 if self.plan.rows_vary else self.plan.most_rows
@@ -361,7 +354,7 @@ class Work:
                         f"{error}. This batch is shorter, with {len(indices)} of {full_rows} items. "
                         "Set drop_remainder=True to drop it"
                     )
-                failed = self.progress.failed(error, job.epoch, indices, int(opened.positions[start]))
+                failed = self.progress.failed(error, ticket.epoch, indices, int(opened.positions[start]))
                 if self.config.on_error.action != "skip":
                     raise failed from None
                 failure = failed.failure
@@ -378,22 +371,21 @@ class Work:
 
         Rows wait for their batch to be whole, so each is a copy: the function may fill its arrays again for the next.
         """
-        job, action = opened.job, self.config.on_error.action
+        ticket, action = opened.ticket, self.config.on_error.action
         rows: list[_Leaves | None] = []
         failures: list[RowFailure] = []
         last_error: WorkFailed | None = None
         for at in range(start, stop):
             index = opened.indices[at]
-            failure = self.progress.excluded(job.epoch, [index])
+            failure = self.progress.excluded(ticket.epoch, [index])
             if failure is None:
-                self.progress.note(job, index)
+                self.progress.note(index)
                 try:
-                    results: list[Any] = []
-                    calls.samples(opened, at, at + 1, results)
-                    rows.append([leaf.copy() for leaf in self._converter.row(results[0], index)])
+                    made = calls.unit(opened, at, at + 1)
+                    rows.append([leaf.copy() for leaf in self._converter.row(made, index)])
                     continue
                 except self._catches as raised:
-                    last_error = self.progress.failed(raised, job.epoch, [index], int(opened.positions[at]))
+                    last_error = self.progress.failed(raised, ticket.epoch, [index], int(opened.positions[at]))
                     if action == "raise":
                         raise last_error from None
                     failure = last_error.failure

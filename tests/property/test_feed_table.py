@@ -7,7 +7,7 @@ import mmap
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
+from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 
 _OFFSET = 4096
 _ROOMS = 4  # where bundles' bytes lie; each room's bytes are the number of the batch that they are of
@@ -42,7 +42,7 @@ class _Walk(RuleBasedStateMachine):
     def enter(self) -> None:
         assert self.written is not None
         batch, room = self.written
-        self.writer.write(batch, Bundle(room, batch, batch + 2, batch + 3, 4))
+        self.writer.write(batch, Bundle(room, batch, batch + 2, batch + 3))
         self.held[batch] = room
         self.written, self.next = None, batch + 1
 
@@ -73,7 +73,7 @@ class _Walk(RuleBasedStateMachine):
     @invariant()
     def all_that_are_held_are_found(self) -> None:
         for batch, room in self.held.items():
-            assert self.reader.read(batch) == (room, batch, batch + 2, batch + 3, 4)
+            assert self.reader.read(batch) == (room, batch, batch + 2, batch + 3)
 
 
 TestWalk = _Walk.TestCase

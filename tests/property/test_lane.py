@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.memory.board import BOARD_BYTES, Board
-from loaderpool.plan.order import Plan
-from loaderpool.worker.jobs import Abandoned, Job, Progress
+from loaderpool.plan.order import Plan, Ticket
+from loaderpool.worker.jobs import Abandoned, Progress
 from loaderpool.worker.lanes import LaneItems
 
 ROWS = 3
@@ -96,7 +96,7 @@ def items_of(make: Any, lengths: list[int], lanes: int, window: int = 0, seed_gl
 
 
 def batch_of(items: LaneItems, number: int, epoch: int = 0) -> list[Any]:
-    positions = items.positions(Job(1, epoch, number, 1, 0, ROWS)).tolist()
+    positions = items.positions(Ticket(run=1, epoch=epoch, batch=number, stop=ROWS)).tolist()
     return [(position, plain(items[position])) for position in positions]
 
 

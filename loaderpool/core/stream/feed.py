@@ -27,13 +27,12 @@ from loaderpool.core.failures import reading_error
 from loaderpool.core.stream.reader import GRACE_S, Arriving, ReaderProcess, Shipped, StreamEnded
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
-from loaderpool.memory.feed_table import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import clock, fault_points
 from loaderpool.transport.payload.ship import Placement, Shipment, place, put_shipment
-from loaderpool.transport.pickling import Frame, frames
 from loaderpool.transport.reports import what_ended
+from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
 
 if TYPE_CHECKING:
     from loaderpool.core.pool import Pool
@@ -201,7 +200,7 @@ class Feed:
         self._held[batch] = extent
         self._bytes += extent.nbytes
         self._size = extent.nbytes
-        self._table.write(batch, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first, frame.rows))
+        self._table.write(batch, Bundle(extent.offset, frame.nbytes, frame.buffers, frame.first))
         self.latest_rows = frame.rows
         self.made = batch + 1
         if not batch or self.process is None or not self.process.has_more:  # else they are told of together

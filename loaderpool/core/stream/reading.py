@@ -25,9 +25,9 @@ from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, process
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
-from loaderpool.transport.pickling import Frame, frames
 from loaderpool.transport.reports import Failure, describe_failure, what_ended
-from loaderpool.worker.after_fork import become_worker, end_stray, serve, settle_libraries
+from loaderpool.worker.bundles import Frame, frames
+from loaderpool.worker.own_process import become_worker, end_stray, serve, settle_libraries
 
 HEADER = struct.Struct("<4Q")  # of a frame: bytes, buffers, first position, rows; 0 rows: the end, or an error
 _MOST_ASKED = 1 << 10  # at once; a feed asks for fewer

@@ -1,14 +1,17 @@
-"""What the names in a loader's code stood for when it was pickled, and which of them stand for something else now.
+"""What a loader's code refers to: which names stand for something else by now, and of what each worker has a copy.
 
-Workers have the state of that moment. Variables of functions that travel by value are compared, attributes of objects
-that these and the source lead to, and the code of functions; what lists and dicts hold is not looked at. Nothing is
-kept alive for it. Runs in: the trainer. Nothing of the user's is called.
+Workers have the state of the moment at which it was pickled. Variables of functions that travel by value are compared,
+attributes of objects that these and the source lead to, and the code of functions; what lists and dicts hold is not
+looked at. Nothing is kept alive for it. Runs in: the trainer. Nothing of the user's is called.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dis
+import itertools
+import random
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loaderpool.errors import brief, warn
-from loaderpool.system.walk import is_users, parts_of, walk
-from loaderpool.transport.payload.by_value import FrameworkImports
-from loaderpool.transport.payload.pickler import is_found_by_name
-from loaderpool.transport.payload.ship import CALLED
+from loaderpool.system.walk import MOST_ITEMS, is_users, parts_of, walk
+from loaderpool.transport.payload.pickler import FrameworkImports, is_found_by_name
 
+CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 # Names that are compared at each pass, a microsecond each. Fewer: a change may be missed. More: it takes longer.
 _MOST_NAMES = 400
 _SIMPLE = (str, bytes, int, float, complex, range, type(None), np.generic, np.dtype, PurePath)
@@ -241,3 +243,60 @@ def _is_simple(value: Any) -> bool:
     if type(value) is tuple:
         return len(value) <= 20 and all(map(_is_simple, value))
     return issubclass(type(value), _SIMPLE) and not (type(value) in (str, bytes) and len(value) > _MOST_TEXT)
+
+
+# ---- what each worker would have a copy of ----
+
+# Less than this, pickled, is not worth a warning: as objects it is three to six times as much in each worker.
+_MUCH_BYTES = 8 << 20
+_TRIED = 64  # elements, of which the size of all is estimated
+
+
+def large_data(
+    parts: Mapping[str, Any],
+    sources: AbstractSet[int],
+    is_by_value: Callable[[Any], bool],
+    met: AbstractSet[int],
+) -> tuple[str, ...]:
+    """A warning for each large list, tuple or dict that functions and objects hold, with the line that mends it.
+
+    Not for `sources`, ids of lists whose items the loader itself reads. `met`: as `ItemPacking` has it.
+    """
+
+    def enters(value: Any) -> bool:
+        return is_by_value(value) if issubclass(type(value), (type, types.FunctionType)) else is_users(value)
+
+    told = dict.fromkeys({*sources, id(parts.get("shards"))}, "")
+    for path, name, value, _ in walk(parts, enters):
+        if issubclass(type(value), (list, tuple, dict)) and len(value) > MOST_ITEMS and id(value) not in told:
+            step = len(value) // _TRIED
+            tried = list(itertools.islice(value.items() if isinstance(value, dict) else value, 0, None, step))
+            from loaderpool.transport.payload.packing import nbytes_of  # few loaders have such data
+
+            nbytes = nbytes_of(tried, met) * len(value) // len(tried)
+            told[id(value)] = ""
+            if nbytes >= _MUCH_BYTES:
+                given = f"np.array({name})" if {int} >= set(map(type, tried)) else name
+                line = f"{name} = lp.share({given})" if name not in parts else "pass lp.share(...) of it instead"
+                told[id(value)] = (
+                    f"{' → '.join(path)} is a {type(value).__name__} of {len(value):,} elements, about {nbytes:,} "
+                    f"bytes, and each worker gets its own copy of it. To share one copy: {line}"
+                )
+    return tuple(filter(None, told.values()))
+
+
+def copied_generators(parts: Mapping[str, Any]) -> tuple[str, ...]:
+    """A warning for each generator of random numbers that functions hold, besides those that are seeded anyway."""
+    kinds: tuple[type, ...] = (random.Random,)
+    told = {id(random.random.__self__): ""}  # type: ignore[attr-defined]
+    if "numpy.random" in sys.modules:  # else: NumPy imports it when it is named
+        kinds += (np.random.Generator, np.random.RandomState)
+        told[id(np.random.rand.__self__)] = ""  # type: ignore[attr-defined]
+    roots = {key: parts[key] for key in ("fn", "augment", "batch_fn") if key in parts}  # which may name rng
+    for path, name, value, _ in walk(roots, is_users, most_entered=1000):  # 8 to 33 ms for 1,000 objects or more
+        if isinstance(value, kinds) and id(value) not in told:
+            told[id(value)] = (
+                f"{' → '.join(path)} is a random number generator. Each worker gets a copy of it, so workers repeat "
+                f"the same numbers. Add a parameter rng to the function, and use it in place of {name}"
+            )
+    return tuple(filter(None, told.values()))

@@ -1,26 +1,17 @@
-"""What is said of a payload: which variable of it cannot be pickled, and of which each worker would have a copy."""
+"""What is said of a payload that cannot be pickled: which variable it is, and what to do."""
 
 from __future__ import annotations
 
-import itertools
-import random
-import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 from typing import Any, cast
 
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.system.walk import CODE, CONTAINERS, MOST_ITEMS, is_users, parts_of, walk
-from loaderpool.transport.payload.pickler import why_unpicklable
-
-# Less than this, pickled, is not worth a warning: as objects it is three to six times as much in each worker.
-_MUCH_BYTES = 8 << 20
-_TRIED = 64  # elements, of which the size of all is estimated
+from loaderpool.system.walk import CODE, CONTAINERS, parts_of
+from loaderpool.transport.payload.pickler import first_unpicklable
 
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
 _MOST_STEPS = 40
@@ -35,7 +26,7 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
     path: list[str] = []
     offender, parts = cast(Any, payload), list(payload.items())
     while len(path) < _MOST_STEPS:
-        found = _first_failing([value for _, value in parts])
+        found = first_unpicklable(value for _, value in parts)
         if found is None:
             break
         (label, value), reason = parts[found[0]], found[1]
@@ -48,69 +39,6 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
     where = " → ".join(path) or "the payload"
     what = f"{where}, of type {shown_name(type(offender))}"
     return f"Cannot send this to the workers: {what}. {_reason(error)} {_advice(offender, error, path)}"
-
-
-def large_data(
-    parts: Mapping[str, Any],
-    sources: AbstractSet[int],
-    is_by_value: Callable[[Any], bool],
-    estimate: Callable[[Sequence[Any]], int],
-) -> tuple[str, ...]:
-    """A warning for each large list, tuple or dict that functions and objects hold, with the line that mends it.
-
-    Not for `sources`, ids of lists whose items the loader itself reads. `estimate`: bytes that elements take.
-    """
-
-    def enters(value: Any) -> bool:
-        return is_by_value(value) if issubclass(type(value), (type, types.FunctionType)) else is_users(value)
-
-    told = dict.fromkeys({*sources, id(parts.get("shards"))}, "")
-    for path, name, value, _ in walk(parts, enters):
-        if issubclass(type(value), (list, tuple, dict)) and len(value) > MOST_ITEMS and id(value) not in told:
-            step = len(value) // _TRIED
-            tried = list(itertools.islice(value.items() if isinstance(value, dict) else value, 0, None, step))
-            nbytes = estimate(tried) * len(value) // len(tried)
-            told[id(value)] = ""
-            if nbytes >= _MUCH_BYTES:
-                given = f"np.array({name})" if {int} >= set(map(type, tried)) else name
-                line = f"{name} = lp.share({given})" if name not in parts else "pass lp.share(...) of it instead"
-                told[id(value)] = (
-                    f"{' → '.join(path)} is a {type(value).__name__} of {len(value):,} elements, about {nbytes:,} "
-                    f"bytes, and each worker gets its own copy of it. To share one copy: {line}"
-                )
-    return tuple(filter(None, told.values()))
-
-
-def copied_generators(parts: Mapping[str, Any]) -> tuple[str, ...]:
-    """A warning for each generator of random numbers that functions hold, besides those that are seeded anyway."""
-    kinds: tuple[type, ...] = (random.Random,)
-    told = {id(random.random.__self__): ""}  # type: ignore[attr-defined]
-    if "numpy.random" in sys.modules:  # else: NumPy imports it when it is named
-        kinds += (np.random.Generator, np.random.RandomState)
-        told[id(np.random.rand.__self__)] = ""  # type: ignore[attr-defined]
-    roots = {key: parts[key] for key in ("fn", "augment", "batch_fn") if key in parts}  # which may name rng
-    for path, name, value, _ in walk(roots, is_users, most_entered=1000):  # 8 to 33 ms for 1,000 objects or more
-        if isinstance(value, kinds) and id(value) not in told:
-            told[id(value)] = (
-                f"{' → '.join(path)} is a random number generator. Each worker gets a copy of it, so workers repeat "
-                f"the same numbers. Add a parameter rng to the function, and use it in place of {name}"
-            )
-    return tuple(filter(None, told.values()))
-
-
-def _first_failing(values: list[Any]) -> tuple[int, Exception] | None:
-    """Return the index of the first value that cannot be pickled by itself, by bisection, and what that raised."""
-    low, high = 0, len(values)
-    if high == 0 or why_unpicklable(values) is None:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if why_unpicklable(values[low:middle]) is not None:
-            high = middle
-        else:
-            low = middle
-    error = why_unpicklable(values[low])
-    return None if error is None else (low, error)
 
 
 def _parts(obj: Any) -> list[tuple[str, Any]]:

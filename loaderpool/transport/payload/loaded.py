@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaderpool.errors import counted
 from loaderpool.memory.arena import Arena, map_private
 from loaderpool.system import clock, machine, process
-from loaderpool.transport.pickling import Importing, get_object, receive
+from loaderpool.transport.pickling import Importing, receive
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import CachePlan
@@ -89,11 +89,6 @@ class Change(NamedTuple):
 
     pickled: bytes
     buffers: list[bytearray]  # of its arrays, which lie in just these once it is applied
-
-
-def plain(changes: Mapping[int, Change]) -> dict[int, list[bytes | bytearray]]:
-    """Return changes as a worker is told them that is no fork: the pickle, and then the buffers."""
-    return {loader: [change.pickled, *change.buffers] for loader, change in changes.items()}
 
 
 class Payloads:
@@ -173,7 +168,7 @@ class Payloads:
 
         A place: a part (0: what was copied into the arena, then the data files), an offset in it, and a length.
         """
-        (start, length), *others = get_object(self._arena, offset, nbytes)
+        (start, length), *others = receive(self._arena.map[offset : offset + nbytes])
         return self._arena.map[start : start + length], *others
 
 

@@ -27,16 +27,18 @@ from loaderpool.sources.recognise import Sized
 from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.payload.diagnose import describe_offender
-from loaderpool.transport.payload.pickler import LruCacheWrapper, PayloadPickler, is_global, why_unpicklable
+from loaderpool.transport.payload.pickler import (
+    LEAST_ITEMS,
+    OUT_OF_BAND_BYTES,
+    ItemError,
+    LruCacheWrapper,
+    PayloadPickler,
+    first_unpicklable,
+    is_global,
+)
 from loaderpool.transport.pickling import out_of_band
 
-# Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
-# are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
-OUT_OF_BAND_BYTES = 64 * 1024
-# Fewer items, or fewer bytes of them, stay as they are. An item that is packed takes 1 to 2 us longer to read; one that
-# is not takes three to six times its pickle in every worker that reads it.
-LEAST_ITEMS = 1000
+# Fewer bytes stay as they are, as fewer items do.
 _LEAST_BYTES = 1 << 20
 # Items are first tried: as many of them, evenly spread. Smaller: items that hold one large thing together are found
 # out later, or not at all; larger: a longer start of lists that stay as they are. Some of them may be large.
@@ -49,10 +51,6 @@ _MOST_REPEATED = 4
 _SMALL_BYTES = 256
 
 
-class ItemError(Exception):
-    """An item cannot be pickled, as its text says; it never leaves `ship`."""
-
-
 class ItemPacking:
     """Packs what of a payload can be packed; of one attempt to pickle it.
 
@@ -63,17 +61,14 @@ class ItemPacking:
         sources: ids of the long lists that the source consists of, packed or not.
     """
 
-    def __init__(self) -> None:
-        self.met: set[int] = set()
-        self.packed = 0
+    def __init__(self, met: AbstractSet[int]) -> None:
+        self.met, self.packed = met, 0
         self.sources: set[int] = set()
 
     def prepare(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The payload with stand-ins for what is to be packed, these last: when their turn comes, `met` is complete."""
-        prepared = dict(payload)
-        if "source" in prepared:
-            prepared["source"] = self._stand_in(prepared.pop("source"))
-        return prepared
+        others = {name: part for name, part in payload.items() if name != "source"}
+        return {**others, "source": self._stand_in(payload["source"])}
 
     def _stand_in(self, source: Any) -> Any:
         if isinstance(source, Columns):
@@ -102,22 +97,16 @@ class ItemPacking:
         except _NotPackableError:
             return None
         except _ItemFailedError as failed:
-            reason = why_unpicklable(item := items[failed.index])
-            if reason is None:  # only in this way
+            found = first_unpicklable([items[failed.index]])
+            if found is None:  # only in this way
                 return None
+            from loaderpool.transport.payload.diagnose import describe_offender  # seldom needed
+
             kind = "array" if isinstance(items, np.ndarray) else type(items).__name__
-            found = {f"{place} → item {failed.index} of the {kind}": item}
-            raise ItemError(describe_offender(found, reason)) from reason
+            where = f"{place} → item {failed.index} of the {kind}"
+            raise ItemError(describe_offender({where: items[failed.index]}, found[1])) from found[1]
         self.packed += len(packed)
         return packed
-
-    def nbytes(self, items: Sequence[Any]) -> int:
-        """Return about how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
-        try:
-            tried = _ItemPickler(self.met).pack(items, _MOST_TRIED_BYTES)
-        except (_NotPackableError, _ItemFailedError):
-            return 0
-        return tried.nbytes * len(items) // len(tried)
 
     def _is_worth_it(self, items: Sequence[Any]) -> bool:
         """Whether items are many bytes, of which they hold few together; found by trying some, alone and as one."""
@@ -131,6 +120,15 @@ class ItemPacking:
         is_much = alone * len(items) // len(tried) >= _LEAST_BYTES
         # In the first, all is new.
         return is_much and alone - first <= max(_MOST_REPEATED * (together - first), _SMALL_BYTES * len(tried))
+
+
+def nbytes_of(items: Sequence[Any], met: AbstractSet[int]) -> int:
+    """Return about how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
+    try:
+        tried = _ItemPickler(met).pack(items, _MOST_TRIED_BYTES)
+    except (_NotPackableError, _ItemFailedError):
+        return 0
+    return tried.nbytes * len(items) // len(tried)
 
 
 class _ItemsStandIn:

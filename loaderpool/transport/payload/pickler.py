@@ -1,63 +1,233 @@
-"""How objects travel that cloudpickle refuses, copies whole, or would look for in a `__main__` that is not there."""
+"""Function, source and hooks as one pickle, and of what cloudpickle refuses, copies whole, or looks for in `__main__`.
+
+And it needs no TensorFlow, JAX or torch where it arrives, or the news that it cannot be so. The pickler meets all that
+the payload's code refers to, so it notices a reference to a framework itself. Then it gives up, and what imports only
+that one goes by reference: never some functions of a module by value and others not, which would give that module's
+globals two lives.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import dataclasses
+import dis
 import functools
 import io
+import itertools
 import os
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Generic, TypeVar
 
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.system.process import is_installed
 from loaderpool.transport.pickling import out_of_band, reduce_view
 
-TENSOR_KINDS = frozenset({"ArrayImpl", "TypedStorage", "UntypedStorage"})  # names of types, for `_reduce_tensor`
+# ---- frameworks ----
+
+# The framework that each of these packages is, or always imports. One that is missing here costs the supervisor an
+# import (TensorFlow: 2 s, 490 MB; torch: 1 to 4 s, 230 MB; JAX: 0.5 s); one too many only makes functions of modules
+# that use it travel by value.
+FRAMEWORKS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("keras", "keras_cv", "keras_hub", "keras_nlp", "keras_tuner", "tensorflow", "tensorflow_addons",
+         "tensorflow_hub", "tensorflow_io", "tensorflow_probability", "tensorflow_text", "tf_keras"),
+        "TensorFlow",
+    ),
+    **dict.fromkeys(("equinox", "flax", "haiku", "jax", "jaxlib", "optax"), "JAX"),
+    **dict.fromkeys(
+        ("fastai", "kornia", "lightning", "pytorch_lightning", "timm", "torch", "torchaudio", "torchmetrics",
+         "torchvision"),
+        "torch",
+    ),
+}  # fmt: skip
+
+# The frameworks are built on NumPy, and the others import none on import: searching them would only cost time.
+_NEVER_IMPORTS_ONE = frozenset({"__main__", "cloudpickle", "loaderpool", "ml_dtypes", "numpy", "scipy"})
 
 
-def _reduce_tensor(value: Any) -> Any:
-    """Return how a tensor's storage, or an array of JAX, is pickled; NotImplemented: in its own way."""
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and type(value) is torch.storage.TypedStorage:
-        return _typed_storage, (value._untyped_storage, value.dtype)
-    if torch is not None and type(value) is torch.UntypedStorage:
-        if value.device.type != "cpu":
-            raise TypeError(f"a torch tensor on {value.device}, but workers use only the CPU; call .cpu()")
-        return _untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(value).numpy(),)
-    if jax is not None and isinstance(value, jax.Array) and value.is_fully_addressable and not value.weak_type:
-        array = np.asarray(value)
-        # Of dtypes that are not its own NumPy pickles the bytes with the rest.
-        return _jax_array, (array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}"), array.dtype)
-    return NotImplemented
+def framework_of(module_name: object) -> str:
+    """Return the framework that a module is part of, or that its package always imports: "TensorFlow", say, or ""."""
+    return FRAMEWORKS.get(module_name.partition(".")[0], "") if isinstance(module_name, str) else ""
 
 
-def _typed_storage(storage: Any, dtype: Any) -> Any:
-    import torch
-
-    make: Any = torch.storage.TypedStorage
-    return make(wrap_storage=storage, dtype=dtype, _internal=True)
+def loaded_frameworks() -> frozenset[str]:
+    """Return the frameworks that this process has imported; no module of the user's can need another on import."""
+    return frozenset(framework for name, framework in FRAMEWORKS.items() if name in sys.modules)
 
 
-def _untyped_storage(memory: npt.NDArray[np.uint8]) -> Any:
-    import torch
+def home_of(value: Any) -> str:
+    """Return the name of the module that must be imported to have `value`; runs no code of the value's."""
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        # Not getattr: it makes a lazy module, such as `from tensorflow import keras`, load.
+        attributes = object.__getattribute__(value, "__dict__")
+        name = kind.__module__ if framework_of(kind.__module__) else attributes.get("__name__")
+    elif issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType)):
+        name = getattr(value, "__module__", None)
+    else:
+        name = kind.__module__
+    return name if isinstance(name, str) else ""
 
-    return torch.from_numpy(memory).untyped_storage()
+
+class FrameworkImports:
+    """Which modules import one of these frameworks, found once. They may import more later: made for each use."""
+
+    def __init__(self, frameworks: AbstractSet[str]) -> None:
+        self._frameworks, self._known = frameworks, dict[str, bool]()
+
+    def of(self, module_name: str) -> bool:
+        """Whether the module, or one of the user's modules that it imports, has such a framework among its globals."""
+        if not self._frameworks:
+            return False
+        if module_name not in self._known:
+            self._known[module_name] = self._search(module_name)
+        return self._known[module_name]
+
+    def _search(self, root: str) -> bool:
+        package = root.partition(".")[0]
+        seen, waiting = {root}, [root]
+        while waiting:
+            name = waiting.pop()
+            if framework_of(name) in self._frameworks:
+                return True
+            module = sys.modules.get(name)
+            if isinstance(module, types.ModuleType) and _is_followed(name, package):
+                found = {name.rpartition(".")[0], *_homes_of_globals(name, module)}  # importing a.b imports a
+                waiting += found - seen
+                seen |= found
+        return False
 
 
-def _jax_array(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Any:
-    """Return a JAX array on its default device; JAX begins its threads here, if they do not run yet."""
-    import jax
+def _is_followed(name: str, package: str) -> bool:
+    """The user's own modules are searched; of installed packages only the one that the search began in."""
+    top = name.partition(".")[0]
+    if not top or top in FRAMEWORKS or top in sys.stdlib_module_names or top in _NEVER_IMPORTS_ONE:
+        return False
+    return top == package or not is_installed(name)
 
-    return jax.device_put(array.view(dtype))
+
+def _homes_of_globals(name: str, module: types.ModuleType) -> Iterator[str]:
+    for key, value in list(vars(module).items()):
+        home = home_of(value)
+        if home == f"{name}.{key}" and isinstance(value, types.ModuleType) and not _imports_submodule(module, key):
+            continue
+        yield home
 
 
+def _imports_submodule(package: types.ModuleType, key: str) -> bool:
+    """Whether the package's own code imports its submodule `key`.
+
+    Python sets a submodule as an attribute of its package, whatever code imported it. Without this distinction, an
+    empty `project/__init__.py` would seem to import TensorFlow as soon as the script has imported `project.model`.
+    """
+    try:
+        spec = package.__spec__
+        names = spec.loader.get_code(spec.name).co_names  # type: ignore[union-attr]  # either may be missing: below
+    except Exception:
+        return True  # no code to look at; by value is never wrong, and the other answer could import TensorFlow
+    wanted = (key, f"{package.__name__}.{key}")
+    return any(name == each or name.startswith(f"{each}.") for name in names for each in wanted)
+
+
+_Item_co = TypeVar("_Item_co", covariant=True)
+
+
+def _stored_as(name: str) -> Any:
+    return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))
+
+
+class PyDatasetStandIn:
+    """All that a subclass may use of `keras.utils.PyDataset` (and of the older `Sequence`) works here too.
+
+    The behaviour is that of Keras 3.15 (`keras/src/trainers/data_adapters/py_dataset_adapter.py`), with the instance
+    attributes of the same names: instances are made in the trainer by the real class, and only their `__dict__` comes.
+    A class that uses more of its base than is defined here is not shipped with this stand-in (see `PayloadPickler`).
+    """
+
+    def __init__(self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10) -> None:
+        self._workers = workers
+        self._use_multiprocessing = use_multiprocessing
+        self._max_queue_size = max_queue_size
+
+    # Class attributes, because a constructor that forgets super().__init__() is common and Keras only warns of it.
+    _workers = 1
+    _use_multiprocessing = False
+    _max_queue_size = 10
+
+    workers = _stored_as("_workers")
+    use_multiprocessing = _stored_as("_use_multiprocessing")
+    max_queue_size = _stored_as("_max_queue_size")
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        count = None
+        with contextlib.suppress(NotImplementedError):
+            count = self.num_batches
+        return (self[index] for index in (itertools.count() if count is None else range(count)))
+
+    @property
+    def num_batches(self) -> int | None:
+        # No __len__ of its own: Keras' base has none, and hasattr() is how users ask.
+        if hasattr(self, "__len__"):
+            return len(self)
+        raise NotImplementedError("a PyDataset needs __len__ or the property num_batches")
+
+    def on_epoch_begin(self) -> None:
+        """Do nothing, as in Keras."""
+
+    def on_epoch_end(self) -> None:
+        """Do nothing, as in Keras."""
+
+
+class DatasetStandIn(Generic[_Item_co]):
+    """What a subclass may use of `torch.utils.data.Dataset` works here too, but for the sum of two of them."""
+
+    def __getitem__(self, index: Any) -> _Item_co:
+        raise NotImplementedError("a Dataset needs __getitem__")
+
+
+# By the framework, as `FRAMEWORKS` names it, and the name of the class.
+_STAND_INS: dict[tuple[str, str], type] = {
+    ("TensorFlow", "PyDataset"): PyDatasetStandIn,
+    ("TensorFlow", "Sequence"): PyDatasetStandIn,
+    ("torch", "Dataset"): DatasetStandIn,
+}
+
+
+def stand_in_of(framework: str, name: str) -> type | None:
+    """Return what a framework's class of this name is turned into; None: there is nothing for it."""
+    return _STAND_INS.get((framework, name))
+
+
+# Smaller: more buffers, each with an entry of the shipment's table and a view in the supervisor. Larger: more arrays
+# are copied into the pickle and once more out of it, to where workers share a page only until one writes beside them.
+OUT_OF_BAND_BYTES = 64 * 1024
+# Fewer items are not packed (`packing`). An item that is takes 1 to 2 us longer to read; one that is not takes three to
+# six times its pickle in every worker that reads it.
+LEAST_ITEMS = 1000
+
+
+class ItemError(Exception):
+    """An item cannot be pickled, as its text says; it never leaves `ship`."""
+
+
+class FrameworkNeededError(Exception):
+    """The payload's own code or data refers to this framework, its argument; it never leaves `ship`."""
+
+
+# Of these what matters is where they come from; of all else, what they hold.
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_TENSOR_KINDS = frozenset({"ArrayImpl", "TypedStorage", "UntypedStorage"})  # names of types, for `_reduce_tensor`
 _by_identity: Any = object.__eq__
 LruCacheWrapper = type(functools.lru_cache(lambda: None))
 _make_dispatcher: Callable[[Any], Any] = functools.singledispatch  # which mypy knows too well
@@ -65,13 +235,47 @@ _DISPATCHES = _make_dispatcher(len).__code__
 
 
 class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle, and also: a `numpy.memmap` goes by path, cached functions of `__main__` go, open files do not."""
+    """cloudpickle, and also: a `numpy.memmap` goes by path, cached functions of `__main__` go, open files do not.
 
-    met: set[int] | None = None  # takes the ids of objects that are told apart by identity alone, if it is wanted
+    What it pickles is loaded without an import of these `frameworks`; else it raises FrameworkNeededError. Functions
+    and classes of modules that import one of them go by value, with just the globals they use; the base of a Keras
+    `PyDataset` or a `Dataset` of torch becomes one that stands in for it (`stand_in_of`).
+    """
+
+    def __init__(
+        self, file: Any, buffer_callback: Callable[[Any], Any], frameworks: AbstractSet[str] = frozenset()
+    ) -> None:
+        super().__init__(file, buffer_callback=buffer_callback)
+        self._frameworks, self._imports = frameworks, FrameworkImports(frameworks)
+        self.met: set[int] = set()  # ids of objects that are told apart by identity alone
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if self.met is not None and kind.__eq__ is _by_identity:
+        if not self._frameworks:
+            return self._reduce(obj, kind)
+        if not issubclass(kind, _NAMED):
+            if kind.__name__ in _TENSOR_KINDS:
+                self._refuse(home_of(obj))
+            return self._reduce(obj, kind)
+        if self._stand_in_of(obj) is not None:
+            return stand_in_of, (framework_of(obj.__module__), obj.__name__)
+        home = home_of(obj)
+        self._refuse(home)
+        if issubclass(kind, types.ModuleType):
+            self._refuse_module(home)
+        reduced = self._reduce(obj, kind)
+        if reduced is NotImplemented and self._imports.of(home):
+            if issubclass(kind, type):
+                reduced = internals._dynamic_class_reduce(obj)
+            elif issubclass(kind, types.FunctionType):
+                reduced = self._dynamic_function_reduce(obj)
+        if isinstance(reduced, tuple) and len(reduced) > 2:
+            self._check_code(obj)
+            self._spell_out_annotations(reduced[2])
+        return reduced
+
+    def _reduce(self, obj: Any, kind: type) -> Any:
+        if kind.__eq__ is _by_identity:
             self.met.add(id(obj))
         if kind is np.memmap:
             return _reduce_memmap(obj)
@@ -92,7 +296,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
-        if kind.__name__ in TENSOR_KINDS and (reduced := _reduce_tensor(obj)) is not NotImplemented:
+        if kind.__name__ in _TENSOR_KINDS and (reduced := _reduce_tensor(obj)) is not NotImplemented:
             return reduced
         if issubclass(kind, getattr(sys.modules.get("tqdm.std"), "tqdm", ())):
             raise TypeError("a progress bar cannot be pickled")  # sent, it would fail where it arrives
@@ -100,17 +304,77 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def is_by_value(self, named: Any) -> bool:
         """Whether a function or class is to be sent itself, not its name."""
-        return not is_found_by_name(named)
+        return not is_found_by_name(named) or self._imports.of(named.__module__)
+
+    def _refuse(self, home: str) -> None:
+        """What is of this module is used."""
+        if framework_of(home) in self._frameworks:
+            raise FrameworkNeededError(framework_of(home))
+
+    def _refuse_module(self, name: str) -> None:
+        """This module is used as a whole, or imported by code as it runs: it is the real one, framework and all."""
+        if self._imports.of(name):
+            raise FrameworkNeededError(next(each for each in self._frameworks if FrameworkImports({each}).of(name)))
+
+    def _check_code(self, obj: Any) -> None:
+        if isinstance(obj, types.FunctionType):
+            for name in _imported_inside(obj.__code__):
+                self._refuse_module(name)
+            return
+        for base in obj.__mro__:
+            stand_in = self._stand_in_of(base)
+            if stand_in is not None:
+                lacking = set(dir(base)) - set(dir(stand_in))
+                if any(not lacking.isdisjoint(code.co_names) for code in _codes_of(obj)):
+                    raise FrameworkNeededError(framework_of(base.__module__))
+                return
+
+    def _stand_in_of(self, obj: Any) -> type | None:
+        framework = framework_of(obj.__module__) if isinstance(obj, type) else ""
+        return stand_in_of(framework, obj.__name__) if framework in self._frameworks else None
+
+    def _spell_out_annotations(self, state: Any) -> None:
+        """Annotations that name a framework's types become text: `def f(x) -> tf.Tensor` does not use TensorFlow."""
+        for part in state:  # cloudpickle's own: (attributes, slots) of a function, (namespace, {}) of a class
+            if isinstance(part, dict) and (hints := part.get("__annotations__")):
+                found = {name: repr(hint) if self._names_framework(hint) else hint for name, hint in hints.items()}
+                part["__annotations__"] = found
+
+    def _names_framework(self, hint: Any) -> bool:
+        parts = getattr(hint, "__args__", None) or ()
+        return framework_of(home_of(hint)) in self._frameworks or any(map(self._names_framework, parts))
 
 
-def why_unpicklable(part: object) -> Exception | None:
-    """What pickling this part alone raises; None where it works. Nothing is kept of it and no array is copied."""
-    try:
-        PayloadPickler(_NullFile(), buffer_callback=out_of_band(lambda _: None, 0)).dump(part)
-    except Exception as error:
-        if isinstance(error, MemoryError):
+def _imported_inside(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imported_inside(constant)
+
+
+def _codes_of(cls: type) -> Iterator[types.CodeType]:
+    for value in vars(cls).values():
+        for function in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))):
+            if isinstance(function, types.FunctionType):
+                yield function.__code__
+
+
+def first_unpicklable(values: Iterable[object]) -> tuple[int, Exception] | None:
+    """Return which of these is the first that cannot be pickled by itself, and what that raised.
+
+    Nothing is kept of them and no array is copied.
+    """
+    pickler = PayloadPickler(_NullFile(), out_of_band(lambda _: None, 0))
+    for at, value in enumerate(values):
+        try:
+            pickler.dump(value)
+        except MemoryError:
             raise
-        return error
+        except Exception as error:
+            return at, error
+        pickler.clear_memo()
     return None
 
 
@@ -198,3 +462,42 @@ def _is_file_of(root: Any) -> bool:
         return bool(os.stat(root.filename).st_size >= root.offset + root.nbytes)
     except OSError:  # deleted since: only the mapping has it
         return False
+
+
+# ---- tensors ----
+
+
+def _reduce_tensor(value: Any) -> Any:
+    """Return how a tensor's storage, or an array of JAX, is pickled; NotImplemented: in its own way."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and type(value) is torch.storage.TypedStorage:
+        return _typed_storage, (value._untyped_storage, value.dtype)
+    if torch is not None and type(value) is torch.UntypedStorage:
+        if value.device.type != "cpu":
+            raise TypeError(f"a torch tensor on {value.device}, but workers use only the CPU; call .cpu()")
+        return _untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(value).numpy(),)
+    if jax is not None and isinstance(value, jax.Array) and value.is_fully_addressable and not value.weak_type:
+        array = np.asarray(value)
+        # Of dtypes that are not its own NumPy pickles the bytes with the rest.
+        return _jax_array, (array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}"), array.dtype)
+    return NotImplemented
+
+
+def _typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    make: Any = torch.storage.TypedStorage
+    return make(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _untyped_storage(memory: npt.NDArray[np.uint8]) -> Any:
+    import torch
+
+    return torch.from_numpy(memory).untyped_storage()
+
+
+def _jax_array(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Any:
+    """Return a JAX array on its default device; JAX begins its threads here, if they do not run yet."""
+    import jax
+
+    return jax.device_put(array.view(dtype))

@@ -11,21 +11,29 @@ import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
 from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
+from loaderpool.sources.recognise import Sized
+from loaderpool.sources.tables import Columns
 from loaderpool.system.interrupts import checkpoint, is_of_a_handler
-from loaderpool.transport.payload.by_value import FrameworkFreePickler, FrameworkNeededError, loaded_frameworks
-from loaderpool.transport.payload.diagnose import copied_generators, describe_offender, large_data
-from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES, ItemError, ItemPacking
-from loaderpool.transport.payload.pickler import why_unpicklable
-from loaderpool.transport.pickling import out_of_band, put_object
+from loaderpool.transport.payload.captured_state import CALLED, copied_generators, large_data
+from loaderpool.transport.payload.pickler import (
+    LEAST_ITEMS,
+    OUT_OF_BAND_BYTES,
+    FrameworkNeededError,
+    ItemError,
+    PayloadPickler,
+    first_unpicklable,
+    loaded_frameworks,
+)
+from loaderpool.transport.pickling import out_of_band, send
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import CachePlan
     from loaderpool.memory.adoption import DataFile
-
-CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 
 
 class Shipment(NamedTuple):
@@ -77,25 +85,33 @@ def named_parts(payload: dict[str, object]) -> dict[str, object]:
 
 
 def _describe(payload: dict[str, object], error: Exception) -> str:
+    from loaderpool.transport.payload.diagnose import describe_offender  # seldom needed
+
     payload = named_parts(payload)
     others = {name: part for name, part in payload.items() if name != "source"}
     # Its source may have been packed all right, and takes long to look through.
-    return describe_offender(payload if why_unpicklable(others) is None else others, error)
+    return describe_offender(payload if first_unpicklable([others]) is None else others, error)
 
 
 def _shipment(payload: dict[str, object], frameworks: frozenset[str]) -> Shipment:
     buffers: list[memoryview] = []
-    packing = ItemPacking()
     with io.BytesIO() as file:
-        pickler = FrameworkFreePickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks)
-        pickler.met = packing.met
-        pickler.dump(packing.prepare(payload))
+        pickler = PayloadPickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks)
+        packed, sources, source = 0, set[int](), payload.get("source")
+        if not isinstance(source, (list, tuple, np.ndarray, Columns, Sized)) or len(source) < LEAST_ITEMS:
+            pickler.dump(payload)
+        else:
+            from loaderpool.transport.payload.packing import ItemPacking  # which other sources do without
+
+            packing = ItemPacking(pickler.met)
+            pickler.dump(packing.prepare(payload))
+            packed, sources = packing.packed, packing.sources
         told: tuple[Warning, ...] = ()
         if any(name in payload for name in CALLED):  # else: what a reader is sent, or what a hook changed
             parts = named_parts(payload)
-            large = large_data(parts, packing.sources, pickler.is_by_value, packing.nbytes)
+            large = large_data(parts, sources, pickler.is_by_value, pickler.met)
             told = (*map(LargeDataWarning, large), *map(LoaderpoolWarning, copied_generators(parts)))
-        return Shipment(file.getvalue(), tuple(buffers), packing.packed, told, frameworks)
+        return Shipment(file.getvalue(), tuple(buffers), packed, told, frameworks)
 
 
 # ---- where its arrays go: into files in which they stand already or are adopted, or by a copy into the arena ----
@@ -129,29 +145,26 @@ def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
     found = Placement()
     if not shipment.buffers:
         return found
-    from loaderpool.memory.adoption import is_in_passing, place_of, why_copied  # which few loaders need
+    from loaderpool.memory.adoption import is_in_passing, place_of  # which few loaders need
 
     reasons: collections.Counter[str] = collections.Counter()
     for number, buffer in enumerate(shipment.buffers):
-        file, reason = None, ""
         checkpoint()
         try:
             if not hands_over_files:
-                reason = "the workers are spawned"
-            elif len(found.files) < _MOST_FILES:
-                file = place_of(buffer)
-            else:
-                reason = f"the loader shares {_MOST_FILES} other arrays"
-        except OSError as error:  # no memory for files, or no descriptors: there may be some in the arena
-            reason = str(error)
-        if file is not None:
-            if file[0] not in found.files:
-                found.files.append(file[0])
-            found.places[number] = found.files.index(file[0]), file[1]
-            found.shared_bytes += buffer.nbytes
-        elif not is_in_passing(buffer):
-            found.copied_bytes += buffer.nbytes
-            reasons[reason or why_copied(buffer) or "it was changed meanwhile"] += buffer.nbytes
+                raise OSError("the workers are spawned")
+            if len(found.files) == _MOST_FILES:
+                raise OSError(f"the loader shares {_MOST_FILES} other arrays")
+            file, offset = place_of(buffer)
+        except OSError as error:  # or no memory for files, or no descriptors: there may be some in the arena
+            if not is_in_passing(buffer):
+                found.copied_bytes += buffer.nbytes
+                reasons[str(error)] += buffer.nbytes
+            continue
+        if file not in found.files:
+            found.files.append(file)
+        found.places[number] = found.files.index(file), offset
+        found.shared_bytes += buffer.nbytes
     found.copied_because = tuple(f"{nbytes:,} bytes: {reason}" for reason, nbytes in reasons.most_common())
     return found
 
@@ -186,9 +199,10 @@ def put_shipment(
                 checkpoint()
                 arena.map[start + at : start + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
-        table, nbytes = put_object(arena, (where, (start, end), places, sizes, cache))
+        table = send((where, (start, end), places, sizes, cache))
+        extents.append(arena.put(table))
     except BaseException:
         for extent in extents:
             arena.give_back(extent)
         raise
-    return [*extents, table], table.offset, nbytes
+    return extents, extents[-1].offset, len(table)

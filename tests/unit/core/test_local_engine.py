@@ -13,7 +13,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.plan.permutation import Permutation
-from loaderpool.worker.global_rng import SavedGlobals
+from loaderpool.worker.own_process import SavedGlobals
 
 
 def test_tiny_batches_pay_for_the_order_and_for_the_global_generators_once_for_many(

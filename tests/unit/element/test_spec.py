@@ -19,8 +19,8 @@ import pytest
 from scipy import sparse
 
 import loaderpool as lp
-from loaderpool.element.leaf import can_write, convert_leaf
 from loaderpool.element.spec import ArraySpec, mismatch, read_spec, sample_spec
+from loaderpool.element.structure import can_write, convert_leaf
 from loaderpool.errors import ArgumentError, SpecMismatchError
 
 ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]

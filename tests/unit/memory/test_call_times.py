@@ -15,8 +15,8 @@ from loaderpool.memory.call_times import (
     read_call_times,
 )
 from loaderpool.memory.recorder import WorkerRecorder, worker_rings
+from loaderpool.plan.order import Ticket
 from loaderpool.worker import jobs
-from loaderpool.worker.jobs import Job
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def call(clock: CallClock, lengths: dict[int, int], epoch: int = 0, ends: bool =
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs.clock, "monotonic_ns", lambda: now_ns[0])
         noted = jobs.Progress(board, 0, 0, Exception, clock)
-        noted.begin_ticket(1_000, epoch, are_told=False)
+        noted.begin_ticket(1_000, Ticket(run=1, epoch=epoch), are_told=False)
         for index, ns in lengths.items():
-            noted.note(Job(1, epoch, 0, 1, 0, None, 0), index)
+            noted.note(index)
             now_ns[0] += ns
         if ends:
             noted.end_ticket(now_ns[0])

@@ -12,7 +12,7 @@ import pytest
 
 from loaderpool.plan.permutation import stream_key
 from loaderpool.plan.sample_streams import BATCH_KIND, SAMPLE_KIND, SampleStreams
-from loaderpool.worker.global_rng import SavedGlobals
+from loaderpool.worker.own_process import SavedGlobals
 from tests.support.draws import global_draws
 
 

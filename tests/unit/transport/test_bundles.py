@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import ClosedError, SourceError, UnpicklableError
-from loaderpool.memory.feed_table import FEED_TABLE_BYTES, Bundle, FeedTable
-from loaderpool.transport.pickling import Frame, frames
+from loaderpool.plan.order import Ticket
 from loaderpool.transport.reports import Failure, what_ended
-from loaderpool.worker.jobs import Abandoned, Job, StreamedItems
+from loaderpool.worker.bundles import FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
+from loaderpool.worker.jobs import Abandoned, StreamedItems
 
 _ROOM = 8 << 20
 
@@ -77,11 +77,11 @@ def bundled(items: list[Any], first: int = 0) -> tuple[Frame, list[Any]]:
     shared = mmap.mmap(-1, FEED_TABLE_BYTES + _ROOM)
     at = FEED_TABLE_BYTES + 24
     frame.write_into(memoryview(shared)[at : at + frame.nbytes])
-    bundle = Bundle(at, frame.nbytes, frame.buffers, frame.first, frame.rows)
+    bundle = Bundle(at, frame.nbytes, frame.buffers, frame.first)
     FeedTable(shared, 0).write(3, bundle)
     source = StreamedItems()
     source.shared = shared
-    positions = source.positions(Job(1, 0, 3, 1, 0, len(items), feed=0)).tolist()
+    positions = source.positions(Ticket(run=1, batch=3, stop=len(items))).tolist()
     assert positions == list(range(first, first + len(items)))
     return frame, [source[position] for position in positions]
 
@@ -155,11 +155,11 @@ def test_bytes_that_are_no_longer_the_batchs_are_not_looked_at() -> None:
     source = StreamedItems()
     source.shared = shared
     table = FeedTable(shared, 0)
-    table.write(0, Bundle(FEED_TABLE_BYTES, 64, 3, 0, 1))
+    table.write(0, Bundle(FEED_TABLE_BYTES, 64, 3, 0))
     shared[FEED_TABLE_BYTES : FEED_TABLE_BYTES + 64] = b"\xff" * 64  # sizes that nothing has
     for batch in (0, 1):
         with pytest.raises(Abandoned):
-            source.positions(Job(1, 0, batch, 1, 0, 1, feed=0))
+            source.positions(Ticket(run=1, batch=batch, stop=1))
 
 
 def test_what_ended_a_stream_travels() -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.global_rng import SavedGlobals
-from loaderpool.worker.jobs import Job, Opened
+from loaderpool.worker.jobs import Opened
+from loaderpool.worker.own_process import SavedGlobals
 
 
 def calls_of(fn: Any, **settings: Any) -> Calls:
@@ -22,7 +23,7 @@ def calls_of(fn: Any, **settings: Any) -> Calls:
 
 
 def rows(indices: Any) -> Opened:
-    return Opened(Job(0, 0, 0, 1, 0, None), np.arange(len(indices)), list(indices))
+    return Opened(Ticket(), np.arange(len(indices)), list(indices))
 
 
 def stopping(times: int) -> Callable[[int], int]:
@@ -42,7 +43,7 @@ def stopping(times: int) -> Callable[[int], int]:
 def test_stop_iteration_is_an_error_of_its_own_sample(times: int, error: type[Exception], last: int) -> None:
     results: list[Any] = []
     with pytest.raises(error):
-        calls_of(stopping(times)).samples(rows(range(last + 1)), 0, last + 1, results)
+        calls_of(stopping(times)).block(rows(range(last + 1)), 0, last + 1, results, None)
     assert results == [0, 1]  # their number tells which sample it was
 
 
@@ -79,5 +80,5 @@ def test_an_error_after_a_draw_is_met_again_with_seeds() -> None:
 def test_a_range_gives_what_its_index_has(source: Any, fn: Any) -> None:
     calls = Calls(check_arguments(lp.Loader(source, fn, workers=0)._core.arguments).payload)
     results: list[Any] = []
-    calls.samples(rows([5, 0, 19, 7]), 0, 4, results)
+    calls.block(rows([5, 0, 19, 7]), 0, 4, results, None)
     assert results == [(fn or int)(source[index]) for index in (5, 0, 19, 7)]

@@ -17,8 +17,9 @@ import loaderpool as lp
 from loaderpool.core.delivery import aligned_empty
 from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
+from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.worker.jobs import Abandoned, Filled, Job, Progress, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Filled, Progress, WorkFailed
 from loaderpool.worker.work import Work
 from tests.support.batches import copied
 
@@ -48,9 +49,9 @@ class Bench:
         self.slots = [aligned_empty(max(self.form.slot_bytes, 1)) for _ in range(3)]
         return self
 
-    def job(self, batch: int, epoch: int = 0, deaths: int = 0) -> Job:
+    def job(self, batch: int, epoch: int = 0, deaths: int = 0) -> Ticket:
         rows = self.plan.rows(epoch, batch)
-        return Job(RUN, epoch, batch, 1, 0, rows, attempt=deaths)
+        return Ticket(0, 0, RUN, epoch, batch, stop=rows, deaths=deaths)
 
     def begin(self, batch: int) -> bool:
         slot = self.slots[batch % 3]
@@ -76,6 +77,14 @@ class Bench:
         self.numbers[Board.mark(RUN)] = RUN
 
 
+def end_threads(calls: Any) -> None:
+    for _ in range(calls._threads):
+        calls._queue.put(None)
+    for thread in threading.enumerate():
+        if thread.name.startswith("loaderpool_"):
+            thread.join(10)
+
+
 @contextlib.contextmanager
 def bench(fn: Any, size: int = 24, **settings: Any) -> Iterator[Bench]:
     made = Bench(fn, size, **settings)
@@ -83,7 +92,7 @@ def bench(fn: Any, size: int = 24, **settings: Any) -> Iterator[Bench]:
         yield made
     finally:
         assert made.work._threads is not None
-        made.work._threads._executor.shutdown()
+        end_threads(made.work._threads)
 
 
 # ---- order and streams ----

@@ -14,9 +14,10 @@ from loaderpool.core.delivery import aligned_empty
 from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
+from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.worker.global_rng import SavedGlobals
-from loaderpool.worker.jobs import Abandoned, Filled, Job, Progress, WorkFailed
+from loaderpool.worker.jobs import Abandoned, Filled, Progress, WorkFailed
+from loaderpool.worker.own_process import SavedGlobals
 from loaderpool.worker.work import Work
 from tests.support.batches import assert_same, copied
 
@@ -48,8 +49,8 @@ class Bench:
         self, batch: int, count: int = 1, rows: tuple[int, int] | None = None, epoch: int = 0, attempt: int = 0
     ) -> Filled:
         start, stop = rows or (0, self.plan.rows(0, batch))
-        job = Job(RUN, epoch, batch, count, start, stop, attempt)
-        return self.work.fill(job, self.slot, 0, self.slot.nbytes)
+        ticket = Ticket(0, 0, RUN, epoch, batch, 0, count, start, stop, deaths=attempt)
+        return self.work.fill(ticket, self.slot, 0, self.slot.nbytes)
 
     def read(self, batch: int, count: int = 1) -> list[Any]:
         read = self.form.read(self.slot, self.plan.rows(0, batch), count)
@@ -117,8 +118,8 @@ def test_what_the_probe_saw_is_dropped_where_its_turn_will_not_come(how: dict[st
     bench = Bench(growing([]), batch_size=4, pad=True).prepare()
     kept = bench.work.calls.kept
     assert len(kept) == 8
-    job = Job(RUN, how.get("epoch", 0), 0, 1, 0, 4, after=how.get("start", 0))
-    bench.work.fill(job, bench.slot, 0, bench.slot.nbytes)
+    ticket = Ticket(0, 0, RUN, how.get("epoch", 0), rest=how.get("start", 0), stop=4)
+    bench.work.fill(ticket, bench.slot, 0, bench.slot.nbytes)
     assert not kept
 
 

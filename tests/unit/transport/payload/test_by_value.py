@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool.transport.payload.by_value import FRAMEWORKS, FrameworkImports
+from loaderpool.transport.payload.pickler import FRAMEWORKS, FrameworkImports
 from loaderpool.transport.payload.ship import Shipment, ship
 from tests.support.child import run_child
 from tests.support.shipping_child import in_child
@@ -461,7 +461,7 @@ def test_with_the_real_tensorflow_and_keras(tmp_path: Path) -> None:
 def test_the_stand_in_has_all_public_names_of_the_real_base(tf: Any) -> None:
     import keras
 
-    from loaderpool.transport.payload.by_value import PyDatasetStandIn
+    from loaderpool.transport.payload.pickler import PyDatasetStandIn
 
     public = {name for name in dir(keras.utils.PyDataset) if not name.startswith("_")}
     assert public <= set(dir(PyDatasetStandIn))

@@ -22,7 +22,7 @@ from loaderpool.sources.packed import PackedItems
 from loaderpool.sources.recognise import as_source
 from loaderpool.system import capacity
 from loaderpool.transport.payload import packing
-from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
+from loaderpool.transport.payload.pickler import LEAST_ITEMS, OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import ship
 from loaderpool.transport.pickling import receive
 
@@ -157,7 +157,7 @@ def test_what_is_small_or_is_no_plain_list_stays_as_it_is(kind: str, monkeypatch
     if kind == "few bytes":
         monkeypatch.setattr(packing, "_LEAST_BYTES", 1 << 20)
     sources: dict[str, Any] = {
-        "few": [{"i": i} for i in range(packing.LEAST_ITEMS - 1)],
+        "few": [{"i": i} for i in range(LEAST_ITEMS - 1)],
         "few bytes": [{"i": i} for i in range(N)],
         "list subclass": Mine({"i": i} for i in range(N)),
         "two-dimensional": np.full((N, 2), "text", object),

@@ -15,9 +15,8 @@ from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.system import capacity
-from loaderpool.transport.payload import loaded
 from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
+from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import put_shipment, ship
 
 LOADER = 7
@@ -92,12 +91,6 @@ def test_an_update_looks_at_nothing_in_the_arena(arena: Arena) -> None:
     changed = payload["source"].target
     assert np.array_equal(changed.large, large) and changed.large.flags.writeable
     assert changed.small == [1] and not hasattr(changed, "old") and not changed.kept.any()
-
-
-def test_no_change_travels_in_a_longer_piece_than_marshal_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaded, "_PIECE_BYTES", 3000)
-    (parts,) = loaded.plain({3: loaded.Change(b"a", [bytearray(10_000), bytearray()])}).values()
-    assert [list(map(len, part)) for part in parts] == [[1], [3000, 3000, 3000, 1000], [0]]
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loaderpool.transport.payload.loaded import describe_load_error
-from loaderpool.transport.payload.packing import OUT_OF_BAND_BYTES
+from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.pickling import receive
 from tests.support.child import run_child

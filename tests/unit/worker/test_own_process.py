@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loaderpool.plan.sample_streams import SampleStreams
-from loaderpool.worker.global_rng import GlobalsWatch, KeptGlobals, SavedGlobals, global_states
+from loaderpool.worker.own_process import GlobalsWatch, KeptGlobals, SavedGlobals, global_states
 from tests.support.child import run_child
 from tests.support.draws import global_draws
 
@@ -107,7 +107,7 @@ def test_the_watch_imports_nothing_and_counts_the_first_import_as_a_draw() -> No
     result = run_child(f"""
         import itertools, os, sys
         import numpy as np
-        from loaderpool.worker.global_rng import GlobalsWatch
+        from loaderpool.worker.own_process import GlobalsWatch
 
         watch, numbers = GlobalsWatch(), itertools.count()
         if "numpy.random" in sys.modules:  # NumPy 1

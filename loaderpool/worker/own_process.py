@@ -1,19 +1,119 @@
-"""The global generators of `random`, `numpy.random` and torch: whether code draws from them, and the caller's state."""
+"""What a whole process shares with the user's code: its start and end as a worker, its global random generators."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
+import io
+import os
 import pickle
 import random
+import signal
 import sys
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 import numpy as np
+
+from loaderpool.system import machine
+from loaderpool.system.interrupts import is_of_a_handler
+
+_is_stray = False
+
+
+def _note_stray() -> None:
+    global _is_stray
+    _is_stray = True
+
+
+def end_stray(error: BaseException | None = None) -> None:
+    """End this process where it is a worker's child; returns in every other one.
+
+    Called wherever the user's code gives the word back to ours, before anything is written or told: slot, board and
+    pipes are the worker's. A child that ends itself, as those of `multiprocessing` do, never comes here. After an
+    error of the user's code, the child's status and texts are those that it would have had alone.
+    """
+    if not _is_stray:
+        return
+    status = 0
+    try:
+        if isinstance(error, SystemExit):
+            status = _status_of(error)
+        elif error is not None:
+            status = 1
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _status_of(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def become_worker(supervisor_pid: int, close_descriptors: Iterable[int] = ()) -> None:
+    """Cut the ties to supervisor and trainer that a fork leaves; `close_descriptors` are those of others.
+
+    Runs in: a worker, first thing. The supervisor is single-threaded, so its one thread is the one whose end kills us.
+    """
+    machine.die_with_parent(supervisor_pid)
+    machine.raise_oom_score()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    for descriptor in close_descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    settle_process()
+
+
+def settle_process() -> None:
+    """Set this process up for the user's code, whichever way it was started."""
+    # What the function frees is there for the next sample: fresh pages for each decoded image cost a third of the time.
+    machine.keep_freed_blocks()
+    # What the function prints is seen at once, and not lost in a buffer when the worker is ended.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    machine.at_forks(after_in_child=_note_stray)
+    settle_libraries()
+    gc.enable()
+
+
+def settle_libraries() -> None:
+    """Have libraries that are imported by now start no threads of their own."""
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+
+
+def serve(run: Callable[[], None]) -> NoReturn:
+    """Be a worker to the end, and end the process."""
+    status = 1
+    try:
+        run()
+        status = 0
+    except (BrokenPipeError, ConnectionResetError):  # the supervisor is gone: all is over
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Not by the interpreter's own end, which would wait for threads that the function has left running.
+        machine.flush_standard_streams()
+        os._exit(status)
+
+
+# ---- the global generators of `random`, `numpy.random` and torch ----
 
 _NUMPY = "numpy.random.mtrand"  # NumPy 2 imports it when it is asked for
 _HEAD_BYTES = object.__basicsize__  # of an object: how many refer to it, and its type
 _TWISTER_BYTES = 625 * 4  # at `numpy.random.MT19937().ctypes.state_address`
-_IS_CPYTHON = sys.implementation.name == "cpython"
 
 Picture = tuple[Any, ...]
 
@@ -37,12 +137,9 @@ class GlobalsWatch:
 
     def look(self) -> Picture:
         """Return what the generators look like now."""
-        modules = sys.modules
-        if not _IS_CPYTHON:
-            return global_states()
         gauss: Any = random._inst.gauss_next  # type: ignore[attr-defined]
-        torch = _torch_state() if "torch" in modules else None
-        if _NUMPY not in modules:
+        torch = _torch_state() if "torch" in sys.modules else None
+        if _NUMPY not in sys.modules:
             return self._python.tobytes(), gauss, torch
         generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
@@ -51,6 +148,21 @@ class GlobalsWatch:
             self._state = _memory_at(generator.ctypes.state_address, _TWISTER_BYTES)
             self._generator, self._owner = generator, _memory_of(np.random.mtrand._rand)
         return self._python.tobytes(), gauss, torch, generator, self._state.tobytes(), self._owner.tobytes()
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
+        """Return what `work` gives, and whether it drew; what it raises is raised only where it did not."""
+        seen, self.seen = self.seen, None
+        before = seen or self.look()
+        try:
+            result = work(*arguments)
+        except Exception as error:  # not Ctrl-C: it would be gone with a second run
+            end_stray(error)  # `random` is seeded again in a fork, which is no draw
+            if is_of_a_handler(error) or self.look() == before:
+                raise
+            return None, True
+        drew = self.look() != before
+        self.seen = None if drew else seen
+        return result, drew
 
 
 class SavedGlobals:
