@@ -123,9 +123,7 @@ class Converter:
         for array, leaf in zip(arrays, self.row(result, index), strict=True):
             array[row] = leaf
 
-    def write_block(
-        self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any], indices: Sequence[int]
-    ) -> bool:
+    def write_block(self, arrays: Sequence[npt.NDArray[Any]], row: int, results: Sequence[Any]) -> bool:
         """Write several results, as `take` left them, into the rows from `row` on; False: make them one by one.
 
         That is so if a result is not as the spec says, which its own call will tell, or if it may have changed since:
@@ -142,20 +140,14 @@ class Converter:
                         return False
                     waiting.update(map(id, column))
                     count += len(column)
-                elif not self._write_scalars(component, array, row, column, kinds, indices):
+                elif not self._write_scalars(component, array, row, column, kinds):
                     return False
         except (TypeError, ValueError, OverflowError):  # of another dtype, or number of axes; or too large
             return False
         return len(waiting) == count
 
     def _write_scalars(
-        self,
-        component: int,
-        array: npt.NDArray[Any],
-        row: int,
-        column: Sequence[Any],
-        kinds: set[type],
-        indices: Sequence[int],
+        self, component: int, array: npt.NDArray[Any], row: int, column: Sequence[Any], kinds: set[type]
     ) -> bool:
         kind = next(iter(kinds))
         if len(kinds) == array.ndim == 1 and (
@@ -166,7 +158,7 @@ class Converter:
         if not all(issubclass(kind, _IMMUTABLE) for kind in kinds):
             return False
         for at, value in enumerate(column):
-            array[row + at] = self.leaf(value, component, indices[at])
+            array[row + at] = self.leaf(value, component, 0)  # its own call tells which was wrong
         return True
 
 

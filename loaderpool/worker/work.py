@@ -277,7 +277,7 @@ class Work:
                     converter.write_row(arrays, row, calls.unit(opened, start, stop), indices[start])
                 else:
                     self.calls.block(opened, start, stop, results, converter.take)
-                    if not converter.write_block(arrays, row, results, indices[start:stop]):
+                    if not converter.write_block(arrays, row, results):
                         raise SpecMismatchError  # the row that is wrong is told by its own call
                 start = stop
             except self._catches as error:

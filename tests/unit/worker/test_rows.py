@@ -28,7 +28,7 @@ def write(make: Callable[[int], Any]) -> list[Any] | None:
     take = converter.take or (lambda result: result)
     results = [take(make(index)) for index in range(ROWS)]
     arrays = [np.zeros((ROWS, *c.shape), c.dtype) for c in spec.components]
-    return [array.tolist() for array in arrays] if converter.write_block(arrays, 0, results, range(ROWS)) else None
+    return [array.tolist() for array in arrays] if converter.write_block(arrays, 0, results) else None
 
 
 def returning(kept: Any, fill: Callable[[Any, int], object], wrap: Callable[[Any], Any] = lambda it: it) -> Any:
