@@ -110,7 +110,7 @@ def _wait_unloaded(pool: lp.Pool) -> None:
     session = pool._session
     deadline = time.monotonic() + _UNLOAD_S
     while session is not None and time.monotonic() < deadline:
-        if not any(isinstance(each, PoolEngine) for each in list(session.session.runs.values())):
+        if not any(isinstance(each, PoolEngine) for each in list(session.session.listeners.values())):
             return
         session.catch_up()
         time.sleep(0.01)
