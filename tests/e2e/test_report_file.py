@@ -50,8 +50,8 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path, monkeypatch: 
     assert len(running["timeline"]) >= 2
     assert all(each["workers"] == 2 for each in running["timeline"])
     assert sum(each["wait_share"] for each in running["timeline"]) > 0
-    assert all(each["samples"] > 50 for each in running["statistics"]["workers"])
-    assert running["statistics"]["calls"]["timed"] > 50
+    assert all(each["samples"] > 10 for each in running["statistics"]["workers"])
+    assert running["statistics"]["calls"]["timed"] > 5
     assert running["statistics"]["batches"] == told.batches
     assert running["explanation"]["verdict"] == loader.explain(None).verdict.name
     loader.report(path)
