@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 from loaderpool.element.structure import Structure, listed
-from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
+from loaderpool.errors import ArgumentError, SpecMismatchError, brief
 from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.tables import unequal
-from loaderpool.system.machine import file_identity
 
 _LEAST_CACHE_BYTES = 1 << 20
 """Of a dataset's chunk cache; HDF5's own default."""
@@ -55,46 +53,20 @@ class HDF5(FileSource):
             raise ArgumentError(f"keys: the datasets in {path} must have the same number of rows, but {has}")
         return rows[0]
 
-    def open(self, path: str) -> _OpenFile:
-        """Open a file in this process."""
-        return _OpenFile(path, self._names, self._cache_bytes)
+    def open(self, path: str) -> tuple[Any, list[Any]]:
+        """Open a file in this process; returns it and its datasets.
 
-    def read(self, handle: _OpenFile, record: Record) -> Any:
-        """Return one row of each dataset."""
-        return self._structure.unflatten([dataset[record.number] for dataset in handle.datasets])
-
-
-class _OpenFile:
-    """A file that this process has open. Ownership: closes it with the last reference.
-
-    Also in a fork of the process, for HDF5 opens no file a second time: while it has the inherited one, any code that
-    opens the path gets that. What is closed is the fork's own copy of the descriptor.
-    """
-
-    def __init__(self, path: str, names: tuple[str, ...], cache_bytes: int) -> None:
+        The last reference closes it. So does a fork with what it inherited, before it opens anything (`files.py`):
+        HDF5 opens no file a second time, and would give the inherited one. What is closed is the fork's own descriptor.
+        """
         import h5py
 
-        self._owner = os.getpid()
-        self._file = None
-        self._file = h5py.File(path, "r", rdcc_nbytes=cache_bytes)
-        self.datasets = [self._file[name] for name in names]
-        self._descriptor = self._file.id.get_vfd_handle()
-        self._identity = file_identity(self._descriptor)
-        status = os.stat(path)
-        if self._identity != (status.st_dev, status.st_ino):
-            raise SourceError(f"{path} was open before this process was forked, and has been replaced since.")
+        file = h5py.File(path, "r", rdcc_nbytes=self._cache_bytes)
+        return file, [file[name] for name in self._names]
 
-    def __del__(self) -> None:
-        if self._file is None:
-            return
-        if self._owner == os.getpid() or self._identity == file_identity(self._descriptor):
-            self._file.close()
-        else:
-            # A fork that has closed the descriptor, and may have something else under its number, that is not to close.
-            _lost.append(self._file)
-
-
-_lost: list[Any] = []
+    def read(self, handle: tuple[Any, list[Any]], record: Record) -> Any:
+        """Return one row of each dataset."""
+        return self._structure.unflatten([dataset[record.number] for dataset in handle[1]])
 
 
 def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
