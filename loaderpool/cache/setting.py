@@ -23,7 +23,7 @@ class Count(enum.IntEnum):
     OVER_BOUND = 3  # an item was not kept: there is no room for it within `max_bytes`
     NO_ROOM = 4  # nor was this one: the machine has too little memory left, or the disk is full
     BROKEN = 5  # the file cannot be written any more
-    BYTES = 6  # of hosts only: what their caches take
+    BYTES = 6  # no worker's: what the entries take
 
 
 NO_COUNTS = [0] * len(Count)

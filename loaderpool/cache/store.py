@@ -73,7 +73,8 @@ _COUNTER_BYTES = 8 * _COUNTS * MAX_WORKERS
 class Store:
     """One process's way to the entries.
 
-    Ownership: of descriptors of its own: forked processes would share the position of an inherited one.
+    Ownership: of descriptors of its own, until it is collected: forked processes would share the position of an
+    inherited one.
 
     Args:
         plan: what the cache is. Of one on disk, `prepare` has made the file.
@@ -86,8 +87,7 @@ class Store:
     def __init__(self, plan: CachePlan, memory_file: str = "") -> None:
         self._plan, self._in_memory = plan, bool(memory_file)
         files: list[int] = []
-        self._closing = weakref.finalize(self, _close, files)
-        self._closing.atexit = False
+        weakref.finalize(self, _close, files).atexit = False
         files += [_open(plan.where, memory_file)]
         files += [_open(plan.where, memory_file, os.O_APPEND)]
         self._file, self._log = files
@@ -156,11 +156,6 @@ class Store:
             os.lseek(self._file, at, os.SEEK_SET)
             os.write(self._file, place)
         return None
-
-    def close(self) -> None:
-        """Let go of the descriptors and the mapping."""
-        self._view = None
-        self._closing()
 
     def _read(self, at: int, nbytes: int) -> memoryview:
         if self._view is not None:
@@ -301,7 +296,7 @@ def _close(files: list[int]) -> None:
 
 
 def counters_in(arena: Arena, plan: CachePlan) -> memoryview:
-    """Return a cache's counters: a number a `Count` for each worker, or each host, which alone writes them."""
+    """Return a cache's counters: a number a `Count` for each worker, which alone writes them."""
     return memoryview(arena.map)[plan.counters_at : plan.counters_at + _COUNTER_BYTES].cast("Q")
 
 
@@ -324,23 +319,21 @@ def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCa
 class SharedCache:
     """A loader's cache as one process has it.
 
-    Ownership: of a descriptor of the memory file, and of this process's store; the file is gone with its last holder.
+    Ownership: of the descriptor and of this process's store; the memory file is gone with its last holder.
 
     Args:
         plan: what it is.
-        descriptor: of the memory file; a copy of it is kept. -1: on disk.
+        descriptor: of the memory file. -1: on disk.
         counters: as `counters_in` gives them; None: no other process counts.
     """
 
+    _undoing: Undoing | None = None  # closes the descriptor
     _lent: tuple[Arena, Extent, threading.RLock] | None = None  # where the counters are, if in an arena
 
     def __init__(self, plan: CachePlan, descriptor: int = -1, counters: memoryview | None = None) -> None:
         self.plan, self.descriptor = plan, descriptor
         if descriptor >= 0:
-            with InterruptsHeld():
-                self.descriptor = machine.above_standard(os.dup(descriptor))
-                self._undoing = Undoing(self, functools.partial(os.close, self.descriptor))
-        self._identity = machine.file_identity(self.descriptor)
+            self._undoing = Undoing(self, functools.partial(os.close, descriptor))
         self._counters = memoryview(bytearray(_COUNTER_BYTES)).cast("Q") if counters is None else counters
         self._store: Store | None = None
         self._store_pid = 0
@@ -349,7 +342,7 @@ class SharedCache:
 
     @staticmethod
     def create(plan: CachePlan) -> SharedCache:
-        """Return a new one, whose store is there now. Runs in: the trainer; and each host.
+        """Return a new one, whose store is there now. Runs in: the trainer.
 
         Raises:
             CacheError: the directory is another function's or source's, or cannot be used; or there is no memory.
@@ -361,17 +354,14 @@ class SharedCache:
             raise CacheError('cache="memory" needs Linux: pass a directory')
         with InterruptsHeld():
             try:
-                descriptor = machine.create_memory_file("cache")
-                try:
-                    write_head(descriptor, plan)
-                    return SharedCache(plan, descriptor)
-                finally:
-                    os.close(descriptor)
+                made = SharedCache(plan, machine.create_memory_file("cache"))
+                write_head(made.descriptor, plan)
+                return made
             except OSError as error:
                 raise CacheError(f"cache: shared memory could not be created: {error}") from error
 
     def count_in(self, arena: Arena, lock: threading.RLock) -> None:
-        """Count in an extent of the arena from now on, as workers do, until `close`. Runs in: the trainer, and hosts.
+        """Count in an extent of the arena from now on, as workers do, until `close`. Runs in: the trainer.
 
         The lock is held while the arena's extents change.
         """
@@ -408,8 +398,6 @@ class SharedCache:
     def store(self) -> Store:
         """This process's own way to the entries, opened now if it was not."""
         if self._store is None or self._store_pid != os.getpid():
-            if machine.file_identity(self.descriptor) != self._identity:
-                raise OSError("the function has closed the file descriptor of the cache")
             self._store = Store(self.plan, f"/proc/self/fd/{self.descriptor}" if self.descriptor >= 0 else "")
             self._store_pid = os.getpid()
         return self._store
@@ -419,11 +407,9 @@ class SharedCache:
         if self._last is not None:
             return
         self._last = self.counts()
-        if self._store is not None and self._store_pid == os.getpid():
-            self._store.close()
         self._store = None
         self._counters = memoryview(b"")  # so that the mapping goes, even where this object is kept
-        if self.descriptor >= 0:
+        if self._undoing is not None:
             self._undoing.now()
         if self._lent is not None:
             arena, extent, lock = self._lent

@@ -116,7 +116,7 @@ class Payloads:
             from loaderpool.cache.store import SharedCache, counters_in
 
             # Of one in memory the file comes after those of the arrays.
-            file = self.files[loader][files] if cache.in_memory else -1
+            file = machine.above_standard(os.dup(self.files[loader][files])) if cache.in_memory else -1
             payload["cache"] = SharedCache(cache, file, counters_in(self._arena, cache))
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
@@ -155,9 +155,7 @@ class Payloads:
 
     def unload(self, loader: int) -> None:
         """Forget a payload."""
-        payload = self.loaded.pop(loader, {})
-        if payload.get("cache") is not None:
-            payload["cache"].close()
+        self.loaded.pop(loader, None)
         self.places.pop(loader, None)
         for file in self.files.pop(loader, ()):
             os.close(file)

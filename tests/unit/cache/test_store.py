@@ -35,6 +35,11 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedCac
     cache.close()
 
 
+def again(shared: SharedCache) -> SharedCache:
+    """The same as another process has it."""
+    return SharedCache(shared.plan, os.dup(shared.descriptor) if shared.descriptor >= 0 else -1)
+
+
 def test_what_was_put_is_got(shared: SharedCache) -> None:
     store = shared.store()
     assert store.get(5) is None
@@ -44,7 +49,7 @@ def test_what_was_put_is_got(shared: SharedCache) -> None:
         assert bytes(store.get(item) or b"") == value(item)
     assert store.get(200) is None and store.get(10**12) is None
     assert store.put(7, b"another") is None
-    other = SharedCache(shared.plan, shared.descriptor)  # as another process has it
+    other = again(shared)
     assert bytes(other.store().get(7) or b"") == b"another"
     other.store().put(4, b"four")
     assert bytes(store.get(4) or b"") == b"four"
@@ -81,7 +86,7 @@ def test_bytes_past_the_bound_are_given_back_when_two_write_at_once(
     shared: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other process writes between the look at the size and the write."""
-    store, other = shared.store(), SharedCache(shared.plan, shared.descriptor)
+    store, other = shared.store(), again(shared)
     end = 8 << 20
     size = os.fstat(store._log).st_size
     while size + 200_000 < end:
@@ -177,7 +182,6 @@ def _read_all(directory: Path) -> int:
             found = None
         assert found is None or found == value(item)
         missing += found is None
-    store.close()
     return missing
 
 
