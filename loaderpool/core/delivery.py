@@ -7,7 +7,7 @@ import ctypes
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,12 @@ from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec, widened
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
-from loaderpool.plan.order import Plan, Position
+from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 
 if TYPE_CHECKING:
-    from loaderpool.cache.store import SharedCache
     from loaderpool.memory.layout import BatchForm
     from loaderpool.memory.recorder import Origin
-    from loaderpool.transport.payload.captured_state import CapturedState
     from loaderpool.transport.reports import Failure, RowFailure
     from loaderpool.worker.jobs import Probe
 
@@ -56,6 +54,8 @@ class Delivery:
     oversize: tuple[Any, int] | None = None  # mapped memory file and its length
     row_failures: tuple[RowFailure, ...] = ()  # rows left out or replaced in those that are handed out
     ticket: int = 0  # one of those whose work the slot holds
+    slot_bytes: int = 0
+    may_lend: int = 0  # of its run's slots so many may have views
     stored: int = 0  # how many there are, where not all are handed out
     keep: tuple[int, ...] | None = None  # which of them are, in rising order, counted from `first`; None: all
     form: BatchForm = dataclasses.field(init=False)  # how to look at them
@@ -194,75 +194,6 @@ def data_bytes(parts: Sequence[Any]) -> int:
     )
 
 
-class Subscription(Protocol):
-    """Batches of consecutive epochs, in order (or as they are finished)."""
-
-    first_epoch: int
-    outlives_interrupts: bool  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `take` has a delivery, without waiting; batches that are only made when they are taken never are."""
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether it is of a stream, all of which was taken."""
-
-    @property
-    def ended_lanes(self) -> Mapping[int, int]:
-        """Generators that are through: how many batches each lane had that has ended."""
-
-    def take(self) -> Delivery:
-        """The next batches. Blocks until they are there. Raises what the user's function raised, and StopIteration."""
-
-    def extend(self, limit: int) -> None:
-        """Batches up to `limit` (counted from the first epoch on) are wanted, or may be made ahead."""
-
-    def end(self) -> None:
-        """The consumer abandoned the rest. Never blocks; may be called in a finalizer, and twice."""
-
-
-class Engine(Protocol):
-    """Makes one loader's batches: a pool's workers, or this process.
-
-    Attributes:
-        captured: what was pickled, to be compared; None: nothing was.
-        cache: the loader's; None: it has none.
-    """
-
-    captured: CapturedState | None
-    cache: SharedCache | None
-
-    def form(self) -> BatchForm:
-        """The batches' form. Blocks until the first sample has been made."""
-
-    def spec(self) -> ElementSpec:
-        """The spec of all batches, as a dataset must know it beforehand.
-
-        Blocks as `form`, and where a call makes a whole batch until the second has been made.
-        """
-
-    def read_ahead(self) -> int:
-        """How many batches of an epoch that may never be asked for it may well make."""
-
-    def begin(self, place: Position, limit: int) -> Subscription:
-        """Begin a run there.
-
-        Args:
-            place: where its first batch is; the rest of an epoch is a run of its own.
-            limit: batches before this one are wanted, or may be made ahead; of a stream as many as are read.
-        """
-
-    def update(self, changes: dict[str, Any]) -> None:
-        """Batches begun from now on see these attributes of the source's object changed."""
-
-    def statistics(self) -> Mapping[str, Any]:
-        """What it knows for `Loader.statistics()`, but for its cache: fields of `Statistics`."""
-
-    def close(self) -> None:
-        """End; runs end with it."""
-
-
 FIRST_EPOCH = 0  # whose first sample is made as a loader is
 SECOND = 1  # the batch that is looked at
 
@@ -277,7 +208,7 @@ class SecondLook:
 
     Attributes:
         is_over: there is nothing more to come: it was found, or could not be made, which its turn will tell.
-        is_awaited: the batch is being made.
+        is_awaited: it is wanted.
     """
 
     def __init__(self, given: ElementSpec | None, plan: Plan, unit: UnitKind) -> None:
@@ -286,14 +217,9 @@ class SecondLook:
         self.is_awaited = False
         self._seen: ElementSpec | None = None
 
-    def ask(self) -> bool:
-        """Note that the spec of all batches is wanted; returns whether that is new, and the batch is to be made."""
-        was_awaited, self.is_awaited = self.is_awaited, not self.is_over
-        return self.is_awaited and not was_awaited
-
     def end(self, probe: Probe | None) -> None:
         """This is what the second batch is like; None: it cannot be made."""
-        self.is_over, self.is_awaited, self._seen = True, False, None if probe is None else probe.spec
+        self.is_over, self._seen = True, None if probe is None else probe.spec
 
     def widen(self, spec: ElementSpec) -> ElementSpec:
         """The spec of the first batch, None for the axes in which the second differs."""

@@ -38,7 +38,11 @@ _LOADING = "loaderpool: loading the function and its imports in a clean process"
 
 
 class PoolEngine:
-    """Makes a loader's batches in a pool's workers. `delivery.Engine` says what its methods do.
+    """Makes a loader's batches in a pool's workers.
+
+    Attributes:
+        captured: what was pickled, to be compared; None: nothing was.
+        cache: the loader's; None: it has none.
 
     Args:
         session: the pool.
@@ -115,8 +119,6 @@ class PoolEngine:
             compared.pop("source", None)
         self.captured: CapturedState | None = CapturedState(compared, shipment.without)
 
-    # ---- delivery.Engine
-
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
         self.session.check_owner()  # first: in a fork a thread that is not there may hold the lock
@@ -142,11 +144,15 @@ class PoolEngine:
         return self.known_form
 
     def spec(self) -> ElementSpec:
-        """The spec of all batches."""
+        """The spec of all batches, as a dataset must know it beforehand.
+
+        Blocks as `form`, and where a call makes a whole batch until the second has been made.
+        """
         form, second = self.form(), self._second
         with InterruptsHeld():
             with self.session.lock:
-                if second.ask():
+                if not (second.is_over or second.is_awaited):
+                    second.is_awaited = True
                     self._look(SECOND)
             self._wait(lambda: second.is_over or self._is_over)
         return second.widen(form.spec)
@@ -156,11 +162,16 @@ class PoolEngine:
             self.session.session.wait(is_ready)
 
     def read_ahead(self) -> int:
-        """Enough to keep workers busy."""
+        """How many batches of an epoch that may never be asked for it may well make: enough to keep workers busy."""
         return self.session.workers_wanted + 1
 
     def begin(self, place: Position, limit: int) -> PoolRun:
-        """Begin a run in the pool."""
+        """Begin a run there.
+
+        Args:
+            place: where its first batch is; the rest of an epoch is a run of its own.
+            limit: batches before this one are wanted, or may be made ahead; of a stream as many as are read.
+        """
         self.form()
         reads_apart = self.feeds is not None and self.feeds.read_by == "process"
         if self.session.imports_anew or reads_apart:  # by what begins now
@@ -180,7 +191,7 @@ class PoolEngine:
             return run
 
     def update(self, changes: dict[str, Any]) -> None:
-        """Send changed attributes of the source's object; batches of runs begun from now on see them."""
+        """Batches of runs begun from now on see these attributes of the source's object changed."""
         with self.session.lock:
             pool = self.session
             extents, offset, nbytes = put_shipment(pool.arena, ship(changes, without=self._without))
@@ -189,7 +200,7 @@ class PoolEngine:
             pool.session.send(Load(self.number, offset, nbytes, is_change=True))
 
     def statistics(self) -> Mapping[str, Any]:
-        """Counts of this moment."""
+        """What it knows for `Loader.statistics()`, but for its cache: fields of `Statistics`."""
         from loaderpool.core.engine_statistics import pool_statistics  # few loaders are asked for them
 
         return pool_statistics(self.session, self.counts, self.slots_lent, self._notes())
@@ -255,7 +266,7 @@ class PoolEngine:
             self._look_at_stream()
         elif not self._is_behind_hook:
             self._look(0)
-        if self._second.is_awaited:
+        if self._second.is_awaited and not self._second.is_over:
             self._look(SECOND)
 
     def _look(self, batch: int, feed: int = 0) -> None:

@@ -8,7 +8,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from loaderpool.worker.work import Work
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
+    from loaderpool.core.engine import PoolEngine
+    from loaderpool.core.run import PoolRun
     from loaderpool.transport.payload.captured_state import CapturedState
 
 _LOCK_TIMEOUT_S = 1.0
@@ -54,7 +56,7 @@ _alone = threading.RLock()
 
 
 class LocalEngine:
-    """Makes a loader's batches when they are asked for.
+    """Makes a loader's batches when they are asked for, with the methods that `PoolEngine` has.
 
     Args:
         checked: what the loader was made with; the payload is used as it is, nothing is pickled.
@@ -268,10 +270,10 @@ class StreamReading:
 
 
 class LocalRun:
-    """Batches of consecutive epochs, or of one that tells its end itself; `delivery.Subscription` has the contract."""
+    """Batches of consecutive epochs, or of one that tells its end itself, with the methods that `PoolRun` has."""
 
     outlives_interrupts = False  # they come in the user's code, in a generator's, say
-    is_ready = False
+    is_ready = False  # they are made when they are taken
 
     def __init__(
         self,
@@ -328,3 +330,8 @@ class LocalRun:
         """The consumer abandoned the rest."""
         self.is_over = True
         self._engine.forget(self.first_epoch)
+
+
+# What a loader may have.
+Engine: TypeAlias = "PoolEngine | LocalEngine"
+Subscription: TypeAlias = "PoolRun | LocalRun"

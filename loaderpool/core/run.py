@@ -62,7 +62,7 @@ class PoolRun:
         feed: where items come from, if the source is a stream.
     """
 
-    outlives_interrupts = True  # they come out of the wait
+    outlives_interrupts = True  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
 
     def __init__(self, engine: RunOwner, place: Position, limit: int, feed: Feed | None = None) -> None:
         self._engine, self._pool = engine, engine.session
@@ -72,7 +72,6 @@ class PoolRun:
         self.is_over = False
         self._is_torn = False  # an interrupt fell where batches are taken: it begins again
         self.lent: dict[int, None] = {}
-        self._slots: dict[int, tuple[int, int]] = {}  # of those that are full: bytes, and how many may have views
         self._base = Numbering(engine.plan, place.epoch, place.start).first
         self.buffer = OrderedBuffer()
         if plan.lanes or not engine.config.deterministic:
@@ -103,8 +102,6 @@ class PoolRun:
         if way is not None:
             self._pool.tell_of(way)
         return way
-
-    # ---- delivery.Subscription
 
     def take(self) -> Delivery:
         """Return the next batches. Blocks until they are there.
@@ -161,7 +158,7 @@ class PoolRun:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batches are there."""
+        """Whether `take` has a delivery, without waiting."""
         if self.buffer.front is None:
             self._pool.catch_up()
         return self.buffer.front is not None
@@ -214,7 +211,7 @@ class PoolRun:
         count = message.batches
         arrived = Delivery(message.batch - self._base, count, message.rows // count, message.offset)
         arrived.ticket = message.ticket
-        self._slots[message.offset] = message.slot_bytes, message.may_lend
+        arrived.slot_bytes, arrived.may_lend = message.slot_bytes, message.may_lend
         counts = self._engine.counts
         counts.slots, counts.slot_bytes, counts.slots_wanted = message.slots, message.slot_bytes, message.slots_wanted
         if message.failures:
@@ -278,7 +275,7 @@ class PoolRun:
         self._session = pool.session
         self._session.catch_up()  # what was said of a run that has ended is taken in before its slots are said again
         self.number = pool.take_number()
-        self.lent, self._slots = {}, {}
+        self.lent = {}
         self._engine.lent.append(self.lent)
         self._session.listeners[self.number] = self
         self._engine.runs[self.number] = self
@@ -347,19 +344,18 @@ class PoolRun:
         if fault_points.directory is not None:  # each batch passes here
             fault_points.reach("trainer.delivering")
         way, counts, lender = DeliveryKind.LENT, engine.counts, self._session.lender
-        nbytes, may_lend = self._slots.pop(offset, (0, 0))
         if delivery.oversize is not None:
             delivery.anchor = np.ndarray((delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0])
             lender.release(self.number, offset, delivery.ticket)
             counts.oversize += stored
             way = DeliveryKind.OVERSIZE
-        elif len(self.lent) < may_lend:
-            delivery.anchor = lender.lend(self.number, delivery.ticket, offset, nbytes, self.lent)
+        elif len(self.lent) < delivery.may_lend:
+            delivery.anchor = lender.lend(self.number, delivery.ticket, offset, delivery.slot_bytes, self.lent)
             counts.lent += stored
         else:
             # The consumer keeps batches: it pays with memory of its own, and workers keep their slots.
             begun_ns = clock.monotonic_ns()
-            shown = self._session.slots.slot(offset, nbytes)
+            shown = self._session.slots.slot(offset, delivery.slot_bytes)
             nbytes = form.used_bytes(shown, delivery.rows * stored)
             delivery.anchor = aligned_empty(nbytes)
             delivery.anchor[:] = shown[:nbytes]

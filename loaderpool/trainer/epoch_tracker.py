@@ -29,7 +29,8 @@ from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 
 if TYPE_CHECKING:
-    from loaderpool.core.delivery import Delivery, Engine, Subscription
+    from loaderpool.core.delivery import Delivery
+    from loaderpool.core.local_engine import Engine, Subscription
     from loaderpool.memory.recorder import RecordRing
     from loaderpool.transport.reports import Failure
 

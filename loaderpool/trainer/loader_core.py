@@ -19,7 +19,8 @@ from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
-    from loaderpool.core.delivery import CheckedArguments, Engine
+    from loaderpool.core.delivery import CheckedArguments
+    from loaderpool.core.local_engine import Engine
     from loaderpool.trainer.observer import Observer
 
 # Keras shows the `repr` of what it is given and cannot use.

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.core.delivery import Delivery, Subscription, data_bytes
+from loaderpool.core.delivery import Delivery, data_bytes
 from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counted
 from loaderpool.plan.order import Position
 from loaderpool.system import clock
@@ -25,6 +25,7 @@ from loaderpool.trainer.epoch_tracker import (
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 
 if TYPE_CHECKING:
+    from loaderpool.core.local_engine import Subscription
     from loaderpool.transport.reports import Failure
 
 

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from loaderpool.core.delivery import Engine
 from loaderpool.errors import ClosedError
 from loaderpool.memory.board import Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
@@ -34,6 +33,7 @@ from loaderpool.trainer.explain.window import (
 
 if TYPE_CHECKING:
     from loaderpool.core.engine import PoolEngine
+    from loaderpool.core.local_engine import Engine
     from loaderpool.trainer.tracing import Tracing
 
 _KEPT = 64  # snapshots

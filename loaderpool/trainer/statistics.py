@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from loaderpool.cache.setting import FULL, NO_COUNTS, Count
-from loaderpool.core.delivery import Engine
 from loaderpool.core.engine_statistics import (
     NO_POOL,
     MemoryStatistics,
@@ -18,6 +17,9 @@ from loaderpool.trainer.epoch_tracker import Counters, EpochTracker
 from loaderpool.trainer.explain.explanation import SlowItem, slow_items
 from loaderpool.trainer.explain.window import Decision, Snapshot
 from loaderpool.trainer.observer import Observer
+
+if TYPE_CHECKING:
+    from loaderpool.core.local_engine import Engine
 
 
 @dataclasses.dataclass(frozen=True)
