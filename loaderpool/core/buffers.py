@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from loaderpool.core.delivery import Delivery, OrderedBuffer
@@ -21,16 +21,12 @@ class UnorderedBuffer(OrderedBuffer):
         begin_at: the first batch that was not taken.
         batches_per_epoch: of this shard.
         taken: batches after `begin_at` that were taken.
-        taken_count: how many batches were taken, counted from the run's first epoch on; None: those before `begin_at`.
     """
 
-    def __init__(
-        self, begin_at: int, batches_per_epoch: int, taken: Iterable[int] = (), taken_count: int | None = None
-    ) -> None:
+    def __init__(self, begin_at: int, batches_per_epoch: int, taken: Collection[int] = ()) -> None:
         super().__init__(begin_at)
         self._per_epoch = batches_per_epoch
-        self._taken = set(taken)
-        self._taken_count = begin_at if taken_count is None else taken_count
+        self._taken, self._taken_count = set(taken), begin_at + len(taken)
         self._before = frozenset(self._taken)
         self._by_epoch: dict[int, collections.deque[Delivery]] = {}
         # Of what this buffer was begun for all has arrived before this one, taken earlier or not.
@@ -83,7 +79,7 @@ class UnorderedBuffer(OrderedBuffer):
         return sum(len(queue) for queue in list(self._by_epoch.values()))
 
     def rest(self) -> UnorderedBuffer:
-        return UnorderedBuffer(self.begin_at, self._per_epoch, self._taken, self._taken_count)
+        return UnorderedBuffer(self.begin_at, self._per_epoch, self._taken)
 
     def had(self, base: int) -> tuple[Sequence[int], Sequence[int]]:
         return sorted(base + batch for batch in self._taken), ()

@@ -294,6 +294,7 @@ class Pool:
             for number, listener in [*lost.listeners.items()]:
                 if number not in self.loaders:  # a run's, or a loader's that was closed: no process looks at it now
                     listener.hear(Received(Ended(number)))
+            lost.listeners = {}
             self.session = session
             if self.is_closed:  # meanwhile, and what was closed was the lost one
                 session.close()

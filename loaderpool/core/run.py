@@ -80,7 +80,7 @@ class PoolRun:
             if plan.lanes:
                 self.buffer = LaneBuffer(plan.lanes, engine.config.deterministic, place.lanes)
             else:
-                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, place.taken, len(place.taken))
+                self.buffer = UnorderedBuffer(0, plan.batches_per_epoch, place.taken)
         self._can_end = feed is not None or plan.lanes > 0  # before its last batch
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
