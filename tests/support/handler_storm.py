@@ -160,6 +160,7 @@ def storm(make: Callable[[], lp.Loader], shots: int, constructions: int, seed: i
         with make() as loader:
             next(iter(loader))
 
+    assert lp.Loader, "imported: before a loader gates the handlers, Python's search for modules drops a TimeoutError"
     chance, signals = random.Random(seed), Signals()
     for _ in range(constructions):
         signals.shoot(made, chance.choice(list(RAISED)), chance.random() * 0.3)
