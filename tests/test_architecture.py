@@ -62,7 +62,7 @@ OUTSIDE_ONLY_IN = {
     "loaderpool.core.spawned_worker": {"multiprocess"},
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},
-    "loaderpool.tools": {"click", "rich"},
+    "loaderpool.tools": {"click", "matplotlib", "rich"},
 }
 # And there only in functions: who names a source of files does not wait for its library until one is made; and of the
 # others there is a tensor, so they are imported already, or must be.

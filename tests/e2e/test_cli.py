@@ -137,10 +137,13 @@ def main_here(
 
 
 def test_tune_measures_recommends_and_writes_files(command: Callable[..., ChildResult], project: Path) -> None:
-    result = command("tune", "jobs:make_waiting", "--seconds", "0.6", "--workers", "0,2", "--json", "r.json").check()
+    result = command(
+        "tune", "jobs:make_waiting", "--seconds", "0.6", "--workers", "0,2", "--json", "r.json", "--plot", "r.png"
+    ).check()  # fmt: skip
     data = json.loads((project / "r.json").read_text())
     none, two = data["measurements"]
     assert [each["setting"]["workers"] for each in (none, two)] == [0, 2]
+    assert (project / "r.png").read_bytes().startswith(b"\x89PNG")
     # Two workers that sleep are twice as fast as one process that does, on however few and busy CPUs.
     assert none["samples_per_s"] < 1 / 0.005
     assert two["samples_per_s"] > 1.4 * none["samples_per_s"]
@@ -232,6 +235,7 @@ def test_a_wrong_target_is_explained(
         (["--threads", "0,4"], "numbers of threads must be integers from 1 to 256"),
         (["--threads", "1", "--ray", "127.0.0.1:1"], "--threads cannot be used with --ray"),
         (["--json", "no_such_folder/r.json"], "no_such_folder"),
+        (["--plot", "r.txt"], ".png"),
         (["--rounds"], "No such option"),
     ],
 )
