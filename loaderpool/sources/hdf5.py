@@ -57,7 +57,7 @@ class HDF5(FileSource):
         """Open a file in this process; returns it and its datasets.
 
         The last reference closes it. So does a fork with what it inherited, before it opens anything (`files.py`):
-        HDF5 opens no file a second time, and would give the inherited one. What is closed is the fork's own descriptor.
+        HDF5 opens no file a second time, and would give the inherited one. The fork's own descriptor is closed.
         """
         import h5py
 
