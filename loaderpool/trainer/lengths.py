@@ -17,11 +17,13 @@ from loaderpool.config import Limits
 from loaderpool.errors import (
     ArgumentError,
     LoaderpoolError,
+    MemoryLimitError,
     SampleError,
     UnpicklableError,
     WorkerLostError,
     brief,
 )
+from loaderpool.system.capacity import available_memory_bytes
 from loaderpool.system.long_work import LongWork
 
 if TYPE_CHECKING:
@@ -90,8 +92,15 @@ def find_lengths(
     Raises:
         SampleError: the function raised, or gave what is no length; names the item.
         UnpicklableError, WorkerLostError: it cannot travel, or ended its workers.
+        MemoryLimitError: the lengths take more than what is free.
     """
     config, size = checked.config, checked.plan.size
+    nbytes, free = 8 * size, available_memory_bytes()
+    if nbytes > free:
+        raise MemoryLimitError(
+            f"Buckets.by: the lengths of all {size:,} items take {nbytes:,} bytes of memory, but only {free:,} bytes "
+            "are free. Use a source of fewer items, or use pad=True or ragged=True without buckets"
+        )
     try:
         loader = make_loader(
             arguments["source"],

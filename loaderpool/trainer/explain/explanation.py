@@ -21,7 +21,6 @@ class SlowItem:
     index: int  # Index in the source, or number of the item in its generator.
     epoch: int  # Epoch of the call.
     seconds: float  # Duration of the call in seconds.
-    replay: str = ""  # Empty: `TARGET` of `loaderpool replay` is not known here.
     generator: int | None = None  # Number of the generator that yielded it, or `None`.
 
     @property
@@ -51,10 +50,14 @@ class Explanation:
         return "\n".join([self.headline, *(f"{label}: {text}" for label, text in found.items() if text)])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks and reports, which break lines."""
+        """The same for notebooks and reports, as a table."""
         import html  # few explanations are shown so, and a training that is told of waits for the import
 
-        return f'<div style="white-space: pre-wrap">{html.escape(str(self))}</div>'
+        headline, *lines = html.escape(str(self)).splitlines()
+        left, rows = ' style="text-align: left; vertical-align: top"', ""
+        for label, _, text in (line.partition(": ") for line in lines):
+            rows += f"<tr><th{left}>{label}</th><td{left}>{text}</td></tr>"
+        return f"<div><p><b>{headline}</b></p><table>{rows}</table></div>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-serializable values."""
