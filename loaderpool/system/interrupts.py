@@ -217,7 +217,7 @@ DROPPED_IN = {
     ("weakref", "__call__"),  # of `finalize`
     ("weakref", "remove"),
     ("loaderpool.sources.files", "__del__"),
-    ("loaderpool.sources.hdf5", "__del__"),
+    ("loaderpool.core.session", "__del__"),
     ("loaderpool.core.session", "_on_death"),
     ("loaderpool.system.interrupts", "_follow"),
     ("loaderpool.system.ctrl_c", "_count"),
