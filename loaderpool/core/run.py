@@ -273,8 +273,8 @@ class PoolRun:
         self._is_torn, self._failure = True, None  # torn until it is done
         pool, buffer = self._pool, self.buffer
         self._session = pool.session
+        self.number = pool.take_number()  # first: what is still said of its last number is not meant
         self._session.catch_up()  # what was said of a run that has ended is taken in before its slots are said again
-        self.number = pool.take_number()
         self.lent = {}
         self._engine.lent.append(self.lent)
         self._session.listeners[self.number] = self

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.core.channel import Received
+from loaderpool.core.messages import GiveBack
 from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
 from tests.support.child import run_child
 from tests.support.streams import Numbers, make
@@ -197,6 +199,24 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit(deterministi
     if not deterministic:
         got.sort(key=lambda batch: int(batch[0][0]))
     assert_same(got, expected)
+
+
+def test_a_run_that_gives_its_slots_back_takes_no_batch_out_of_one_of_them() -> None:
+    def work(item: Any) -> Any:
+        return np.full(1000, item["index"])
+
+    got = []
+    with lp.Loader(Numbers(4000), work, batch_size=4, workers=2) as loader:
+        batches = iter(loader)
+        for number, batch in enumerate(batches):
+            got += batch[:, 0].tolist()
+            del batch
+            if number % 17 == 5:
+                time.sleep(0.02)  # for batches to come that are not taken in
+                run: Any = batches._pass._run
+                with run._pool.lock:
+                    run.hear(Received(GiveBack(run.number)))
+    assert got == list(range(4000))
 
 
 class HeldUp:
