@@ -263,7 +263,6 @@ class Pool:
                 return
             self.check_usable()
             how = lost.reap()
-            lost.lender.keep_only_lent()
             _wait_for_ends([worker.pid for worker in self.workers.values()])
             indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.workers.values()}
             self.arena.board.clear_workers()
@@ -291,6 +290,7 @@ class Pool:
                 how = f"{how}, and it could not be restarted: {error}"
                 self._broken = functools.partial(self._deaths.error, lost.name, how)
                 raise self._broken() from error
+            lost.lender.keep_only_lent()  # only now: where nothing goes on, runs hand out what they have
             for number, listener in [*lost.listeners.items()]:
                 if number not in self.loaders:  # a run's, or a loader's that was closed: no process looks at it now
                     listener.hear(Received(Ended(number)))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.errors import ClosedError
+from loaderpool.errors import ClosedError, PoolBrokenError
 from tests.support.batches import kill_supervisor, supervisor_of, told_when
 from tests.support.processes import wait_gone
 
@@ -107,6 +107,23 @@ def test_a_worker_that_is_stopped_for_a_moment_is_left_alone() -> None:
         threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
         assert len(list(batches)) == ITEMS // BATCH - 1
         assert loader.statistics().restarts == 0
+
+
+def test_batches_that_had_come_are_handed_out_where_none_takes_its_place() -> None:
+    with lp.Pool(workers=2, restarts=0) as pool:
+        first, second = (lp.Loader(range(4000), fn, batch_size=BATCH, workers=pool) for fn in (slow_batch, sample))
+        came = iter(second)
+        got = next(came)["item"][:, 0, 0].tolist()
+        time.sleep(0.2)  # for more to come
+        got += next(came)["item"][:, 0, 0].tolist()
+        kill_supervisor(second)
+        with pytest.raises(PoolBrokenError, match="SIGKILL"):
+            list(first)
+        with pytest.raises(PoolBrokenError, match="SIGKILL"):
+            for batch in came:
+                got += batch["item"][:, 0, 0].tolist()
+    assert got == list(range(len(got)))
+    assert len(got) > 2 * BATCH
 
 
 def test_closing_while_it_is_dead() -> None:
