@@ -61,10 +61,9 @@ class SequenceHooks:
                 f"from_sequence: {type(sequence).__name__} has {self.overridden[0]} and is itself a {base}, whose "
                 "items are not sent to the workers again. Keep them in an attribute, as collections.UserList does."
             )
-        self._parts = _checksums(sequence) if self.overridden else {}  # as the workers know it
-        self._changed = frozenset[str]()  # parts of which the workers were ever told
-        self._found = self._parts, self._changed  # both as they were when changes were last looked for
-        self._ran = ""  # the hook that ran since; what it changed was not told yet
+        self._parts = _checksums(sequence) if self.overridden else {}  # as the workers got it at first
+        self._changed: set[str] = set()  # parts that were ever something else since
+        self._ran = ""  # the hook that ran; what it changed was not told yet
         batches = BatchSequence(sequence)
         if self.overridden and batches.is_endless:
             raise ArgumentError(
@@ -78,22 +77,9 @@ class SequenceHooks:
         """Return the hooks for another loader, whose workers know the sequence as it is now."""
         return type(self)(self._sequence)
 
-    @property
-    def has_epoch_begin(self) -> bool:
-        """Whether the user has overridden `on_epoch_begin`."""
-        return "on_epoch_begin" in self.overridden
-
-    def before_epoch(self) -> dict[str, Any] | None:
-        """`on_epoch_begin`."""
-        return self._call("on_epoch_begin")
-
-    def after_epoch(self) -> dict[str, Any] | None:
-        """`on_epoch_end`."""
-        return self._call("on_epoch_end")
-
     def told(self) -> None:
-        """What the latest call returned has reached the workers. Without this the next call tells it again."""
-        (self._parts, self._changed), self._ran = self._found, ""
+        """Note that workers have what the latest call returned. Without this the next call returns it again."""
+        self._ran = ""
 
     def _finds_hook(self, name: str) -> bool:
         if callable(attributes_of(self._sequence).get(name)):
@@ -104,7 +90,8 @@ class SequenceHooks:
     def _run(self, name: str) -> None:
         getattr(self._sequence, name)()
 
-    def _call(self, name: str) -> dict[str, Any] | None:
+    def call(self, name: str) -> dict[str, Any] | None:
+        """Call a hook, if it is overridden, and return what `BatchSequence.update` takes; None: nothing to tell."""
         if name in self.overridden:
             self._ran = name  # first: where the hook raises, it may have changed something before
             self._run(name)
@@ -117,15 +104,15 @@ class SequenceHooks:
                 "new loader for each length."
             )
         known, found = self._parts, _checksums(self._sequence)
-        changed = {part for part in {*known, *found} if known.get(part) != found.get(part)}
-        if not changed:
+        # Each time all of them, so that who begins later needs to be told the latest alone.
+        self._changed |= {part for part in {*known, *found} if known.get(part) != found.get(part)}
+        if not self._changed:
             self._ran = ""
             return None
-        changed |= self._changed  # each time all of them, so that who begins later needs to be told the latest alone
-        self._found, attributes = (found, frozenset(changed)), attributes_of(self._sequence)
+        attributes = attributes_of(self._sequence)
         # What cannot be pickled is named by the key that it has here.
-        keys = {part: f"attribute .{part} of {owner}, after {self._ran}" for part in found if part in changed}
-        deleted = sorted(changed - set(found))
+        keys = {part: f"attribute .{part} of {owner}, after {self._ran}" for part in found if part in self._changed}
+        deleted = sorted(self._changed - set(found))
         return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
 
 

@@ -90,7 +90,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     }
     stream = source if isinstance(source, StreamSource) else None
     hooks = arguments["_hooks"]
-    has_epoch_begin = hooks is not None and hooks.has_epoch_begin
+    has_epoch_begin = hooks is not None and "on_epoch_begin" in hooks.overridden
     unit = unit_of(config, batch_fn)
     return CheckedArguments(
         config, plan, unit, given_spec, stream, payload, has_epoch_begin, hooks is not None, needs_lengths

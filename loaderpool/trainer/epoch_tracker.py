@@ -385,7 +385,7 @@ class EpochTracker:
         with self._hook_turn:
             self.settle_ends()
             with InterruptsAllowed():
-                changes = self.hooks.before_epoch()
+                changes = self.hooks.call("on_epoch_begin")
             self._tell(changes)
             return self._open(is_followed)
 
@@ -459,7 +459,7 @@ class EpochTracker:
             while self._ends_owed:
                 self._ends_owed -= 1
                 with InterruptsAllowed():
-                    changes = self.hooks.after_epoch()
+                    changes = self.hooks.call("on_epoch_end")
                 self._tell(changes)
 
     def _tell(self, changes: dict[str, Any] | None) -> None:

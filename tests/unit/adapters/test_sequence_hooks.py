@@ -42,37 +42,38 @@ def values(changes: dict[str, Any]) -> dict[str, Any]:
 
 def test_changes_are_told_once() -> None:
     hooks = SequenceHooks(Shuffling())
-    assert hooks.before_epoch() is None
-    changes = hooks.after_epoch()
+    assert hooks.call("on_epoch_begin") is None
+    changes = hooks.call("on_epoch_end")
     assert changes is not None and sorted(changes["set"]) == ["number", "order"]
     hooks.told()
-    assert hooks.before_epoch() is None
+    assert hooks.call("on_epoch_begin") is None
 
 
 def test_each_time_all_that_was_ever_changed_is_told() -> None:
     sequence = Shuffling()
     hooks = SequenceHooks(sequence)
-    hooks.after_epoch()
+    hooks.call("on_epoch_end")
     hooks.told()
     sequence.label = "new"  # type: ignore[attr-defined]
-    changes = hooks.after_epoch()
+    changes = hooks.call("on_epoch_end")
     assert changes is not None and sorted(changes["set"]) == ["label", "number", "order"]
     hooks.told()
     del sequence.label  # type: ignore[attr-defined]
-    changes = hooks.after_epoch()
+    changes = hooks.call("on_epoch_end")
     assert changes is not None and sorted(changes["set"]) == ["number", "order"] and changes["deleted"] == ["label"]
 
 
 def test_changes_that_were_not_sent_are_told_before_the_next_epoch_and_with_later_ones() -> None:
     sequence = Shuffling()
     hooks = SequenceHooks(sequence)
-    assert hooks.after_epoch() is not None
-    again = hooks.before_epoch()
+    assert hooks.call("on_epoch_end") is not None
+    again = hooks.call("on_epoch_begin")
     assert again is not None and sorted(again["set"]) == ["number", "order"]
     sequence.order[:] = range(4)  # as the workers have it still
     del sequence.fails
-    changes = hooks.before_epoch()
-    assert changes is not None and values(changes) == {"number": 1} and changes["deleted"] == ["fails"]
+    changes = hooks.call("on_epoch_begin")
+    assert changes is not None and values(changes)["number"] == 1 and changes["deleted"] == ["fails"]
+    assert values(changes)["order"].tolist() == [0, 1, 2, 3]
 
 
 def test_what_a_hook_changed_before_it_failed_is_told_before_the_next_epoch() -> None:
@@ -80,8 +81,8 @@ def test_what_a_hook_changed_before_it_failed_is_told_before_the_next_epoch() ->
     hooks = SequenceHooks(sequence)
     sequence.fails = True
     with pytest.raises(KeyError):
-        hooks.after_epoch()
-    changes = hooks.before_epoch()
+        hooks.call("on_epoch_end")
+    changes = hooks.call("on_epoch_begin")
     assert changes is not None and values(changes)["number"] == 1
 
 
@@ -107,5 +108,5 @@ def test_a_pass_sends_what_the_last_one_could_not() -> None:
         book.settle_ends()
     assert book.hooks is not None
     for _ in range(2):
-        book._tell(book.hooks.before_epoch())
+        book._tell(book.hooks.call("on_epoch_begin"))
     assert engine.sent == [None, 1]
