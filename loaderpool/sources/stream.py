@@ -51,9 +51,6 @@ class StreamSource:
         """Whether what is read ahead, from the first item on for an epoch, is what a pass of another one needs."""
         return not plan.start and (epoch == read_for or not window or self.is_one_shot)
 
-    def __repr__(self) -> str:
-        return f"<stream of a {self.kind}>"
-
 
 def nothing_there(drops_remainder: bool) -> str:
     """Return what is said of a stream that gives no batch."""
@@ -202,9 +199,6 @@ class ReplicatedSource:
     def kind(self) -> str:
         """What it is, for messages."""
         return getattr(self.make_generator, "__qualname__", type(self.make_generator).__name__)
-
-    def __repr__(self) -> str:
-        return f"<copies of {self.kind}>"
 
 
 # ---- many files read at once, as `tf.data.Dataset.interleave` has it ----
