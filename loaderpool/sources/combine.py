@@ -10,12 +10,13 @@ from typing import Any, Literal, SupportsIndex
 
 from loaderpool.checks import whole_number
 from loaderpool.config import flag
+from loaderpool.element.structure import Kind, Structure
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
 from loaderpool.sources.recognise import Source, as_source, position_of
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
-from loaderpool.sources.tables import unequal
+from loaderpool.sources.tables import Columns, unequal
 
 
 class Mix:
@@ -127,28 +128,16 @@ def _size(stop: Any, shares: Shares, sizes: list[int]) -> int:
     return whole_number("stop", stop, at_least=1, at_most=MAX_SIZE, hint='a number of items, "first" or "all"')
 
 
-class ZippedSources:
+class ZippedSources(Columns):
     """Tuples or dicts of the items of several sources, as returned by `zip_sources`."""
 
-    __slots__ = ("_getters", "_keys", "_size", "_sources")
-
-    def __init__(self, keys: tuple[Hashable, ...] | None, sources: list[Source], size: int) -> None:
-        self._keys, self._sources, self._size = keys, sources, size
-        self._getters = [source.__getitem__ for source in sources]  # looked up once, not for each item
-
-    def __len__(self) -> int:
-        return self._size
+    __slots__ = ()
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        position = position_of(index, self._size)
-        items = [get(position) for get in self._getters]
-        return tuple(items) if self._keys is None else dict(zip(self._keys, items, strict=True))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ZippedSources, (self._keys, self._sources, self._size)
+        return super().__getitem__(position_of(index, self._size))
 
     def __repr__(self) -> str:
-        return f"<zip of {len(self._sources)} sources: {self._size} items>"
+        return f"<zip of {len(self._columns)} sources: {self._size} items>"
 
 
 def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
@@ -162,7 +151,8 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
         SourceError: If a source cannot be read by index.
     """
     strict = flag("strict", strict)
-    keys: tuple[Hashable, ...] | None = None
+    kind: Kind = "tuple"
+    keys: tuple[Hashable, ...] = tuple(range(len(sources)))
     values = list(sources)
     if len(sources) == 1:
         if not isinstance(sources[0], dict):
@@ -170,15 +160,16 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
                 f"sources must be two or more, or one dict, got one {type(sources[0]).__name__}: "
                 "pass each source as an argument, as in zip_sources(a, b)"
             )
-        keys, values = tuple(sources[0]), list(sources[0].values())
+        kind, keys, values = "dict", tuple(sources[0]), list(sources[0].values())
     if not values:
         raise ArgumentError("sources is empty: give at least two sources, or a dict of at least one")
-    names = [f"sources[{brief(key)}]" for key in (range(len(values)) if keys is None else keys)]
+    names = [f"sources[{brief(key)}]" for key in keys]
     read = [_named_source(value, name) for value, name in zip(values, names, strict=True)]
     lengths = [len(source) for source in read]
     if strict and (has := unequal(names, lengths)):
         raise ArgumentError(f"sources must have the same length, but {has} (strict=False ends with the shortest)")
-    return ZippedSources(keys, read, min(lengths))
+    structure = Structure(kind, keys, (Structure("leaf"),) * len(keys))
+    return ZippedSources(structure, read, min(lengths))
 
 
 def _named_source(source: Any, name: str) -> Source:

@@ -44,7 +44,7 @@ def parts_of(key: int, parts: list[Any]) -> Parts:
 
 
 def part(key: int, number: int) -> Any:
-    """Return what an item's pickle names. Runs in: a worker, while `PackedItems` reads an item."""
+    """Return what an item's pickle names. Runs in: a worker, while `PackedList` reads an item."""
     return _by_key[key].parts[number]
 
 
@@ -53,8 +53,8 @@ def same(value: Any) -> Any:
     return value
 
 
-class PackedItems:
-    """A list that was packed, read by index; each item is a new object each time.
+class PackedList(Sequence[Any]):
+    """A list that was packed, for reading: a source's, or one that the user shares. Each item is new each time.
 
     Args:
         pickles: `uint8[bytes]`, the items' pickles one after the other.
@@ -86,9 +86,10 @@ class PackedItems:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < self._size:
-            raise IndexError(f"index {index} is out of range for {self._size} items")
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is not int or not 0 <= index < self._size:
+            positions = range(self._size)[index]
+            return [self[at] for at in positions] if isinstance(positions, range) else self[positions]
         ends = self._ends
         pickled = self._bytes[ends[index] : ends[index + 1]]
         wanted_ends = self._wanted_ends
@@ -107,44 +108,17 @@ class PackedItems:
         """All arrays that it consists of."""
         return [each for each in (*self._state, *self._state[3]) if isinstance(each, np.ndarray)]
 
-    def moved(self, move: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> PackedItems:
+    def moved(self, move: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> PackedList:
         """Return the same items in other memory: `move` returns a copy of each array."""
         pickles, offsets, parts, buffers, wanted, wanted_offsets = self._state
         ends = None if wanted_offsets is None else move(wanted_offsets)
-        return PackedItems(move(pickles), move(offsets), parts, list(map(move, buffers)), move(wanted), ends)
+        return PackedList(move(pickles), move(offsets), parts, list(map(move, buffers)), move(wanted), ends)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PackedItems, self._state
+        return PackedList, self._state
 
     def __repr__(self) -> str:
-        return f"<{self._size} packed items>"
-
-
-class PackedList(Sequence[Any]):
-    """A list in shared memory, for reading. An element is a new object each time it is read."""
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: PackedItems) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: Any) -> Any:
-        positions = range(len(self._items))[index]
-        if isinstance(positions, range):
-            return [self._items[at] for at in positions]
-        return self._items[positions]
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._items.__getitem__, range(len(self._items)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PackedList, (self._items,)
-
-    def __repr__(self) -> str:
-        return f"<shared list of {len(self):,} elements>"
+        return f"<shared list of {self._size:,} elements>"
 
 
 class PackedDict(Mapping[Any, Any]):
@@ -155,7 +129,7 @@ class PackedDict(Mapping[Any, Any]):
 
     __slots__ = ("_hashes", "_items", "_keys", "_positions")
 
-    def __init__(self, keys: PackedItems, items: PackedItems) -> None:
+    def __init__(self, keys: PackedList, items: PackedList) -> None:
         self._keys, self._items = keys, items
         hashes = np.fromiter(map(hash, self), np.int64, len(keys))
         positions = np.argsort(hashes, kind="stable")

@@ -49,12 +49,6 @@ class Sized:
         get: Callable[[int], Any] = self.items.__getitem__
         return get
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Sized, (self.items, self._size)
-
-    def __repr__(self) -> str:
-        return f"<source of {self._size} items: {type(self.items).__name__}>"
-
 
 def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
     """Return what the loader reads by index, or a stream; holds `obj` itself and copies none of its data.

@@ -33,15 +33,12 @@ class Columns:
         return self._unflatten([get(index) for get in self._getters])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Columns, (self._structure, self._columns, self._size)
+        return type(self), (self._structure, self._columns, self._size)
 
     def map(self, function: Callable[[Any, str], Any]) -> Columns:
         """Other columns of as many rows: the function's results for each, which it gets with its path."""
         columns = [function(column, path) for column, path in zip(self._columns, self._structure.paths, strict=True)]
         return Columns(self._structure, columns, self._size)
-
-    def __repr__(self) -> str:
-        return f"<{self._size} rows of {self._structure}>"
 
 
 def is_array(value: Any) -> bool:

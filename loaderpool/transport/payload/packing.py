@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import UnpicklableError
 from loaderpool.memory.layout import aligned
-from loaderpool.sources.packed import PackedDict, PackedItems, PackedList, part, parts_of, same
+from loaderpool.sources.packed import PackedDict, PackedList, part, parts_of, same
 from loaderpool.sources.recognise import Sized
 from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
@@ -84,7 +84,7 @@ class ItemPacking:
         self.sources.add(id(items))
         return _ItemsStandIn(self, items, place)
 
-    def pack(self, items: Sequence[Any], place: str) -> PackedItems | None:
+    def pack(self, items: Sequence[Any], place: str) -> PackedList | None:
         """Return the items, packed; None where they had better travel as they are.
 
         Raises:
@@ -183,7 +183,7 @@ class _ItemPickler(PayloadPickler):
         self._numbers: dict[tuple[int, int], int] = {}  # of buffers, by address and length
         self._wanted: list[int] = []  # numbers of the buffers that items hold
 
-    def pack(self, items: Sequence[Any], most_bytes: int | None = None) -> PackedItems:
+    def pack(self, items: Sequence[Any], most_bytes: int | None = None) -> PackedList:
         """Pickle the items, once; at least two of them, and then no more than come to `most_bytes`."""
         ends, wanted_ends = array.array("q", [0]), array.array("q", [0])
         # Past cloudpickle's own `dump`, whose only addition is another error for a deep nesting.
@@ -203,7 +203,7 @@ class _ItemPickler(PayloadPickler):
             if isinstance(error, (_NotPackableError, MemoryError)) or is_of_a_handler(error):
                 raise
             raise _ItemFailedError(len(ends) - 1) from error
-        return PackedItems(
+        return PackedList(
             np.frombuffer(file.getbuffer(), np.uint8),
             np.array(ends, np.int64),
             parts_of(self._key, self._parts) if self._parts else None,
@@ -292,7 +292,7 @@ def share(data: Any) -> Any:
         cat dog owl
     """
     if isinstance(data, (list, tuple)):
-        return PackedList(*_packed(data))
+        return _packed(data)[0]
     if isinstance(data, dict):
         return PackedDict(*_packed(list(data), list(data.values())))
     from loaderpool.memory.adoption import share_array  # which most processes do not need
@@ -300,7 +300,7 @@ def share(data: Any) -> Any:
     return share_array(data)
 
 
-def _packed(*lists: Sequence[Any]) -> list[PackedItems]:
+def _packed(*lists: Sequence[Any]) -> list[PackedList]:
     """Pack lists into one block of shared memory."""
     from loaderpool.memory.adoption import shared_block
 
@@ -319,7 +319,7 @@ def _packed(*lists: Sequence[Any]) -> list[PackedItems]:
     return [each.moved(move) for each in packed]
 
 
-def _pickled(items: Sequence[Any]) -> PackedItems:
+def _pickled(items: Sequence[Any]) -> PackedList:
     try:
         return _ItemPickler(set()).pack(items)
     except _ItemFailedError as failed:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import UnpicklableError
-from loaderpool.sources.packed import PackedItems
+from loaderpool.sources.packed import PackedList
 from loaderpool.sources.recognise import as_source
 from loaderpool.system import capacity
 from loaderpool.transport.payload import packing
@@ -91,14 +91,14 @@ def test_items_of_any_kind_arrive_equal_and_in_order(kind: str, container: Any) 
         return  # these are columns
     items = [MAKERS[kind](i) for i in range(N)]
     arrived = round_trip(container(items))
-    assert isinstance(arrived, PackedItems) and len(arrived) == N
+    assert isinstance(arrived, PackedList) and len(arrived) == N
     for index in (*range(100), N - 1):
         if kind == "builtins":
             assert arrived[index]["g"]() == "ABC" and arrived[index]["f"] is len
             assert arrived[index]["module"] is np.linalg and arrived[index]["i"] == index
         else:
             assert is_equal(arrived[index], items[index])
-    for index in (-1, N):
+    for index in (-N - 1, N):
         with pytest.raises(IndexError):
             arrived[index]
 
@@ -127,7 +127,7 @@ def test_large_arrays_in_items_lie_in_shared_memory_and_one_that_many_hold_lies_
     assert sum(buffer.nbytes for buffer in shipment.buffers) < 2 << 20
     memory = [memoryview(bytearray(buffer)) for buffer in shipment.buffers]
     arrived = receive(shipment.pickled, memory)["source"]
-    assert isinstance(arrived, PackedItems)
+    assert isinstance(arrived, PackedList)
     for index in range(8):
         number, array = arrived[index]
         assert number == index
