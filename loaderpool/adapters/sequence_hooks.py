@@ -55,23 +55,25 @@ class SequenceHooks:
     def __init__(self, sequence: Any) -> None:
         self._sequence = sequence
         self.overridden = [name for name in _HOOKS if self._finds_hook(name)]
-        if self.overridden and isinstance(sequence, _CONTAINERS):
+        if not self.overridden:
+            return
+        if isinstance(sequence, _CONTAINERS):
             base = next(base.__name__ for base in type(sequence).__mro__ if base in _CONTAINERS)
             raise ArgumentError(
                 f"from_sequence: {type(sequence).__name__} has {self.overridden[0]} and is itself a {base}, whose "
                 "items are not sent to the workers again. Keep them in an attribute, as collections.UserList does."
             )
-        self._parts = _checksums(sequence) if self.overridden else {}  # as the workers got it at first
-        self._changed: set[str] = set()  # parts that were ever something else since
-        self._ran = ""  # the hook that ran; what it changed was not told yet
         batches = BatchSequence(sequence)
-        if self.overridden and batches.is_endless:
+        if batches.is_endless:
             raise ArgumentError(
                 f"from_sequence: {type(sequence).__name__} is endless (num_batches is None, or it has no length), so "
                 f"its {self.overridden[0]} would not run. Set its num_batches to the steps_per_epoch of fit. Its hooks "
                 "then run between epochs, and each epoch starts with index 0."
             )
-        self._batches = None if batches.is_endless else length_of(batches)
+        self._batches = length_of(batches)
+        self._parts = _checksums(sequence)  # as the workers got it at first
+        self._changed: set[str] = set()  # parts that were ever something else since
+        self._ran = ""  # the hook that ran; what it changed was not told yet
 
     def anew(self) -> SequenceHooks:
         """Return the hooks for another loader, whose workers know the sequence as it is now."""

@@ -38,7 +38,7 @@ from loaderpool.memory.layout import BatchForm
 from loaderpool.system import ctrl_c, machine
 from loaderpool.system.clock import monotonic_s
 from loaderpool.system.interrupts import LastInterruptsHeld
-from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog
+from loaderpool.trainer.epoch_tracker import IterationLog
 from loaderpool.trainer.loader import Loader
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import Pass
@@ -132,20 +132,18 @@ class _Elements:
             while done != self._epochs and not exit_gate.is_shut:
                 is_followed = self._is_followed(done)
                 one_pass = Pass(tracker, iteration, lambda each: (each.batches(), wire.element), is_followed)
-                yield from self._epoch(tracker, one_pass)
+                take = functools.partial(one_pass.take_joined, wire.element) if wire.in_chunks else one_pass.take
+                try:
+                    while not exit_gate.is_shut:
+                        yield take()  # by no local variable: while we are suspended its slot would stay lent
+                except StopIteration:
+                    pass
+                finally:
+                    one_pass.close()
+                    if not exit_gate.is_shut:
+                        tracker.settle_ends()  # the last batch was handed over; the consumer may not ask for more
                 done += 1
             self._was_ended = True
-        finally:
-            tracker.live.pop(id(iteration), None)
-
-    def _epoch(self, tracker: EpochTracker, one_pass: Pass) -> Iterator[Any]:
-        wire = self._wire
-        take = functools.partial(one_pass.take_joined, wire.element) if wire.in_chunks else one_pass.take
-        try:
-            while not exit_gate.is_shut:
-                yield take()  # by no local variable: while we are suspended its slot would stay lent
-        except StopIteration:
-            pass
         except ClosedError:
             if not exit_gate.is_shut:  # else the interpreter ends: end quietly, this is read no more
                 raise
@@ -153,9 +151,7 @@ class _Elements:
             tracker.last_error.note(error)
             raise
         finally:
-            one_pass.close()
-            if not exit_gate.is_shut:
-                tracker.settle_ends()  # the last batch was handed over; the consumer may not have asked for more
+            tracker.live.pop(id(iteration), None)
 
     def _is_followed(self, done: int) -> bool | None:
         """Whether a pass follows the one after `done` others; None: unknown, as `fit` iterates once for each epoch."""
