@@ -54,7 +54,7 @@ class TensorConversion(ABC):
     def _prepare(self, form: BatchForm) -> None:
         spec = form.spec
         self._converts = list(map(self.convert_of, spec.paths, spec.components))
-        self._takes_apart = all(0 not in each.shape[1:] and self.can_take_apart(each) for each in spec.components)
+        self._takes_apart = all(map(self.can_take_apart, spec.components))
         self._form, unflatten, move = form, spec.structure.unflatten, self._move
         self._finish = unflatten if move is None else lambda tensors: unflatten(move(tensors))
 

@@ -25,12 +25,12 @@ try:
 except ImportError as missing:
     raise ImportError("as_dataset needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
-from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs, is_ml_dtype
-from loaderpool.adapters.eager_tensors import check_device, tensor_dtype
+from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs
+from loaderpool.adapters.eager_tensors import can_take_apart, check_device, tensor_dtype
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
-from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, mismatch, widening_code
+from loaderpool.element.spec import ElementSpec, RaggedArray, mismatch, widening_code
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
@@ -197,7 +197,7 @@ class TensorFormat:
                     "for_keras(), or return .astype('float16') from the function, which has the same values."
                 )
         self.spec = spec
-        self.in_chunks = form.fixed is not None and form.max_chunk > 1 and all(map(_can_unbatch, spec.components))
+        self.in_chunks = form.fixed is not None and form.max_chunk > 1 and all(map(can_take_apart, spec.components))
         self.has_ragged = any(component.ragged for component in spec.components)
         self._may_differ = form.unit != "sample"  # a call makes a whole batch, which nothing has compared with it
 
@@ -237,12 +237,6 @@ class TensorFormat:
                 continue
             cure = widening_code(self.spec, number, part.shape)
             raise mismatch(self.spec.paths[number], None, component, part.shape, part.dtype, "whole", cure)
-
-
-def _can_unbatch(component: ArraySpec) -> bool:
-    """TensorFlow's `unbatch` (2.21) ends the process where there are no elements, and takes no float8s and the like."""
-    is_known = component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
-    return is_known and 0 not in component.shape[1:]
 
 
 def _check_keys(structure: Structure) -> None:
