@@ -315,9 +315,13 @@ class ThreadCalls:
         if call.started_ns or call.running.locked():  # else: the probe made it
             self._wait(call, self._look_ahead)
             self._progress.note_call(call.started_ns, call.ended_ns, call.index)
-        if call.error is not None:
-            raise call.error
-        return call.result
+        error, call.error = call.error, None
+        if error is None:
+            return call.result
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame, and with it what the function held would stay until a collection
 
     def _wait(self, call: _Call, look_ahead: Callable[[], bool] | None) -> None:
         if not call.running.locked():

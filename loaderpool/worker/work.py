@@ -358,6 +358,7 @@ class Work:
                 if self.config.on_error.action != "skip":
                     raise failed from None
                 failure = failed.failure
+                del failed  # as in `_collect`
         if failure is not None:
             return (0, empty_blocks(spec, self.form.block_dtypes)), [RowFailure(failure, 0)]
         pairs = zip(arrays, spec.components, strict=True)
@@ -393,10 +394,11 @@ class Work:
             rows.append(None)
         good = [leaves for leaves in rows if leaves is not None]
         indices = opened.indices[start:stop]
+        if action != "skip" and failures and not good:
+            raise last_error or WorkFailed(failures[-1].failure, RuntimeError(failures[-1].failure.text))
+        del last_error  # its traceback has this frame: what the function held would stay until a collection
         if action == "skip" or not failures:
             return good, [index for leaves, index in zip(rows, indices, strict=True) if leaves is not None], failures
-        if not good:
-            raise last_error or WorkFailed(failures[-1].failure, RuntimeError(failures[-1].failure.text))
         stand_in, replaced = good[-1], []
         for leaves in reversed(rows):  # the *next* good row stands in; at the end, the last one
             stand_in = stand_in if leaves is None else leaves

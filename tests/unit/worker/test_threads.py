@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -234,6 +236,30 @@ def test_the_first_failing_row_is_named_and_all_calls_are_over_before_it_is_told
         assert "worker/calls.py" not in caught.value.failure.traceback_text
         assert "in fn" in caught.value.failure.traceback_text
         assert one.make(0).tolist() == list(range(8)), "the threads live"
+
+
+@pytest.mark.parametrize("threads", [1, THREADS])
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_what_a_failed_call_held_is_gone_without_a_collection(action: str, threads: int) -> None:
+    held: list[weakref.ref[Any]] = []
+
+    def fn(index: int) -> int:
+        large = np.empty(index)
+        held.append(weakref.ref(large))
+        if index % 2:
+            raise ValueError("bad")
+        return index
+
+    made = Bench(fn, threads=threads, on_error=action).prepare()
+    gc.disable()
+    try:
+        made.fill(1)
+        assert len(held) > 8
+        assert not [each for each in held if each() is not None]
+    finally:
+        gc.enable()
+        if made.work._threads is not None:
+            end_threads(made.work._threads)
 
 
 def test_an_abandoned_ticket_begins_no_further_call_and_is_answered_when_none_runs() -> None:
