@@ -402,11 +402,18 @@ class SharedCache:
             self._store_pid = os.getpid()
         return self._store
 
-    def close(self) -> None:
-        """Let go of everything; twice is fine."""
+    def close(self, clears: bool = False) -> None:
+        """Let go of everything; twice is fine.
+
+        Args:
+            clears: the entries' memory is given back, also where others hold the file.
+        """
         if self._last is not None:
             return
         self._last = self.counts()
+        if clears and self.descriptor >= 0:
+            # The head and the table first: who finds nothing there looks at no entry.
+            machine.return_pages(self.descriptor, 0, os.fstat(self.descriptor).st_size)
         self._store = None
         self._counters = memoryview(b"")  # so that the mapping goes, even where this object is kept
         if self._undoing is not None:
@@ -415,12 +422,6 @@ class SharedCache:
             arena, extent, lock = self._lent
             with lock:
                 arena.give_back(extent)
-
-    def clear(self) -> None:
-        """Give the entries' memory back, also where others hold the file. Runs in: the trainer, before `close`."""
-        if self._last is None and self.descriptor >= 0:
-            # The head and the table first: who finds nothing there looks at no entry.
-            machine.return_pages(self.descriptor, 0, os.fstat(self.descriptor).st_size)
 
 
 # ---- values as pickles ----

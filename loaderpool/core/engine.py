@@ -400,5 +400,4 @@ class PoolEngine:
         self._extents, self._sent = [], []
         self._placement.files.clear()
         if self.cache is not None:
-            self.cache.clear()
-            self.cache.close()
+            self.cache.close(clears=True)

@@ -92,6 +92,7 @@ class Feed:
         self._taken: set[int] = set()  # of those that are held, or will be
         self._bytes = 0  # of all that are held
         self._size = 0  # of the latest
+        self._told = 0  # batches that were told of
 
     def start(self) -> None:
         """Begin to read; the listener for news knows this feed by now."""
@@ -204,6 +205,11 @@ class Feed:
         self.latest_rows = frame.rows
         self.made = batch + 1
         if not batch or self.process is None or not self.process.has_more:  # else they are told of together
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._told < self.made:
+            self._told = self.made
             self._feeds.on_news(self)
 
     def _room(self, nbytes: int) -> Extent | None:
@@ -222,7 +228,7 @@ class Feed:
                     except MemoryLimitError:
                         if not self._held:
                             raise
-                self._feeds.on_news(self)  # of what was not told yet, or the consumer would wait for it
+                self._tell()  # or the consumer would wait for what was not told yet
             self._news.get()
 
     def _wanted(self) -> int:

@@ -154,10 +154,12 @@ class TestInMemory:
         store = shared.store()
         for item in range(20):
             store.put(item, bytes(100_000))
-        before = os.fstat(shared.descriptor).st_blocks
-        shared.clear()
-        assert os.fstat(shared.descriptor).st_blocks * 512 <= 4096 < before * 512
+        with open(os.dup(shared.descriptor), "rb") as file:
+            before = os.fstat(file.fileno()).st_blocks * 512
+            shared.close(clears=True)
+            assert os.fstat(file.fileno()).st_blocks * 512 <= 4096 < before
         assert all(store.get(item) is None for item in range(20))
+        assert shared.counts()[Count.BYTES] > 20 * 100_000  # as they were
 
     def test_no_memory_is_taken_that_the_machine_does_not_have(
         self, shared: SharedCache, monkeypatch: pytest.MonkeyPatch
