@@ -36,6 +36,7 @@ from loaderpool.core.supervisor import Supervisor
 from loaderpool.errors import MemoryLimitError, PoolBrokenError
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import capacity, interrupts
+from loaderpool.transport.reports import describe_failure, of_sample
 
 _NAME = "loaderpool-worker-"
 _MOST_MESSAGES = 4096  # queues hold any number: it bounds the slots
@@ -187,8 +188,12 @@ class SpawnedSupervisor(Supervisor):
             return
         message, batches = decode(frame), []
         if isinstance(message, Done) and message.oversize:
-            batches = [aligned_empty(message.oversize)]
-            batches[0][:] = np.frombuffer(frame, np.uint8)[-message.oversize :]
+            try:
+                batches = [aligned_empty(message.oversize)]
+                batches[0][:] = np.frombuffer(frame, np.uint8)[-message.oversize :]
+            except MemoryError as error:  # as where a worker finds none
+                failure = describe_failure(error, epoch=0, worker=None)
+                message = Done(message.ticket, error=of_sample(failure))
         self._on_worker(number, Received(message, batches))  # type: ignore[arg-type]  # in place of a file
 
     def _wait(self) -> None:

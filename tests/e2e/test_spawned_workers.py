@@ -401,3 +401,17 @@ def test_an_error_of_the_threads_own_is_followed_by_another_thread(
     assert "a defect" in capfd.readouterr().err
     with loader_of(0, items=120) as loader:
         assert_same(got, read(loader))
+
+
+def test_no_memory_for_a_batch_that_outgrew_its_slot_is_an_error_of_that_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def growing(index: int) -> Any:
+        return np.zeros(10 + 100_000 * (index == 50))
+
+    def none_left(_: int) -> Any:
+        raise MemoryError("none is left")
+
+    monkeypatch.setattr("loaderpool.core.spawned.aligned_empty", none_left)
+    with spawned(1) as pool, lp.Loader(range(60), growing, batch_size=4, workers=pool, pad=True) as loader:
+        with pytest.raises(MemoryError, match="none is left"):
+            read(loader)
+        assert loader.statistics().supervisor_restarts == 0
