@@ -42,8 +42,8 @@ class LatePayloads(dict[int, dict[str, Any]]):
         try:
             self._payloads.load(loader, *self._places[loader])
             if parts := self._changes.pop(loader, ()):  # they may be large
-                pickled, *buffers = parts
-                self._payloads.apply(loader, Change(pickled, [*map(bytearray, buffers)]))
+                pickled, *buffers = (bytearray().join(pieces) for pieces in parts)
+                self._payloads.apply(loader, Change(bytes(pickled), buffers))
         except BaseException as error:
             failure = describe_failure(error, epoch=0, worker=self._worker, load_advice=describe_load_error(error))
             self._failed[loader] = WorkFailed(failure, error)

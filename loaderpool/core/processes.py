@@ -35,6 +35,7 @@ _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
 # From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
 _STACKS_NS = 100_000_000
 _READ_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 30  # of what a worker by exec is told; marshal takes no more than 2 GiB in one piece
 _FIELDS = Field.TICKET, Field.INDEX, Field.STARTED_NS
 FATAL = "Fatal Python error"  # what faulthandler begins with where C code ends a process
 
@@ -312,7 +313,10 @@ class Processes:
     def _told(self, number: int, cell: int) -> dict[str, Any]:
         """Return what a worker that is no fork is told of itself and of loaders."""
         payloads, forms = self._payloads, dict(self._forms)
-        changes = {loader: [change.pickled, *change.buffers] for loader, change in payloads.changes.items()}
+        changes = {
+            loader: [_pieces(change.pickled), *map(_pieces, change.buffers)]
+            for loader, change in payloads.changes.items()
+        }
         loaders = {"files": payloads.files, "places": dict(payloads.places), "changes": changes}
         return {"number": number, "cell": cell, "forms": forms, **loaders}
 
@@ -328,6 +332,12 @@ class Processes:
         stacks.arm()
         channel = Channel(socket.socket(fileno=theirs))
         Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()
+
+
+def _pieces(part: bytes | bytearray) -> list[bytes | bytearray]:
+    if len(part) <= _PIECE_BYTES:
+        return [part]  # without a copy
+    return [part[at : at + _PIECE_BYTES] for at in range(0, len(part), _PIECE_BYTES)]
 
 
 def fault_in(stacks: str) -> str:
