@@ -1,0 +1,76 @@
+"""What a worker does with tickets, without a process: its `Work`, a board and three slots."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import loaderpool as lp
+from loaderpool.core.delivery import aligned_empty
+from loaderpool.core.forms import choose_form, with_batches
+from loaderpool.memory.board import BOARD_BYTES, Board
+from loaderpool.plan.order import Ticket
+from loaderpool.trainer.arguments import check_arguments
+from loaderpool.worker.jobs import Filled, Progress
+from loaderpool.worker.work import Work
+from tests.support.batches import copied
+
+RUN = 5
+
+
+class Bench:
+    """A worker's `Work` for one loader; `prepare()` finds the form by a probe, as the trainer does."""
+
+    def __init__(self, fn: Any = None, size: int = 20, *, source: Any = None, chunk: int = 1, **settings: Any) -> None:
+        loader = lp.Loader(range(size) if source is None else source, fn, workers=0, **{"batch_size": 4, **settings})
+        payload = check_arguments(loader._core.arguments).payload
+        self.numbers = memoryview(bytearray(BOARD_BYTES)).cast("Q")
+        self.work = Work(payload, Progress(self.numbers, Board.base(0), 0, BaseException))
+        self.plan, self.config, self.chunk = payload["plan"], payload["config"], chunk
+        self.work.ensure_setup()
+
+    def prepare(self) -> Bench:
+        self.probe = self.work.probe(0)
+        self.form = with_batches(choose_form(self.probe, None, self.config, self.plan, self.work.unit), self.chunk)
+        self.work.set_form(self.form, False)
+        self.slots = [aligned_empty(max(self.form.slot_bytes, 1)) for _ in range(3)]
+        return self
+
+    def place(self, batch: int, count: int = 1) -> tuple[Ticket, Any, int, int]:
+        slot = self.slots[batch % 3]
+        return Ticket(0, 0, RUN, 0, batch, 0, count, 0, self.plan.rows(0, batch)), slot, 0, slot.nbytes
+
+    def begin(self, batch: int) -> bool:
+        return self.work.begin(*self.place(batch))
+
+    def fill(self, batch: int, count: int = 1) -> Filled:
+        return self.work.fill(*self.place(batch, count))
+
+    def make(self, batch: int, count: int = 1) -> list[Any]:
+        """The batches as they lie in the slot."""
+        filled, slot = self.fill(batch, count), self.slots[batch % 3]
+        if filled.oversize is not None:
+            slot = aligned_empty(filled.oversize.nbytes)
+            filled.oversize.write(slot, 0)
+        read = self.form.read(slot, self.plan.rows(0, batch), count)
+        return [copied(self.form.spec.structure.unflatten(parts)) for _, parts in read]
+
+    def abandon(self) -> None:
+        self.numbers[Board.mark(RUN)] = RUN
+
+
+@contextlib.contextmanager
+def bench_of_threads(fn: Any, **settings: Any) -> Iterator[Bench]:
+    """A bench whose threads end with the block."""
+    made = Bench(fn, 24, **{"batch_size": 8, "threads": 4, **settings})
+    try:
+        yield made
+    finally:
+        calls: Any = made.work._threads
+        for _ in range(calls._threads if calls is not None else 0):
+            calls._queue.put(None)
+        for thread in threading.enumerate():
+            if thread.name.startswith("loaderpool_"):
+                thread.join(10)
