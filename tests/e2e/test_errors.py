@@ -333,6 +333,7 @@ def test_setup_raises_in_the_caller_and_is_tried_again(made_in: dict[str, Any], 
                 next(iter(loader))
             assert "in setup" in str(raised.value)  # the traceback shows the line
         assert loader.last_error is raised.value
+        assert loader.epoch == 0
         marker.touch()
         assert np.concatenate(list(loader)).tolist() == list(range(20))
 

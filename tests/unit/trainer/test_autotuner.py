@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderpool.trainer.autotune import Autotuner, is_whole
-from loaderpool.trainer.explain.window import Snapshot, Window, WorkerCounts
+from loaderpool.trainer.autotune import Autotuner
+from loaderpool.trainer.explain.window import Window
 from tests.support.trainings import BLOCKING, COMPUTING, Training
 from tests.support.tuned_training import run
 
@@ -123,68 +123,3 @@ def test_a_ceiling_is_tried_again_within_a_minute_where_workers_compute_all_the_
     assert course.changes  # two were tried
     workers, course = run(tuner, workers, window_of(computing), seconds=60)
     assert workers == 2
-
-
-# -- where windows of one number of workers begin and end
-
-S = 1_000_000_000
-
-
-def look(seconds: int, workers: int, steps_per_s: int = 10, first: int = 0, slots: int = 12) -> Snapshot:
-    return Snapshot(
-        number=seconds // 2,
-        now_ns=seconds * S,
-        steps=steps_per_s * seconds,
-        seconds=float(seconds),
-        workers=workers,
-        by_worker={number: WorkerCounts(100 + number) for number in range(first, first + workers)},
-        slots=slots,
-        cpus=8.0,
-    )
-
-
-def seen(tuner: Autotuner, looks: list[Snapshot], workers: int) -> list[tuple[float, bool] | None]:
-    found = [tuner.window(each, workers) for each in looks]
-    return [None if window is None else (window.seconds, is_whole(window)) for window in found]
-
-
-def test_a_window_is_short_until_it_is_whole_and_then_the_next_begins() -> None:
-    looks = [look(seconds, 2) for seconds in range(0, 16, 2)]
-    # The first look has no step: what compiles is in the first ones.
-    assert seen(Autotuner(1, MOST), looks, 2) == [
-        None, None, (2.0, False), (4.0, False), (6.0, True), (2.0, False), (4.0, False), (6.0, True),
-    ]  # fmt: skip
-
-
-def test_it_begins_once_all_workers_are_there() -> None:
-    tuner = Autotuner(1, MOST)
-    few = [look(seconds, 2) for seconds in (2, 4)]
-    more = [look(seconds, 4) for seconds in (6, 8, 10)]
-    assert seen(tuner, few, 4) == [None, None]
-    assert seen(tuner, more, 4) == [None, (2.0, False), (4.0, False)]
-
-
-def test_where_workers_have_gone_what_they_had_made_is_taken_first() -> None:
-    tuner = Autotuner(1, MOST)
-    assert seen(tuner, [look(2, 4, slots=30), look(4, 4, slots=30)], 4) == [None, (2.0, False)]
-    fewer = [look(seconds, 2, slots=30) for seconds in (6, 8, 10, 12)]
-    assert seen(tuner, fewer, 2) == [None, None, None, (2.0, False)]
-
-
-def test_a_worker_that_died_begins_a_window() -> None:
-    tuner = Autotuner(1, MOST)
-    assert seen(tuner, [look(2, 2), look(4, 2)], 2) == [None, (2.0, False)]
-    assert seen(tuner, [look(6, 2, first=1), look(8, 2, first=1), look(10, 2, first=1)], 2) == [
-        None, (2.0, False), (4.0, False),
-    ]  # fmt: skip
-
-
-def test_waiting_at_the_very_first_batch_is_not_in_it() -> None:
-    tuner = Autotuner(1, MOST)
-    begun = look(2, 2)
-    started = dataclasses.replace(begun, start_s=100.0)
-    later = dataclasses.replace(look(4, 2), start_s=100.0)
-    tuner.window(started, 2)
-    window = tuner.window(later, 2)
-    assert window is not None
-    assert (window.start_s, window.seconds) == (0.0, 2.0)

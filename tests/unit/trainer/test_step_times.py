@@ -96,24 +96,3 @@ def test_marks_come_at_hand_overs_and_two_seconds_apart() -> None:
     assert [later - mark for mark, later in itertools.pairwise(marks[:4])] == [50 * MS] * 3  # steps that may compile
     assert len(marks) == 6
     assert all(2_000 * MS <= later - mark <= 2_100 * MS for mark, later in itertools.pairwise(marks[3:]))
-
-
-@pytest.mark.parametrize("name", ["recorder", "on_mark"])
-def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
-    """It takes down what is told of a hand-over, also between the look whether that is there and its use."""
-
-    class Listener:
-        write = __call__ = staticmethod(lambda *args: None)
-
-    class ClosedMeanwhile(Counters):
-        found: Any = None
-
-        def __getattribute__(self, attribute: str) -> Any:
-            if attribute != name:
-                return super().__getattribute__(attribute)
-            found, self.found = self.found, None
-            return found
-
-    counters = ClosedMeanwhile(makes_here=False)
-    counters.found = Listener()
-    hand_over(counters, 2 * MS, 0)

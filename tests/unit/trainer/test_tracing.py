@@ -66,13 +66,6 @@ def test_the_longest_waits_are_told_with_what_took_so_long() -> None:
     assert len(made.tracing().trace(0.88).waits) == 1
 
 
-def test_each_process_has_a_row_with_a_name() -> None:
-    trace = shown(slow_sample())
-    assert trace.processes == {TRAINER: "training: python train.py", 200: "worker 0", 201: "worker 1"}
-    assert names(trace, 200, "tasks") == ["batch 0", "batch 2"]
-    assert names(trace, TRAINER, "epochs") == ["epoch 0"]
-
-
 def test_rows_of_one_batch_are_tickets_that_all_lead_to_it() -> None:
     made = HandMadeRecording()
     made.ticket(0, 10, 50, 4, ticket=1, rows=(0, 16))
@@ -104,16 +97,6 @@ def test_what_runs_now_is_shown_as_long_as_it_has_run() -> None:
     assert (item["pid"], item["dur"]) == (201, pytest.approx(965_000))
     assert trace.one("wait for data (still waiting)")["dur"] == pytest.approx(960_000)
     assert trace.one("step: batch 0")["dur"] == pytest.approx(21_000)
-
-
-def test_passes_have_ends() -> None:
-    made = HandMadeRecording()
-    for epoch in range(3):
-        for batch in range(4):
-            made.delivery(epoch * 100 + batch * 10, 1, batch, epoch=epoch, begins_pass=batch == 0)
-    trace = shown(made)
-    assert names(trace, TRAINER, "epochs") == ["epoch 0", "epoch 1", "epoch 2"]
-    assert len(trace.named("step: batch 3 (last of the epoch)")) == 2
 
 
 def test_a_worker_that_was_replaced_has_what_it_did_under_its_own_pid() -> None:
@@ -196,16 +179,6 @@ def test_rings_that_hold_less_than_is_wanted_say_so() -> None:
     assert made.tracing().trace(0.5).notes == ()
 
 
-def test_what_is_recorded_elsewhere_is_said_to_be() -> None:
-    assert any("other nodes" in note and "spawned" in note for note in notes(arena=None))
-    made = HandMadeRecording(workers=7)
-    assert any(note.startswith("3 workers are not recorded") for note in made.tracing().trace(1.0).notes)
-
-
-def notes(**more: object) -> tuple[str, ...]:
-    return slow_sample().tracing(**more).trace(30.0).notes  # type: ignore[arg-type]
-
-
 def test_records_of_any_numbers_make_a_trace() -> None:
     """What other memory was written over is told wrongly; but it is told."""
     draws = np.random.default_rng(3)
@@ -223,9 +196,3 @@ def test_records_of_any_numbers_make_a_trace() -> None:
                 made.delivery(began, took, batch, way=DeliveryKind(int(draws.integers(3))))
         text = made.tracing().trace(0.5).text
         assert json.loads(text)["traceEvents"]
-
-
-def test_an_empty_recording_is_an_empty_trace() -> None:
-    trace = load(HandMadeRecording(workers=0).tracing().trace(30.0).text)
-    assert trace.slices == {}
-    assert trace.head["loaderpool"]["pid"] == TRAINER

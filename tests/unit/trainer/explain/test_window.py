@@ -59,11 +59,6 @@ def test_of_lent_slots_the_most_are_told() -> None:
     assert window_of([*looks[:3], full, *looks[4:]], 3.0).slots_lent == 2
 
 
-def test_one_look_tells_nothing() -> None:
-    found = window_of([seen(3)], 60.0)
-    assert (found.steps, found.seconds, found.wait_share, found.step_s) == (0, 0.0, 0.0, 0.0)
-
-
 def test_sums_are_of_all_workers_that_there_were() -> None:
     """Of one that is gone what it did until the look before; of one that took its place all."""
     before = look(3, pids=(100, 101))
@@ -166,12 +161,6 @@ def test_steps_that_found_data_ready_tell_the_step_that_there_would_be(
     beside = dataclasses.replace(window, wait_s=0.9 * window.seconds)
     assert beside.ready_s == pytest.approx(ready_share * window.step_s, rel=0.01)
     assert find_verdict(beside).expect.startswith(about)
-
-
-def test_waiting_for_a_cpu_is_no_making() -> None:
-    quiet = COMPUTING.window(4)
-    queued = dataclasses.replace(quiet, busy_s=quiet.busy_s * 1.1, queued_s=quiet.busy_s * 0.1)
-    assert queued.making_s == pytest.approx(quiet.making_s)
 
 
 def test_no_more_threads_are_recommended_than_were_ever_measured() -> None:
