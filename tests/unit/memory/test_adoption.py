@@ -269,19 +269,6 @@ def test_an_array_at_the_place_of_one_that_is_gone_is_not_taken_for_it() -> None
     assert len(set(map(id, files))) == 8
 
 
-def test_a_fork_sees_what_was_there_and_writes_for_itself() -> None:
-    array = array_of()
-    expected = array.copy()
-    adopted(array)
-    pid = os.fork()
-    if not pid:
-        is_same = np.array_equal(array, expected)
-        array[:] = 9
-        os._exit(0 if is_same and (array == 9).all() else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert np.array_equal(array, expected)
-
-
 @pytest.mark.parametrize("times", [1, 2, 1000])
 def test_what_another_thread_writes_between_copy_and_exchange_is_not_lost(
     times: int, monkeypatch: pytest.MonkeyPatch
@@ -350,9 +337,6 @@ def test_shared_memory_is_free_when_the_last_array_is_gone() -> None:
     assert "memfd:loaderpool-data" not in Path("/proc/self/maps").read_text()
 
 
-# -- through the arena's table
-
-
 def test_payloads_lie_on_files_and_copies_side_by_side() -> None:
     arena = Arena.create()
     large, small, shared = array_of(), np.arange(100_000), share(np.arange(70_000))
@@ -371,6 +355,9 @@ def test_payloads_lie_on_files_and_copies_side_by_side() -> None:
     assert not np.array_equal(loaded["large"], large[100:]) or large[100] == 5
     payloads.unload(1)
     arena.close_descriptor()
+
+
+# -- through the arena's table
 
 
 def test_more_files_than_a_message_holds_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:

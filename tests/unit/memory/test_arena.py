@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from loaderpool.errors import MemoryLimitError
-from loaderpool.memory.arena import PAGE_BYTES, Arena, Extent, map_whole_file
-from loaderpool.system import capacity, machine
+from loaderpool.memory.arena import PAGE_BYTES, Arena, Extent
+from loaderpool.system import capacity
 
 pytestmark = pytest.mark.no_leaks
 
@@ -63,16 +62,6 @@ def test_a_limit_that_leaves_some_gib_gives_a_smaller_arena(kind: int) -> None:
     arena.close_descriptor()
 
 
-def test_what_is_no_limits_fault_blames_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr("loaderpool.memory.arena._map_unlocked", full)
-    with pytest.raises(OSError, match="Too many open files") as raised:
-        Arena.create()
-    assert not isinstance(raised.value, MemoryLimitError)
-
-
 @contextlib.contextmanager
 def new_arena() -> Iterator[Arena]:
     arena = Arena.create()
@@ -84,16 +73,6 @@ def new_arena() -> Iterator[Arena]:
 
 def bytes_of(arena: Arena, extent: Extent) -> npt.NDArray[np.uint8]:
     return np.ndarray((extent.nbytes,), np.uint8, arena.map, extent.offset)
-
-
-def test_arrays_live_on_without_their_arenas_descriptor() -> None:
-    with new_arena() as arena:
-        extent = arena.take(1000, "a test")
-        array = bytes_of(arena, extent)
-        array[...] = 9
-        arena.close_descriptor()
-        arena.close_descriptor()
-        assert (array == 9).all()
 
 
 def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again() -> None:
@@ -111,14 +90,3 @@ def test_more_than_the_machine_has_is_refused_before_it_is_taken() -> None:
         with pytest.raises(MemoryLimitError, match=r"a whale needs .* has only"):
             arena.take(capacity.available_memory_bytes() + (1 << 30), "a whale")
         assert arena.extents.taken_bytes == before
-
-
-def test_a_mapped_memory_file_outlives_its_descriptor() -> None:
-    descriptor = machine.create_memory_file("test")
-    os.write(descriptor, bytes(range(100)))
-    mapped = map_whole_file(descriptor, 100)
-    os.close(descriptor)
-    view = np.ndarray((50,), np.uint8, mapped, 50)
-    del mapped
-    gc.collect()
-    assert view.tolist() == list(range(50, 100))

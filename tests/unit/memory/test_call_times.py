@@ -52,11 +52,6 @@ def test_each_call_ends_where_the_next_one_begins(numbers: memoryview) -> None:
     assert read_call_times(numbers, [2, 4], 7) == read_call_times(numbers, [3], 8) == CallTimes()
 
 
-def test_no_share_of_calls_takes_longer_than_the_slowest(numbers: memoryview) -> None:
-    call(clock_of(numbers, 0, 1), dict.fromkeys(range(40), 1030))  # just behind a power of two
-    assert read_call_times(numbers, [0], 1).quantile_ns(0.99) == 1_030
-
-
 def test_the_slowest_are_exact_over_workers_that_come_and_go_and_epochs(numbers: memoryview) -> None:
     lengths = {index: 1_000 + (index * 7_919) % 10_007 for index in range(1_000)}
     for epoch in range(3):
@@ -88,15 +83,6 @@ def test_of_many_tickets_a_share_is_counted_and_each_slow_call_kept(numbers: mem
     found = read_call_times(numbers, [0], 1)
     assert found.calls == 5
     assert [each.index for each in found.slowest] == list(range(39, 39 - SLOWEST, -1))
-
-
-def test_calls_side_by_side(numbers: memoryview) -> None:
-    clock = clock_of(numbers, 0, 1)
-    clock.begin_ticket(0, 2)
-    clock.note(1_000, 300, 1)
-    clock.note(1_100, 200, 0)
-    found = read_call_times(numbers, [0], 1)
-    assert (found.calls, found.sum_ns, found.slowest) == (2, 500, (SlowCall(300, 1, 2), SlowCall(200, 0, 2)))
 
 
 def test_the_loader_that_was_away_longest_makes_way(numbers: memoryview) -> None:

@@ -14,18 +14,15 @@ from loaderpool.memory.recorder import (
     CALLS,
     DELIVERIES,
     TICKETS,
-    CallKind,
     DeliveryKind,
     RecordKind,
     RecordRing,
     RingContent,
-    WorkerRecorder,
     read_ring,
     worker_rings,
 )
 
 SMALL = RecordKind(8, began_ns="Q", more="I")
-MS = 1_000_000
 
 
 @pytest.fixture
@@ -151,36 +148,7 @@ def test_a_small_arena_has_rings_for_the_first_workers(arena_bytes: int, workers
     assert len(worker_rings(0, 1 << 20)) == 0
 
 
-def test_rings_of_one_arena_do_not_touch() -> None:
-    rings = worker_rings(0, 64 << 20)
-    memory = bytearray(rings.stop)
-    for at in rings:
-        worker = WorkerRecorder(memory, at, 3)
-        for ticket in range(10_000):  # once around
-            worker.ticket = ticket
-            worker.note_ticket(ticket, ticket + 5, (1, 2, 0, ticket, 1, 0, 8, 0, False))
-            worker.note_call(ticket, ticket + MS, ticket)
-    for at in rings:
-        tickets, calls = read(memory, TICKETS, at), read(memory, CALLS, at + TICKETS.ring_bytes)
-        assert tickets.records["ticket"].tolist() == list(range(10_000 - 8192, 10_000))
-        assert tickets.since_ns == 10_000 - 8192
-        assert calls.records["index"].tolist() == list(range(10_000))
-        assert calls.since_ns == 0
-
-
 # -- what is noted
-
-
-def test_what_a_worker_notes() -> None:
-    memory = bytearray(TICKETS.ring_bytes + CALLS.ring_bytes)
-    recorder = WorkerRecorder(memory, 0, 3)
-    recorder.ticket = 1 << 40 | 9
-    recorder.note_call(5, 8 * MS, 1 << 60)
-    recorder.note_ticket(5, 9 * MS, (1, 2, 4, 5, 6, 7, 8, 0, True))
-    (ticket,) = read(memory, TICKETS).records.tolist()
-    (call,) = read(memory, CALLS, TICKETS.ring_bytes).records.tolist()
-    assert ticket[1:-1] == (os.getpid(), 3, 9, 5, 9 * MS, 1, 2, 4, 5, 6, 7, 8, 0, 1)
-    assert call[1:-1] == (os.getpid(), 9, 5, 8 * MS, 1 << 60, CallKind.CALL)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
