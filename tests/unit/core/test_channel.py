@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import resource
 import signal
@@ -218,28 +217,6 @@ def test_a_message_that_loses_one_of_its_files_is_lost_and_closes_the_others(
             ends[1].receive()
         assert count_fds(os.getpid()) == before
         assert all_of(ends[1]) == [Resize(2)]
-
-
-# ---- a descriptor of any number
-
-
-def test_a_descriptor_beyond_1024_is_waited_for() -> None:
-    """`select` raised ValueError at the first `next` of a main process with many files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 1100:
-        pytest.skip("this process may not have so many descriptors")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
-    try:
-        first, second = Channel.pair()
-        with second:
-            channel = Channel(socket.socket(fileno=fcntl.fcntl(second.fileno(), fcntl.F_DUPFD_CLOEXEC, 1050)))
-        Channel(first).send(Resize(2))
-        channel.wait()
-        assert all_of(channel) == [Resize(2)]
-        channel.close()
-        first.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # ---- a fork of the owner

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -49,14 +47,6 @@ def test_the_function_is_called_for_no_batch_that_was_not_asked_for() -> None:
         assert called == list(range(asked * 4))
 
 
-def test_passes_side_by_side_get_what_each_gets_alone() -> None:
-    loader = lp.Loader(range(9000), batch_size=7, shuffle=True, workers=0)
-    alone = [[batch.tolist() for batch in loader] for _ in range(3)]
-    again = lp.Loader(range(9000), batch_size=7, shuffle=True, workers=0)
-    together = zip(again, again, again, strict=True)
-    assert [list(each) for each in zip(*alone, strict=True)] == [[one.tolist() for one in each] for each in together]
-
-
 def test_a_function_that_reads_its_own_loader_leaves_the_callers_generators_alone() -> None:
     def draws(index: int) -> tuple[float, float]:
         drawn = random.random(), np.random.rand()
@@ -76,31 +66,3 @@ def test_a_function_that_reads_its_own_loader_leaves_the_callers_generators_alon
     assert pickle.dumps((random.getstate(), np.random.get_state(legacy=False))) == before
     for batch, wanted in zip(batches, expected, strict=True):
         assert np.array_equal(batch, wanted)
-
-
-def test_generators_of_passes_on_two_threads_are_ended() -> None:
-    ended: list[int] = []
-
-    def numbers(shard: int) -> Any:
-        try:
-            for number in range(1000):
-                time.sleep(0.001)
-                yield number
-        finally:
-            ended.append(shard)
-
-    def some(loader: lp.Loader) -> None:
-        batches: Any = iter(loader)
-        for _ in range(10):
-            next(batches)
-        batches.close()
-
-    loader = lp.Loader.from_generator(numbers, shards=[0, 1], batch_size=4, workers=0)
-    threads = [threading.Thread(target=some, args=[loader]) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    some(loader)
-    some(loader)
-    assert len(ended) >= 6  # of the latest pass they end with the next one

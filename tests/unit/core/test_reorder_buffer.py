@@ -8,23 +8,6 @@ from loaderpool.core.buffers import LaneBuffer, UnorderedBuffer
 from loaderpool.core.delivery import Delivery, OrderedBuffer
 
 
-def test_batches_that_were_taken_before_a_new_begin_are_left_out_of_their_chunks() -> None:
-    shelf = UnorderedBuffer(0, 100)
-    for begin, count in ((1, 2), (4, 1), (6, 1), (7, 3)):
-        shelf.put(Delivery(begin, count, 2, 1))
-        shelf.drop_front()
-    shelf = shelf.rest()
-    assert shelf.begin_at == 0
-    assert not shelf.put(Delivery(8, 2, 2, 1))  # all of them were
-    assert shelf.put(Delivery(0, 6, 2, 1)) and shelf.put(Delivery(10, 4, 2, 2))
-    assert (shelf.front.first, shelf.front.keep) == (0, (0, 3, 5))
-    shelf.drop_front()
-    assert shelf.begin_at == 10
-    assert (shelf.front.first, shelf.front.keep) == (10, None)
-    shelf.drop_front()
-    assert shelf.begin_at == 14 == shelf.rest().begin_at
-
-
 def test_a_stream_without_end_keeps_nothing_of_the_epochs_behind_it() -> None:
     shelf = UnorderedBuffer(0, 2)
     for batch in range(1000):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import linecache
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loaderpool.core import failures
 from loaderpool.core.failures import with_source_lines
-from loaderpool.transport.reports import LostReport, Verdict, describe_failure
 
 CELL = "/tmp/ipykernel_4711/1234.py"  # as ipykernel names a cell: no such file
 SOURCE = "def load(item):\n    raise ValueError(\n        item)\n\ndef outer(item):\n    return load(item)\n"
@@ -82,28 +79,3 @@ def test_what_nobody_knows_stays_out(monkeypatch: pytest.MonkeyPatch, cell: dict
     monkeypatch.setattr(linecache, "getline", None)  # broken by somebody
     text = f'  File "{CELL}", line 2, in load'
     assert with_source_lines(text) == text
-
-
-def test_all_errors_of_workers_have_them(cell: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        cell["outer"](3)
-    except ValueError as error:
-        with monkeypatch.context() as patch:
-            patch.setattr(linecache, "cache", {})
-            failure = describe_failure(error, epoch=0, worker=1, index=3)
-    assert "return load(item)" not in failure.traceback_text
-    sample = failures.sample_error(failure)
-    assert "    return load(item)\n" in str(sample) and "    return load(item)\n" in sample.remote_traceback
-    source = failures.source_error(failure, 3)
-    assert "    return load(item)\n" in str(source) and "    return load(item)\n" in source.remote_traceback
-    setup = failures.sample_error(failure._replace(is_setup=True))
-    assert "    return load(item)\n" in str(setup)
-    stacks = f'  File "{CELL}", line 6 in outer'
-    lost = failures.lost_error(LostReport(Verdict.ALONE, 3, 0, -11, 17, 5, stacks))
-    assert str(lost).endswith("    return load(item)")
-
-
-def test_lines_of_real_files_come_from_the_trainers_disk(tmp_path: Path) -> None:
-    path = tmp_path / "there.py"
-    path.write_text("x = 1\n\u00e4 = 2\n")
-    assert with_source_lines(f'  File "{path}", line 2 in f').endswith("\n    \u00e4 = 2")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
-import textwrap
 from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any, NamedTuple
 
@@ -169,28 +166,3 @@ def test_a_structure_travels(pickler: Any) -> None:
     assert there == structure
     assert there.unflatten(there.flatten(NESTED)) == NESTED
     assert type(there.unflatten([1, 2, 3, 4])["a"][1]) is Point
-
-
-def test_a_namedtuple_class_of_main_keeps_its_identity_on_the_way_there_and_back() -> None:
-    program = """
-        import pickle, subprocess, sys
-        from typing import NamedTuple
-        import cloudpickle
-        from loaderpool.element.structure import Structure
-
-        class Sample(NamedTuple):
-            image: object
-            label: object
-
-        there_and_back = "import sys, pickle, cloudpickle; s = pickle.load(sys.stdin.buffer); " \\
-            "sys.stdout.buffer.write(cloudpickle.dumps((s, s.unflatten([1, 2]))))"
-        sent = cloudpickle.dumps(Structure.of(Sample(0, 0)))
-        reply = subprocess.run([sys.executable, "-c", there_and_back], input=sent, stdout=subprocess.PIPE, check=True)
-        structure, sample = pickle.loads(reply.stdout)
-        assert structure.namedtuple is Sample and type(sample) is Sample and sample == (1, 2)
-        print("same class")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout == "same class\n", done.stderr

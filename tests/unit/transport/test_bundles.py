@@ -9,17 +9,14 @@ import decimal
 import enum
 import mmap
 import pathlib
-import pickle
 import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from loaderpool.errors import ClosedError, SourceError, UnpicklableError
+from loaderpool.errors import UnpicklableError
 from loaderpool.plan.order import Ticket
-from loaderpool.transport.reports import Failure, what_ended
 from loaderpool.worker.bundles import FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
 from loaderpool.worker.jobs import Abandoned, StreamedItems
 
@@ -120,36 +117,6 @@ def test_an_item_that_cannot_travel_is_named() -> None:
         bundled([1, 2, {"lock": threading.Lock()}, 4], first=100)
 
 
-def test_frames_hold_no_more_than_one_batch() -> None:
-    alive: list[Any] = []
-
-    class Item:
-        def __init__(self) -> None:
-            alive.append(self)
-
-        def __reduce__(self) -> Any:
-            return int, ()
-
-        def __del__(self) -> None:
-            counts[0] -= 1
-
-    counts = [0]
-
-    def batches() -> Iterator[tuple[int, list[Any]]]:
-        for first in range(0, 12, 4):
-            counts[0] += 4
-            assert counts[0] <= 4
-            made = [Item() for _ in range(4)]
-            alive.clear()
-            yield first, made
-            del made
-
-    read = frames(batches())
-    for frame in read:
-        del frame
-    assert counts == [0]
-
-
 def test_bytes_that_are_no_longer_the_batchs_are_not_looked_at() -> None:
     shared = mmap.mmap(-1, FEED_TABLE_BYTES + _ROOM)
     source = StreamedItems()
@@ -160,14 +127,3 @@ def test_bytes_that_are_no_longer_the_batchs_are_not_looked_at() -> None:
     for batch in (0, 1):
         with pytest.raises(Abandoned):
             source.positions(Ticket(run=1, batch=batch, stop=1))
-
-
-def test_what_ended_a_stream_travels() -> None:
-    for error in (SourceError("a"), UnpicklableError("b")):
-        told = what_ended(error, 3)
-        there = pickle.loads(pickle.dumps(told))
-        assert (type(there), str(there)) == (type(error), str(error))
-    for other in (ClosedError("of a loader that the stream reads"), KeyError("c"), SystemExit(3)):
-        told = what_ended(other, 3)
-        assert isinstance(told, Failure)
-        assert (told.epoch, told.worker) == (3, None)

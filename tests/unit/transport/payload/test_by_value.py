@@ -17,7 +17,6 @@ import pytest
 
 from loaderpool.transport.payload.pickler import FRAMEWORKS, FrameworkImports
 from loaderpool.transport.payload.ship import Shipment, ship
-from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
 FAKES = {
@@ -384,78 +383,6 @@ def test_a_dataset_class_of_torch_needs_no_torch(project: Project, base: str) ->
 
 
 # -- the real ones
-
-
-REAL = """
-    import sys
-    sys.path.insert(0, {directory!r})
-    import numpy as np
-    import data
-    from pathlib import Path
-    from loaderpool.transport.payload.ship import ship
-    from tests.support.shipping_child import in_child
-
-    assert "tensorflow" in sys.modules and "keras" in sys.modules
-    path = Path({directory!r})
-
-    assert in_child(ship(dict(fn=data.load)), "fn(2).tolist()", path) == ([6.0, 6.0], [])
-
-    source = data.Images(np.arange(100_000.0), 8, workers=4)
-    expression = "(len(source), source[1][0].tolist(), source.workers, source.num_batches, [source.on_epoch_end()])"
-    result, loaded = in_child(ship(dict(source=source)), expression, path)
-    assert result == (12500, np.arange(8.0, 16.0).tolist(), 4, 12500, [None]), result
-    assert loaded == [], loaded
-
-    import keras
-    class Local(keras.utils.PyDataset):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-        def __len__(self): return 2
-        def __getitem__(self, i): return np.full(2, i)
-    result, loaded = in_child(ship(dict(source=Local())), "[batch.tolist() for batch in source]", path)
-    assert result == [[0, 0], [1, 1]] and loaded == []
-
-    assert "TensorFlow" not in ship(dict(fn=data.uses_keras)).without
-    assert "TensorFlow" not in ship(dict(fn=data.uses_tensorflow)).without
-    print("all shown")
-"""
-
-
-@pytest.mark.slow
-def test_with_the_real_tensorflow_and_keras(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
-    (tmp_path / "data.py").write_text(
-        textwrap.dedent(
-            """
-            import math
-            import numpy as np
-            import tensorflow as tf
-            from tensorflow import keras
-            from tensorflow.keras.utils import Sequence
-
-            def load(i) -> tf.Tensor:
-                return np.full(2, i * 3.0)
-
-            class Images(Sequence):
-                def __init__(self, x, batch_size, **kwargs):
-                    super().__init__(**kwargs)
-                    self.x, self.batch_size = x, batch_size
-                def __len__(self):
-                    return math.ceil(len(self.x) / self.batch_size)
-                def __getitem__(self, i):
-                    rows = slice(i * self.batch_size, (i + 1) * self.batch_size)
-                    return self.x[rows], self.x[rows]
-
-            def uses_keras(i):
-                return keras.utils.to_categorical(i)
-
-            def uses_tensorflow(i):
-                return tf.io.decode_jpeg(i)
-            """
-        )
-    )
-    shown = run_child(REAL.format(directory=str(tmp_path)), timeout_s=90, imported="tensorflow").check()
-    assert shown.stdout == "all shown\n"
 
 
 def test_the_stand_in_has_all_public_names_of_the_real_base(tf: Any) -> None:

@@ -6,10 +6,7 @@ import collections
 import dataclasses
 import enum
 import pathlib
-import pickle
-import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -226,35 +223,6 @@ def test_a_memmap_in_items_is_opened_once_and_not_at_each_reading(tmp_path: path
 # -- code
 
 
-def test_classes_of_the_script_travel_once_and_are_the_function_s_own() -> None:
-    code = """
-        import dataclasses, pickle, sys
-        from loaderpool.transport.payload import packing
-        from loaderpool.transport.payload.ship import ship
-        packing._LEAST_BYTES = 1 << 10
-
-        @dataclasses.dataclass
-        class Item:
-            i: int
-            name: str
-            @classmethod
-            def make(cls, i): return cls(i, f"item {i}")
-
-        def fn(item):
-            assert type(item) is Item, type(item)
-            return item.i + len(item.name)
-
-        shipment = ship({"source": [Item.make(i) for i in range(20_000)], "fn": fn})
-        assert shipment.packed_items == 20_000 and len(shipment.pickled) < 20_000, len(shipment.pickled)
-        sys.stdout.buffer.write(pickle.dumps((shipment.pickled, [bytes(each) for each in shipment.buffers])))
-    """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=False)
-    assert ran.returncode == 0, ran.stderr.decode()
-    pickled, buffers = pickle.loads(ran.stdout)
-    loaded = receive(pickled, [memoryview(each) for each in buffers])
-    assert [loaded["fn"](loaded["source"][i]) for i in (0, 19_999)] == [6, 19_999 + 10]
-
-
 def test_modules_of_the_items_are_imported_with_the_payload_and_not_by_the_first_item(tmp_path: pathlib.Path) -> None:
     (tmp_path / "their_module.py").write_text("class Thing:\n    def __init__(self, i): self.i = i\n")
     sys.path.insert(0, str(tmp_path))
@@ -283,9 +251,3 @@ def test_an_item_that_cannot_be_pickled_is_named_by_its_index(at: int) -> None:
         ship({"source": items, "fn": len})
     with pytest.raises(UnpicklableError, match=rf"source\['a'\] → item {at} of the list → item 'lock' of the dict"):
         ship({"source": as_source({"a": items, "b": np.arange(N)})})
-
-
-def test_what_else_cannot_be_pickled_is_found_beside_a_packed_source() -> None:
-    lock = threading.Lock()
-    with pytest.raises(UnpicklableError, match=r"fn → closure variable 'lock'"):
-        ship({"source": [{"i": i} for i in range(N)], "fn": lambda item: lock})

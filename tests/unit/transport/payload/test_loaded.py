@@ -13,17 +13,12 @@ import pytest
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
-from loaderpool.sources.sequence import BatchSequence
 from loaderpool.system import capacity
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import put_shipment, ship
 
 LOADER = 7
-
-
-class Object:
-    """A source's target, as `from_sequence` has it."""
 
 
 @pytest.fixture
@@ -60,37 +55,6 @@ def test_thousands_of_arrays_take_no_descriptors_and_one_mapping(arena: Arena) -
     payloads.unload(LOADER)
     gc.collect()
     assert mappings() == maps
-
-
-def test_an_array_lives_longer_than_its_payload_and_its_writes_are_private(arena: Arena) -> None:
-    payloads, payload = load(arena, {"source": many_arrays()})
-    _, other = load(arena, {"source": []})
-    before = arena.extents.taken_bytes
-    array = payload["source"][5]
-    payloads.unload(LOADER)
-    del payload
-    gc.collect()
-    array[:] = 99
-    assert array.sum() == 99 * len(array)
-    assert arena.extents.taken_bytes == before and other["source"] == []
-
-
-def test_an_update_looks_at_nothing_in_the_arena(arena: Arena) -> None:
-    target = Object()
-    target.old, target.kept = 1, np.zeros(OUT_OF_BAND_BYTES)  # type: ignore[attr-defined]
-    payloads, payload = load(arena, {"source": BatchSequence(target)})
-    taken = arena.extents.taken_bytes
-    large = np.arange(2 * OUT_OF_BAND_BYTES)
-    changes = {"set": {"large": "1st", "small": "2nd"}, "1st": large, "2nd": [1], "deleted": ["old", "never there"]}
-    extents, offset, nbytes = put_shipment(arena, ship(changes))
-    payloads.update(LOADER, offset, nbytes)
-    for extent in extents:
-        arena.map[extent.offset : extent.end] = b"\xff" * extent.nbytes
-        arena.give_back(extent)
-    assert arena.extents.taken_bytes == taken
-    changed = payload["source"].target
-    assert np.array_equal(changed.large, large) and changed.large.flags.writeable
-    assert changed.small == [1] and not hasattr(changed, "old") and not changed.kept.any()
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2])

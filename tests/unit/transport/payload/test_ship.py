@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.transport.payload.loaded import describe_load_error
 from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES
-from loaderpool.transport.payload.ship import Shipment, ship
+from loaderpool.transport.payload.ship import ship
 from loaderpool.transport.pickling import receive
-from tests.support.child import run_child
 from tests.support.shipping_child import in_child
 
 pytestmark = pytest.mark.corner
@@ -169,85 +167,3 @@ def test_functions_of_one_payload_share_their_globals() -> None:
     exec("def up():\n    global count\n    count += 1\ndef read():\n    return count", namespace)
     found, _ = in_child(ship({"fn": namespace["up"], "setup": namespace["read"]}), "(fn(), fn(), setup())[2]")
     assert found == 2
-
-
-def test_a_payload_of_a_notebook_arrives_and_its_classes_are_the_same_when_they_come_back() -> None:
-    run_child(
-        """
-        import collections, dataclasses, enum, functools, typing
-        import numpy as np
-        from loaderpool.transport.payload.ship import ship
-        from tests.support.shipping_child import in_child
-
-        assert __name__ == "__main__"
-
-        class Kind(enum.Enum):
-            CAT = 1
-
-        @dataclasses.dataclass(frozen=True)
-        class Item:
-            name: str
-            kind: Kind = Kind.CAT
-
-        Pair = collections.namedtuple("Pair", "left right")
-
-        class Triple(typing.NamedTuple):
-            a: int
-            b: int = 2
-
-        class Oops(ValueError):
-            def __init__(self, code):
-                super().__init__(code)
-                self.code = code
-
-        @functools.lru_cache(maxsize=None)
-        def slow(n):
-            return n if n < 2 else slow(n - 1) + slow(n - 2)
-
-        OFFSET = 10
-
-        def fn(item):
-            return Pair(item, Triple(slow(30), OFFSET)), Oops(item.kind), item.kind
-
-        items = [Item("a"), Item("b")]
-        shipment = ship({"fn": fn, "source": items})
-        (pair, error, kind), loaded = in_child(shipment, "fn(source[1])")
-        assert type(pair) is Pair and type(pair.left) is Item and pair.left == items[1]
-        assert type(pair.right) is Triple and pair.right == (832040, 10)
-        assert type(error) is Oops and error.code is Kind.CAT and kind is Kind.CAT
-        assert loaded == []
-        """,
-        stdin_code=True,
-    ).check()
-
-
-# -- loading errors
-
-
-def load_error(shipment: Shipment) -> Exception:
-    with pytest.raises(Exception) as caught:
-        receive(shipment.pickled, shipment.buffers)
-    return caught.value
-
-
-def test_advice_where_a_module_is_missing_names_it_the_path_and_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    error = load_error(Shipment(b"cmodule_that_is_nowhere\nf\n.", ()))
-    assert isinstance(error, ModuleNotFoundError)
-    text = describe_load_error(error)
-    assert "'module_that_is_nowhere'" in text and "sys.path" in text and repr(str(tmp_path)) in text
-
-
-def test_advice_where_a_name_is_missing_names_it() -> None:
-    error = load_error(Shipment(b"cmath\nno_such_function\n.", ()))
-    assert isinstance(error, AttributeError)
-    text = describe_load_error(error)
-    assert "no_such_function" in text and "by value" in text and "math" in text
-
-
-def test_advice_exists_for_any_error() -> None:
-    assert "libfoo.so" in describe_load_error(ImportError("libfoo.so: cannot open"))
-    assert "EOFError" in describe_load_error(load_error(Shipment(b"\x80\x05", ())))
-    assert "SystemExit" in describe_load_error(SystemExit(2))
