@@ -26,9 +26,6 @@ def test_a_value_is_shown_by_its_repr(value: Any, shown: str) -> None:
     assert brief(value) == shown
 
 
-LARGE = [b"x" * (1 << 20), bytearray(1 << 20), dict.fromkeys(range(1 << 20)), {*range(1 << 20)}, [0] * (1 << 20)]
-
-
 class Counted(int):
     """Counts how often two are compared."""
 
@@ -51,8 +48,3 @@ def test_what_is_large_is_cut_before_it_is_written_or_sorted(value: Any, within:
     Counted.compared = 0
     brief(within(value))
     assert Counted.compared < 1000
-
-
-@pytest.mark.parametrize("value", LARGE, ids=lambda value: type(value).__name__)
-def test_of_a_large_value_little_is_written(value: Any) -> None:
-    assert len(brief(value)) <= 200

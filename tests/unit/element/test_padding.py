@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.element import spec as specs
-from loaderpool.element.spec import ArraySpec, check_padding, fill_value, padding_of, read_spec, sample_spec
+from loaderpool.element.spec import ArraySpec, check_padding, fill_value, padding_of
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SpecMismatchError
 
@@ -98,33 +97,3 @@ def test_a_pad_value_becomes_one_of_the_components_kind(pad: Any, component: Arr
 def test_a_pad_value_that_does_not_fit_names_the_component(pad: Any, dtype: Any) -> None:
     with pytest.raises(SpecMismatchError, match=r"component \['x'\]: the pad value .* does not fit its .*pad=\{"):
         fill_value(pad, ArraySpec((None,), dtype), "['x']")
-
-
-# ---- what several samples tell ----
-
-
-def test_axes_in_which_samples_differ_are_open() -> None:
-    def spec(*shapes: tuple[int, ...]) -> Any:
-        return sample_spec(tuple(np.zeros(shape) for shape in shapes))
-
-    seen = specs.widened(spec((3, 4), (5,), ()), spec((2, 4), (5,), ()))
-    assert [component.shape for component in seen.components] == [(None, 4), (5,), ()]
-    seen = specs.widened(seen, spec((3, 9), (5,), ()))
-    assert [component.shape for component in seen.components] == [(None, None), (5,), ()]
-    # Whoever has another number of axes, or is built otherwise, is refused in its turn.
-    assert specs.widened(seen, spec((3,), (5,), ())) == seen
-    assert specs.widened(seen, spec((3, 4))) == seen
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        ArraySpec((None,), "f4"),
-        (ArraySpec((None, 3), str),),
-        {"a b": ArraySpec((None,), bytes), "c": (ArraySpec((8, None), "i8"), ArraySpec((), bool))},
-        Pair(ArraySpec((None, None), "f4"), ArraySpec((None, 10), "u1")),
-    ],
-)
-def test_a_spec_as_code_can_be_pasted(value: Any) -> None:
-    spec = read_spec(value)
-    assert eval(specs.widening_code(spec, 0, spec.components[0].shape), {"lp": lp, "Pair": Pair}) == value

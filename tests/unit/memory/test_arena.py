@@ -14,7 +14,6 @@ import pytest
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import PAGE_BYTES, Arena, Extent
-from loaderpool.system import capacity
 
 pytestmark = pytest.mark.no_leaks
 
@@ -82,11 +81,3 @@ def test_a_returned_extent_reads_as_zeros_when_it_is_taken_again() -> None:
         arena.give_back(extent)
         again = arena.take(3 * PAGE_BYTES, "a test")
         assert again == extent and not bytes_of(arena, again).any()
-
-
-def test_more_than_the_machine_has_is_refused_before_it_is_taken() -> None:
-    with new_arena() as arena:
-        before = arena.extents.taken_bytes
-        with pytest.raises(MemoryLimitError, match=r"a whale needs .* has only"):
-            arena.take(capacity.available_memory_bytes() + (1 << 30), "a whale")
-        assert arena.extents.taken_bytes == before

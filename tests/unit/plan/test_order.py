@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -34,12 +33,6 @@ def test_who_gets_which_rows(fields: Any, batches: list[list[list[int]]], repeat
         assert plan.indices(0, plan.positions(0, 0, 0)) == []
 
 
-def test_without_shuffle_indices_are_positions() -> None:
-    plan = Plan(size=10, batch_size=4)
-    assert plan.indices(7, plan.positions(0, 1)) == [4, 5, 6, 7]
-    assert all(type(index) is int for index in plan.indices(0, plan.positions(0, 0)))
-
-
 def epoch_of(plan: Plan, epoch: int) -> list[int]:
     return plan.indices(epoch, plan.positions(0, 0, plan.batches_per_epoch))
 
@@ -59,15 +52,6 @@ def test_a_huge_source_costs_nothing() -> None:
     indices = plan.indices(3, plan.positions(0, last))
     assert len(set(indices)) == plan.rows(0, last)
     assert all(0 <= index < 10**15 for index in indices)
-
-
-def test_a_plan_travels_and_compares_by_value() -> None:
-    plan = Plan(size=10, batch_size=4, shuffle=True, seed=2)
-    assert plan.batches_per_epoch == 3  # fills its caches
-    copy = pickle.loads(pickle.dumps(plan))
-    assert copy == plan
-    assert hash(copy) == hash(plan)
-    assert epoch_of(copy, 1) == epoch_of(plan, 1)
 
 
 @pytest.mark.parametrize(("batch", "count"), [(0, 4), (2, 2), (1, -1), (-1, 1), (3, 1), (4, 0)])

@@ -122,10 +122,3 @@ def test_seeded_globals_differ_by_seed_epoch_position_and_kind() -> None:
         assert len(set(same_call)) == len(draws)
     state: Any = np.random.get_state(legacy=False)
     assert state["bit_generator"] == "MT19937", "they stay what they were"
-
-
-def test_keys_of_different_purposes_are_unrelated() -> None:
-    keys = {stream_key(*name) for name in [("rng", 1, 11), ("rng", 11, 1), ("rng", 111, 0), ("shuffle", 1, 11)]}
-    assert len(keys) == 4
-    assert max(keys).bit_length() > 100
-    assert max(keys).bit_length() <= 128

@@ -96,14 +96,10 @@ def test_what_goes_wrong_while_it_tells_is_no_matter(
         pass_time(60)
 
 
-@pytest.mark.parametrize("why", ["switch", "worker"])
-def test_it_is_silent_where_it_has_nothing_to_say(
-    pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, why: str
+def test_a_worker_says_nothing(
+    pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if why == "switch":
-        monkeypatch.setenv(long_work.SWITCH, "0")
-    else:
-        monkeypatch.setattr(process, "_role", "worker")
+    monkeypatch.setattr(process, "_role", "worker")
     with LongWork("this", 10) as work:
         pass_time(3)
         work.reach(5)

@@ -14,7 +14,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.memory.call_times import CallTimes, SlowCall
-from loaderpool.trainer.report import _timeline, document, loader_settings
+from loaderpool.trainer.report import document, loader_settings
 from tests.support.looks import looks
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -109,21 +109,12 @@ def test_settings_have_names_and_no_data_and_no_paths(tmp_path: Path) -> None:
     assert secret[0] not in str(told) and str(tmp_path) not in str(told)
 
 
-class Reader:
-    def __call__(self, item: int) -> np.float32:
-        return np.float32(item)
-
-    def method(self, item: int) -> np.float32:
-        return np.float32(item)
-
-
 @pytest.mark.parametrize(
     ("function", "name"),
     [
         (np.float32, "numpy.float32"),
         (functools.partial(np.full, 4), "functools.partial"),
-        (Reader(), f"{__name__}.Reader"),
-        (Reader().method, f"{__name__}.Reader.method"),
+        (slice(3).indices, "slice.indices"),
         (int.bit_length, "int.bit_length"),
     ],
 )
@@ -131,12 +122,3 @@ def test_functions_and_objects_are_told_by_name(function: Any, name: str) -> Non
     with lp.Loader([1, 2], function, batch_size=2, workers=0) as loader:
         core = loader._core
         assert loader_settings(core.arguments, core.config, core.plan)["fn"] == name
-
-
-def test_the_time_between_two_looks_has_its_means() -> None:
-    first, last = looks(2, pids=(100, 101))
-    (found,) = _timeline([first, last])
-    assert found == {
-        "ago_s": 0.0, "steps": 20, "step_s": 0.1, "wait_share": 0.5, "samples_per_s": 320, "workers": 2,
-    }  # fmt: skip
-    assert not list(_timeline([first, dataclasses.replace(last, steps=first.steps)]))

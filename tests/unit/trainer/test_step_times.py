@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,14 +84,3 @@ def test_a_wait_that_lasts_counts_so_far() -> None:
     assert consumer.counts.wait_s == 3.0
     consumer.counters.asked_ns = 0  # it was in vain
     assert consumer.counts.wait_s == 0
-
-
-def test_marks_come_at_hand_overs_and_two_seconds_apart() -> None:
-    consumer, marks = Consumer(), list[int]()
-    consumer.counters.on_mark = marks.append
-    consumer.take(0, 10, is_first=True)
-    for _ in range(100):
-        consumer.take(50, 0)
-    assert [later - mark for mark, later in itertools.pairwise(marks[:4])] == [50 * MS] * 3  # steps that may compile
-    assert len(marks) == 6
-    assert all(2_000 * MS <= later - mark <= 2_100 * MS for mark, later in itertools.pairwise(marks[3:]))

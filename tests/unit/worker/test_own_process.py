@@ -130,42 +130,17 @@ def test_the_watch_imports_nothing_and_counts_the_first_import_as_a_draw() -> No
     assert result.check().stdout == ""
 
 
-def swap_bit_generator() -> None:
-    np.random.set_bit_generator(np.random.PCG64(1))  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def bit_generators_are_put_back() -> Iterator[None]:
-    generator, state = np.random.get_bit_generator(), np.random.get_state(legacy=False)  # type: ignore[attr-defined]
-    yield
-    np.random.set_bit_generator(generator)  # type: ignore[attr-defined]
-    np.random.set_state(state)
-
-
 @pytest.mark.skipif(not hasattr(np.random, "set_bit_generator"), reason="came with NumPy 1.24")
-@pytest.mark.usefixtures("bit_generators_are_put_back")
-class TestSwappedBitGenerators:
-    def test_the_watch_sees_the_swap(self) -> None:
-        watch = GlobalsWatch()
-        before = watch.look()
-        swap_bit_generator()
-        assert watch.look() != before
-
-    def test_the_watch_works_on_another_kind(self) -> None:
-        swap_bit_generator()
-        watch = GlobalsWatch()
-        before = watch.look()
-        assert watch.look() == before
-        np.random.rand()
-        assert watch.look() != before
-
-    def test_the_saved_one_comes_back(self) -> None:
-        saved = SavedGlobals()
-        expected = np.random.rand()
-        swap_bit_generator()
-        np.random.rand()
-        saved.restore()
-        assert np.random.rand() == expected
+def test_a_swap_of_the_bit_generator_is_seen_watched_and_undone() -> None:
+    saved, watch = SavedGlobals(), GlobalsWatch()
+    expected, before = np.random.rand(), watch.look()
+    np.random.set_bit_generator(np.random.PCG64(1))  # type: ignore[attr-defined]
+    swapped = watch.look()
+    assert swapped != before and watch.look() == swapped
+    np.random.rand()
+    assert watch.look() != swapped
+    saved.restore()
+    assert np.random.rand() == expected
 
 
 # --- the trainer's own state

@@ -73,11 +73,6 @@ def test_an_array_or_list_that_is_filled_again_does_not_wait(make: Callable[[int
     assert write(make) is None
 
 
-def test_arrays_that_come_again_in_another_place_do_not_wait() -> None:
-    kept = [np.zeros(2) for _ in range(ROWS + 1)]
-    assert write(lambda index: (kept[index], kept[index + 1])) is None
-
-
 def test_what_cannot_be_changed_may_come_again() -> None:
     constant = (1, Point(2.0, True))
     assert write(lambda index: constant) == [[1] * ROWS, [2.0] * ROWS, [True] * ROWS]
@@ -95,20 +90,6 @@ def test_a_row_that_does_not_fit_is_left_to_its_own_call(odd: Any) -> None:
 def test_arrays_of_another_kind_are_left_to_be_written_one_by_one(odd: Any) -> None:
     for odd_rows in ({2}, {1, 2, 3}):
         assert write(lambda index, rows=odd_rows: odd.copy() if index in rows else np.full(2, float(index))) is None
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda: np.zeros(4)[:2],
-        lambda: np.zeros(1)[:1],
-        lambda: np.frombuffer(bytearray(16)),
-        lambda: np.zeros((1, 2))[0],
-    ],
-    ids=["slice", "of one number", "of bytes", "row"],
-)
-def test_arrays_that_look_at_memory_of_others_do_not_wait(view: Callable[[], Any]) -> None:
-    assert write(lambda index: view()) is None
 
 
 def test_what_shares_memory() -> None:

@@ -65,10 +65,3 @@ def test_a_notebook_shows_the_same_text_escaped_in_a_table() -> None:
     shown = [html.unescape(text) for text in re.split(r"<[^>]*>", told._repr_html_()) if text]
     headline, *lines = str(told).splitlines()
     assert shown == [headline, *(part for line in lines for part in line.split(": ", 1))]
-
-
-@pytest.mark.parametrize("verdict", Verdict, ids=lambda verdict: verdict.name)
-def test_every_verdict_has_a_word_and_a_headline(verdict: Verdict) -> None:
-    told = dataclasses.replace(explain(COMPUTING.window(4)), verdict=verdict)
-    assert verdict.value.upper() in str(told).splitlines()[0]
-    assert len(verdict.value) < 25

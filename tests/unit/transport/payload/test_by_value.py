@@ -1,7 +1,6 @@
 """The supervisor imports TensorFlow, JAX or torch only where the payload's own code uses it.
 
-Most of these put stand-ins named after them on `sys.path`: what counts is whether they are imported. The last ones do
-the same with the real packages.
+These put stand-ins named after them on `sys.path`: what counts is whether they are imported.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loaderpool.transport.payload.pickler import FRAMEWORKS, FrameworkImports
+from loaderpool.transport.payload.pickler import FRAMEWORKS
 from loaderpool.transport.payload.ship import Shipment, ship
 from tests.support.shipping_child import in_child
 
@@ -203,26 +202,21 @@ def test_the_import_of_tensorflow_may_be_in_any_module_that_is_imported(
     assert result == 3 and loaded == []
 
 
-def test_a_sibling_module_that_imports_tensorflow_does_not_make_code_travel_by_value(project: Project) -> None:
+@pytest.mark.parametrize(("package", "is_imported"), [("project", True), ("eager", False)])
+def test_a_sibling_module_that_imports_tensorflow_does_not_make_code_travel_by_value(
+    project: Project, package: str, is_imported: bool
+) -> None:
+    """Unless the package itself imports that module."""
     project.write_files(
         {
-            "project/__init__.py": "VERSION = 1",
-            "project/model.py": "import tensorflow",
-            "project/data.py": "from project import VERSION\ndef load(i): return i + VERSION",
-            "eager/__init__.py": "from . import model",
-            "eager/model.py": "import tensorflow",
-            "eager/data.py": "def load(i): return i",
+            f"{package}/__init__.py": "VERSION = 1" if is_imported else "from . import model\nVERSION = 1",
+            f"{package}/model.py": "import tensorflow",
+            f"{package}/data.py": f"from {package} import VERSION\ndef load(i): return i + VERSION",
         }
     )
-    for name in ("project.model", "project.data", "eager.model", "eager.data"):
-        project.load(name)
-    imports = FrameworkImports({"TensorFlow"})
-    assert imports.of("project.model") and not imports.of("project.data")
-    assert imports.of("eager.data")
-    (result, imported), loaded = project.in_child(
-        ship({"fn": project.load("project.data").load}), "(fn(2), 'project.data' in sys.modules)"
-    )
-    assert result == 3 and imported and loaded == []
+    project.load(f"{package}.model")
+    shipment = ship({"fn": project.load(f"{package}.data").load})
+    assert project.in_child(shipment, f"(fn(2), '{package}.data' in sys.modules)") == ((3, is_imported), [])
 
 
 def test_annotations_that_name_tensorflow_types_are_no_use_of_it(project: Project) -> None:
@@ -380,9 +374,6 @@ def test_a_dataset_class_of_torch_needs_no_torch(project: Project, base: str) ->
         used = ship({"source": cls(5)})
         assert "torch" not in used.without
         assert project.in_child(used, "len(source)") == (5, ["torch"])
-
-
-# -- the real ones
 
 
 def test_the_stand_in_has_all_public_names_of_the_real_base(tf: Any) -> None:

@@ -22,6 +22,7 @@ from loaderpool.transport.payload import packing
 from loaderpool.transport.payload.pickler import LEAST_ITEMS, OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import ship
 from loaderpool.transport.pickling import receive
+from tests.support.shipping_child import in_child
 
 N = 3000
 
@@ -221,6 +222,16 @@ def test_a_memmap_in_items_is_opened_once_and_not_at_each_reading(tmp_path: path
 
 
 # -- code
+
+
+def test_classes_of_the_script_are_the_function_s_own() -> None:
+    @dataclasses.dataclass
+    class Item:
+        i: int
+
+    shipment = ship({"source": [Item(i) for i in range(N)], "fn": lambda item: type(item) is Item and item.i})
+    assert shipment.packed_items == N and len(shipment.pickled) < 20 * N
+    assert in_child(shipment, f"(fn(source[7]), fn(source[{N - 1}]))")[0] == (7, N - 1)
 
 
 def test_modules_of_the_items_are_imported_with_the_payload_and_not_by_the_first_item(tmp_path: pathlib.Path) -> None:

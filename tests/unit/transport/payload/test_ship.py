@@ -114,14 +114,6 @@ def test_all_forms_of_functions_arrive_and_compute_the_same() -> None:
     def cached(n: int) -> int:
         return n if n < 2 else cached(n - 1) + cached(n - 2)
 
-    @functools.singledispatch
-    def dispatching(x: object) -> int:
-        return 0
-
-    @dispatching.register
-    def _(x: int) -> int:
-        return x + factor
-
     class Scaler:
         def __init__(self, by: int) -> None:
             self.by = by
@@ -129,32 +121,17 @@ def test_all_forms_of_functions_arrive_and_compute_the_same() -> None:
         def scale(self, x: int) -> int:
             return self.by * x
 
-        @functools.cached_property
-        def double(self) -> int:
-            return 2 * self.by
-
         def __call__(self, x: int) -> int:
-            return self.scale(x) + self.double
-
-        @classmethod
-        def of(cls, x: int) -> int:
-            return cls(x).by
-
-        @staticmethod
-        def plain(x: int) -> int:
-            return -x
+            return self.scale(x) + 1
 
     functions: dict[str, Callable[[int], Any]] = {
         "lambda_": lambda x: x + 1,
         "closure": closure,
         "recursive": recursive,
         "cached": cached,
-        "dispatching": dispatching,
         "partial": functools.partial(math.comb, 9),
         "bound": Scaler(5).scale,
         "callable_": Scaler(6),
-        "class_method": Scaler.of,
-        "static_method": Scaler.plain,
         "by_reference": math.factorial,
     }
     names = ", ".join(f"{name}={name}" for name in functions)
