@@ -98,16 +98,6 @@ def test_quantiles(numbers: memoryview, share: float, least: int, most: int) -> 
     assert CallTimes().quantile_ns(share) == 0
 
 
-def test_what_has_come_since(numbers: memoryview) -> None:
-    clock = clock_of(numbers, 0, 1)
-    call(clock, {1: 100})
-    before = read_call_times(numbers, [0], 1)
-    for _ in range(8):
-        call(clock, {2: 70})
-    now = read_call_times(numbers, [0], 1).since(before)
-    assert (now.calls, now.sum_ns, sum(now.buckets)) == (1, 70, 1)
-
-
 def test_what_slow_calls_take_beyond_the_median_one_is_exact(numbers: memoryview) -> None:
     clock, slow_ns = clock_of(numbers, 0, 1), 0
     clock.begin_ticket(0, 0)  # of several samples a call, so that none is counted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from loaderpool.errors import ArgumentError
@@ -62,11 +61,6 @@ def test_batches_outside_the_epoch_are_refused(batch: int, count: int) -> None:
     if batch in (-1, 3):
         with pytest.raises(IndexError):
             plan.rows(0, batch)
-
-
-def test_shuffled_positions_outside_the_source_are_refused() -> None:
-    with pytest.raises(IndexError):
-        Plan(size=10, batch_size=4, shuffle=True).indices(0, np.array([10]))
 
 
 @pytest.mark.parametrize("size", [-1, 2**62 + 1])

@@ -80,18 +80,6 @@ def test_the_same_numbers_for_ever() -> None:
     assert largest.take(np.array([0, MAX_SIZE - 1])).tolist() == [2113884591116541297, 648363666987153538]
 
 
-@pytest.mark.parametrize("size", [16, 10**5])
-def test_take_leaves_its_argument_and_the_order_alone(size: int) -> None:
-    permutation = Permutation(size, 1)
-    positions = np.array([size - 1, 0, 0, 5])
-    taken = permutation.take(positions)
-    assert positions.tolist() == [size - 1, 0, 0, 5]
-    before = taken.tolist()
-    taken[:] = 0
-    assert permutation.take(positions).tolist() == before
-    assert permutation.take(np.empty(0, np.int64)).tolist() == []
-
-
 @pytest.mark.parametrize("size", [10, 10**6])
 @pytest.mark.parametrize("offset", [-1, 0])
 def test_positions_outside_are_refused(size: int, offset: int) -> None:

@@ -68,13 +68,6 @@ def test_what_is_counted(name: str) -> None:
     assert consumer.counts == Snapshot(start_s=0.5, **counted)
 
 
-def test_where_batches_are_made_here_making_is_waiting() -> None:
-    consumer = Consumer(makes_here=True)
-    consumer.take(0, 10, is_first=True)
-    consumer.take(30, 90)
-    assert (consumer.counts.seconds, consumer.counts.wait_s, consumer.counts.ready_steps) == (0.12, 0.09, 0)
-
-
 def test_a_wait_that_lasts_counts_so_far() -> None:
     consumer = Consumer()
     consumer.take(0, 10, is_first=True)
