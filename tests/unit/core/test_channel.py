@@ -63,15 +63,6 @@ def all_of(channel: Channel) -> list[Any]:
 # ---- what cannot be sent or received is an error, by errno
 
 
-def test_a_long_message_for_which_no_descriptor_is_left_is_an_error(ends: tuple[Channel, Channel]) -> None:
-    """It vanished: a lost `Load` was a wait without an end, a lost error another batch's rows."""
-    with descriptors_left(0), pytest.raises(OSError, match="open files") as caught:
-        ends[0].send(LONG)
-    assert caught.value.errno == errno.EMFILE
-    ends[0].send(Resize(2))
-    assert all_of(ends[1]) == [Resize(2)]
-
-
 @pytest.mark.parametrize("message", [Resize(2), LONG], ids=["short", "long"])
 @pytest.mark.parametrize("number", [errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS, errno.EINVAL])
 def test_a_send_says_what_the_kernel_says(

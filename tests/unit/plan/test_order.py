@@ -53,16 +53,6 @@ def test_a_huge_source_costs_nothing() -> None:
     assert all(0 <= index < 10**15 for index in indices)
 
 
-@pytest.mark.parametrize(("batch", "count"), [(0, 4), (2, 2), (1, -1), (-1, 1), (3, 1), (4, 0)])
-def test_batches_outside_the_epoch_are_refused(batch: int, count: int) -> None:
-    plan = Plan(size=10, batch_size=4)
-    with pytest.raises(IndexError):
-        plan.positions(0, batch, count)
-    if batch in (-1, 3):
-        with pytest.raises(IndexError):
-            plan.rows(0, batch)
-
-
 @pytest.mark.parametrize("size", [-1, 2**62 + 1])
 def test_a_size_outside_its_range_is_refused(size: int) -> None:
     with pytest.raises(ArgumentError, match="size must"):

@@ -77,3 +77,24 @@ def test_a_wait_that_lasts_counts_so_far() -> None:
     assert consumer.counts.wait_s == 3.0
     consumer.counters.asked_ns = 0  # it was in vain
     assert consumer.counts.wait_s == 0
+
+
+@pytest.mark.parametrize("name", ["recorder", "on_mark"])
+def test_a_close_on_another_thread_ends_no_step(name: str) -> None:
+    """It takes down what is told of a hand-over, also between the look whether that is there and its use."""
+
+    class Listener:
+        write = __call__ = staticmethod(lambda *args: None)
+
+    class ClosedMeanwhile(Counters):
+        found: Any = None
+
+        def __getattribute__(self, attribute: str) -> Any:
+            if attribute != name:
+                return super().__getattribute__(attribute)
+            found, self.found = self.found, None
+            return found
+
+    counters = ClosedMeanwhile(makes_here=False)
+    counters.found = Listener()
+    hand_over(counters, 2 * MS, 0)
