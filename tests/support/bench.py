@@ -10,7 +10,7 @@ from typing import Any
 import loaderpool as lp
 from loaderpool.core.delivery import aligned_empty
 from loaderpool.core.forms import choose_form, with_batches
-from loaderpool.memory.board import BOARD_BYTES, Board
+from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.jobs import Filled, Progress
@@ -38,15 +38,15 @@ class Bench:
         self.slots = [aligned_empty(max(self.form.slot_bytes, 1)) for _ in range(3)]
         return self
 
-    def place(self, batch: int, count: int = 1) -> tuple[Ticket, Any, int, int]:
-        slot = self.slots[batch % 3]
-        return Ticket(0, 0, RUN, 0, batch, 0, count, 0, self.plan.rows(0, batch)), slot, 0, slot.nbytes
+    def place(self, batch: int, count: int = 1, deaths: int = 0) -> tuple[Ticket, Any, int, int]:
+        slot, rows = self.slots[batch % 3], self.plan.rows(0, batch)
+        return Ticket(0, 0, RUN, 0, batch, 0, count, 0, rows, deaths=deaths), slot, 0, slot.nbytes
 
-    def begin(self, batch: int) -> bool:
-        return self.work.begin(*self.place(batch))
+    def begin(self, batch: int, deaths: int = 0) -> bool:
+        return self.work.begin(*self.place(batch, deaths=deaths))
 
-    def fill(self, batch: int, count: int = 1) -> Filled:
-        return self.work.fill(*self.place(batch, count))
+    def fill(self, batch: int, count: int = 1, deaths: int = 0) -> Filled:
+        return self.work.fill(*self.place(batch, count, deaths))
 
     def make(self, batch: int, count: int = 1) -> list[Any]:
         """The batches as they lie in the slot."""
@@ -56,6 +56,10 @@ class Bench:
             filled.oversize.write(slot, 0)
         read = self.form.read(slot, self.plan.rows(0, batch), count)
         return [copied(self.form.spec.structure.unflatten(parts)) for _, parts in read]
+
+    def told_index(self) -> int:
+        """The source index of the sample that the board says is made."""
+        return int(self.numbers[Board.base(0) + Field.INDEX]) - 1
 
     def abandon(self) -> None:
         self.numbers[Board.mark(RUN)] = RUN

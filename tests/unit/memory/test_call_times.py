@@ -85,12 +85,6 @@ def test_of_many_tickets_a_share_is_counted_and_each_slow_call_kept(numbers: mem
     assert [each.index for each in found.slowest] == list(range(39, 39 - SLOWEST, -1))
 
 
-def test_the_loader_that_was_away_longest_makes_way(numbers: memoryview) -> None:
-    for loader in (1, 2, 3, 4, 1, 5):
-        call(clock_of(numbers, 0, loader), {loader: 100})
-    assert [bool(read_call_times(numbers, [0], loader).calls) for loader in range(1, 6)] == [1, 0, 1, 1, 1]
-
-
 @pytest.mark.parametrize(("share", "least", "most"), [(0.5, 600, 1_100), (0.99, 60_000, 140_000)])
 def test_quantiles(numbers: memoryview, share: float, least: int, most: int) -> None:
     call(clock_of(numbers, 0, 1), {index: 100_000 if index % 20 == 3 else 900 for index in range(200)})

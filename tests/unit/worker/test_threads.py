@@ -179,3 +179,20 @@ def test_a_constant_that_cannot_be_written_to_is_no_such_buffer() -> None:
             assert made["index"].tolist() == list(range(8 * batch, 8 * batch + 8))
             assert (made["mask"] == mask).all()
     assert sorted(calls) == list(range(24))
+
+
+def test_a_ticket_of_a_worker_that_died_runs_with_nothing_beside_it() -> None:
+    looks: list[int] = []
+    with bench(lambda index: time.sleep(0.01) or index) as one:
+        one.prepare()
+        one.work.look_ahead = lambda: looks.append(1) or True
+        assert not one.begin(0, deaths=1)
+        one.fill(0, deaths=1)
+    assert not looks
+
+
+def test_after_two_deaths_it_runs_on_one_thread_and_the_board_names_the_sample() -> None:
+    named: list[tuple[int, int]] = []
+    with bench(lambda index: named.append((index, one.told_index())) or index) as one:
+        one.prepare().fill(1, deaths=2)
+    assert named[1:] == [(index, index) for index in range(8, 16)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import SpecMismatchError
+from loaderpool.memory.board import Field
 from loaderpool.plan.order import Ticket
 from loaderpool.worker.jobs import WorkFailed
 from loaderpool.worker.own_process import SavedGlobals
@@ -109,17 +110,22 @@ def test_who_counts_on_out_at_the_first_call_is_told_that_there_is_none_yet() ->
     assert failed.value.failure.text.startswith(str(failed.value.error))
 
 
-def refuses(index: int, out: Any = None) -> Any:
-    raise ValueError("None of the files is there")
+def test_small_rows_are_made_one_by_one_once_they_have_brought_down_a_worker() -> None:
+    seen: list[int] = []
+    bench = Bench(lambda index: seen.append(bench.told_index()) or index)
+    bench.prepare().fill(1, deaths=1)
+    assert seen[1:] == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"fn": refuses}, {"fn": lambda index: {"x": None}}], ids=["function", "in a dict"]
-)
-def test_other_errors_about_none_say_nothing_of_out(settings: dict[str, Any]) -> None:
-    with pytest.raises(WorkFailed) as failed:
-        Bench(**settings).prepare()
-    assert "None" in failed.value.failure.text and "out is None" not in failed.value.failure.text
+def test_the_board_says_whether_its_sample_is_the_first_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows take microseconds; and a ticket whose rows are made one by one says so again."""
+    seen: list[tuple[int, int]] = []
+    bench = Bench(lambda index: seen.append((bench.told_index(), bench.numbers[Field.BLOCK])) or index)
+    bench.prepare()
+    for batch, single_ns in ((1, 1 << 62), (2, 0), (3, 1 << 62)):
+        monkeypatch.setattr("loaderpool.worker.work._SINGLE_ROW_NS", single_ns)
+        bench.fill(batch)
+    assert seen[1:] == [(4, 128)] * 4 + [(index, 0) for index in range(8, 12)] + [(12, 128)] * 4
 
 
 # ---- the global generators ----

@@ -13,7 +13,7 @@ from loaderpool.memory.call_times import CallTimes, SlowCall
 from loaderpool.trainer.explain.explanation import explain
 from loaderpool.trainer.explain.verdicts import Verdict
 from tests.docs.pages import ROOT
-from tests.support.trainings import COMPUTING, idle
+from tests.support.trainings import COMPUTING
 
 
 def test_it_is_told_in_a_few_lines() -> None:
@@ -23,11 +23,6 @@ def test_it_is_told_in_a_few_lines() -> None:
     assert lines[2] == "Change: lp.Loader(..., workers=11)"
     assert lines[3] == "Expect: about 75 ms a step instead of 198 ms, as with data always ready (2.6x)"
     assert lines[4] == "Slowest items: 8812 (1.9 s)"
-
-
-def test_what_is_not_known_has_no_line() -> None:
-    lines = str(explain(idle(calls=CallTimes()))).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["INCOMPLETE", "Why"]
 
 
 def test_while_it_warms_up_nothing_else_is_told() -> None:
