@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.core import local_engine
 from loaderpool.plan.permutation import Permutation
 from loaderpool.worker.own_process import SavedGlobals
 
@@ -66,3 +67,16 @@ def test_a_function_that_reads_its_own_loader_leaves_the_callers_generators_alon
     assert pickle.dumps((random.getstate(), np.random.get_state(legacy=False))) == before
     for batch, wanted in zip(batches, expected, strict=True):
         assert np.array_equal(batch, wanted)
+
+
+def test_a_pass_that_could_not_begin_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise lp.MemoryLimitError("no slot")
+
+    with lp.Loader(range(6), batch_size=2, workers=0) as loader:
+        with monkeypatch.context() as refusing, pytest.raises(lp.MemoryLimitError):
+            refusing.setattr(local_engine.LocalEngine, "begin", refuse)
+            next(iter(loader))
+        assert loader.epoch == 0
+        assert len(list(loader)) == 3
+        assert loader.epoch == 1

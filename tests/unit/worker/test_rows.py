@@ -73,11 +73,6 @@ def test_an_array_or_list_that_is_filled_again_does_not_wait(make: Callable[[int
     assert write(make) is None
 
 
-def test_what_cannot_be_changed_may_come_again() -> None:
-    constant = (1, Point(2.0, True))
-    assert write(lambda index: constant) == [[1] * ROWS, [2.0] * ROWS, [True] * ROWS]
-
-
 @pytest.mark.parametrize("odd", ["text", 2**70, 1.5], ids=str)
 def test_a_row_that_does_not_fit_is_left_to_its_own_call(odd: Any) -> None:
     assert write(lambda index: (index, odd if index == 2 else index)) is None
