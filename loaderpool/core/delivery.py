@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loaderpool.memory.layout import BatchForm
     from loaderpool.memory.recorder import Origin
     from loaderpool.transport.reports import Failure, RowFailure
-    from loaderpool.worker.jobs import Probe
+    from loaderpool.worker.tickets import Probe
 
 _BYTE = ctypes.c_byte
 RUNNING_GENERATORS = "loaderpool: running generators up to their saved position"

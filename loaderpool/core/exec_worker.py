@@ -15,8 +15,8 @@ from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import process
 from loaderpool.transport.payload.loaded import Change, Payloads, describe_load_error
 from loaderpool.transport.reports import describe_failure
-from loaderpool.worker.jobs import WorkFailed
 from loaderpool.worker.own_process import become_worker, serve, settle_libraries
+from loaderpool.worker.tickets import WorkFailed
 
 
 class LatePayloads(dict[int, dict[str, Any]]):

@@ -18,7 +18,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.system import capacity
 
 if TYPE_CHECKING:
-    from loaderpool.worker.jobs import Probe
+    from loaderpool.worker.tickets import Probe
 
 _DEFAULT_BYTES = 2 << 30  # of a run's slots; no more than
 _SHARE_OF_FREE = 4  # ... this part of what is free
@@ -43,7 +43,7 @@ def stated(payload: Mapping[str, Any]) -> Probe | None:
         return None
     if any(c.text is not None or c.ragged or not c.shape or None in c.shape[1:] for c in given.components):
         return None
-    from loaderpool.worker.jobs import Probe  # which the main process, whose reports count slots, has no use for
+    from loaderpool.worker.tickets import Probe  # which the main process, whose reports count slots, has no use for
 
     rows = [ArraySpec(component.shape[1:], component.dtype) for component in given.components]
     nbytes = sum(math.prod(size or 0 for size in row.shape) * row.dtype.itemsize for row in rows)

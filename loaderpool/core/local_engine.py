@@ -34,9 +34,9 @@ from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed, is_dropped, is_of_a_handler
 from loaderpool.system.long_work import LongWork
 from loaderpool.transport.reports import OURS, describe_failure
-from loaderpool.worker.jobs import Progress, StreamedItems, WorkFailed
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
+from loaderpool.worker.tickets import Progress, StreamedItems, WorkFailed
 from loaderpool.worker.work import Work
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport import reports
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
-from loaderpool.worker.jobs import Abandoned, Progress, WorkFailed
 from loaderpool.worker.own_process import end_stray
+from loaderpool.worker.tickets import Abandoned, Progress, WorkFailed
 from loaderpool.worker.work import Work
 
 

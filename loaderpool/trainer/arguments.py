@@ -52,7 +52,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         if isinstance(source, ReplicatedSource):
             config, plan, items = _generators(source, config, pool)
         else:
-            from loaderpool.worker.jobs import StreamedItems
+            from loaderpool.worker.tickets import StreamedItems
 
             plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, BatchSequence) and source.is_endless:

@@ -12,8 +12,8 @@ from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
 from loaderpool.plan.order import Plan
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.worker.jobs import WorkFailed
 from loaderpool.worker.own_process import SavedGlobals
+from loaderpool.worker.tickets import WorkFailed
 
 if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader

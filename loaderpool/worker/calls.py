@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loaderpool.errors import ArgumentError, CacheError, LoaderpoolWarning
 from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
-from loaderpool.worker.jobs import Abandoned, Filled, Opened, Progress
 from loaderpool.worker.own_process import GlobalsWatch, end_stray, global_states
 from loaderpool.worker.rows import share_memory
+from loaderpool.worker.tickets import Abandoned, Filled, Opened, Progress
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store

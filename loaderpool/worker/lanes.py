@@ -22,9 +22,9 @@ from loaderpool.plan.order import Plan, Ticket, first_position, item_name
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo
 from loaderpool.system import clock
-from loaderpool.worker.jobs import Abandoned, GeneratorRaised, Progress
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals
 from loaderpool.worker.rows import copy_of, share_memory
+from loaderpool.worker.tickets import Abandoned, GeneratorRaised, Progress
 
 if TYPE_CHECKING:
     from loaderpool.system.long_work import LongWork

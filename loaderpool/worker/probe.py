@@ -21,7 +21,7 @@ from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.plan.order import Plan, Ticket
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.jobs import Abandoned, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
 
 if TYPE_CHECKING:
     from loaderpool.worker.lanes import LaneItems

@@ -21,10 +21,10 @@ from loaderpool.plan.order import Plan, Start, Ticket
 from loaderpool.system import clock
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Calls, ThreadCalls
-from loaderpool.worker.jobs import Filled, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.rows import Converter, blocks_of_array, collate, empty_blocks
+from loaderpool.worker.tickets import Filled, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
 
 if TYPE_CHECKING:
     from loaderpool.worker.lanes import LaneItems

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from loaderpool.memory.board import BOARD_BYTES, Board
 from loaderpool.plan.order import Plan, Ticket
-from loaderpool.worker.jobs import Abandoned, Progress
 from loaderpool.worker.lanes import LaneItems
+from loaderpool.worker.tickets import Abandoned, Progress
 
 ROWS = 3
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)

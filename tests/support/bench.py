@@ -13,7 +13,7 @@ from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.worker.jobs import Filled, Progress
+from loaderpool.worker.tickets import Filled, Progress
 from loaderpool.worker.work import Work
 from tests.support.batches import copied
 

@@ -16,7 +16,7 @@ from loaderpool.memory.call_times import (
 )
 from loaderpool.memory.recorder import WorkerRecorder, worker_rings
 from loaderpool.plan.order import Ticket
-from loaderpool.worker import jobs
+from loaderpool.worker import tickets
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def call(clock: CallClock, lengths: dict[int, int], epoch: int = 0, ends: bool =
     board = memoryview(bytearray(BOARD_BYTES)).cast("Q")
     now_ns = [1_000]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs.clock, "monotonic_ns", lambda: now_ns[0])
-        noted = jobs.Progress(board, 0, 0, Exception, clock)
+        patch.setattr(tickets.clock, "monotonic_ns", lambda: now_ns[0])
+        noted = tickets.Progress(board, 0, 0, Exception, clock)
         noted.begin_ticket(1_000, Ticket(run=1, epoch=epoch), are_told=False)
         for index, ns in lengths.items():
             noted.note(index)

@@ -18,7 +18,7 @@ import pytest
 from loaderpool.errors import UnpicklableError
 from loaderpool.plan.order import Ticket
 from loaderpool.worker.bundles import FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
-from loaderpool.worker.jobs import Abandoned, StreamedItems
+from loaderpool.worker.tickets import Abandoned, StreamedItems
 
 _ROOM = 8 << 20
 

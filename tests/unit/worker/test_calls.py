@@ -13,8 +13,8 @@ import loaderpool as lp
 from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.jobs import Opened
 from loaderpool.worker.own_process import SavedGlobals
+from loaderpool.worker.tickets import Opened
 
 
 def calls_of(fn: Any, **settings: Any) -> Calls:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.worker.jobs import Abandoned, WorkFailed
+from loaderpool.worker.tickets import Abandoned, WorkFailed
 from tests.support.bench import bench_of_threads as bench
 
 pytestmark = pytest.mark.no_leaks

@@ -52,7 +52,7 @@ class Opened:
     ticket: Ticket
     positions: npt.NDArray[np.int64]  # in the plan's order
     indices: list[int]  # source index of each
-    # Gives the item of a source index also when later jobs were opened; None: the source itself does.
+    # Gives the item of a source index also when later tickets were opened; None: the source itself does.
     read: Callable[[int], Any] | None = None
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
     arrays: Sequence[npt.NDArray[Any]] | None = None  # the slot's, for a function that takes `out`
