@@ -46,12 +46,12 @@ OUTER_ROOMS = (
 )  # fmt: skip
 # Lines and files, which only fall: who takes something out lowers them, and who needs more takes out something else.
 BUDGETS = {
-    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (11_900, 70),
-    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "worker", "memory", "plan")): (11_300, 51),
-    (f"{PACKAGE}/core",): (7_900, 34),
-    (f"{PACKAGE}/ray",): (1_120, 5),
+    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (11_650, 66),
+    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "worker", "memory", "plan")): (10_520, 43),
+    (f"{PACKAGE}/core",): (7_220, 27),
+    (f"{PACKAGE}/ray",): (1_100, 5),
     ("scripts",): (4_150, 27),
-    ("tests",): (40_900, 248),
+    ("tests",): (36_800, 242),
 }
 MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 
