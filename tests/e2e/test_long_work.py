@@ -53,7 +53,7 @@ def make_buckets(workers):
 def resume(make):
     first = make()
     batches = iter(first)
-    for _ in range(100):
+    for _ in range(200):
         next(batches)
     state = batches.state_dict()
     first.close()
@@ -78,7 +78,7 @@ def test_lengths_are_counted_as_they_are_found() -> None:
 
 
 def test_a_pass_that_goes_on_says_how_far_it_is_on_the_way_to_its_place() -> None:
-    on_the_way = r"up to item 800 to resume there: \d+% of 800 items, "
+    on_the_way = r"up to item 1,600 to resume there: \d+% of 1,600 items, "
     expected = {
         "lp.Loader.from_generator(generate, batch_size=8, workers=2, copies=2)": (
             r"running generators up to their saved position: item [\d,]+ of generator [01] \(at most [\d,]+\), "
@@ -86,7 +86,7 @@ def test_a_pass_that_goes_on_says_how_far_it_is_on_the_way_to_its_place() -> Non
         "lp.Loader.from_generator(generate, batch_size=8, workers=0)": (
             r"running generators up to their saved position: item [\d,]+ of generator 0, "
         ),
-        "lp.Loader(Stream(), batch_size=8, workers=2)": "reading the stream up to item 800[^:]*: ",
+        "lp.Loader(Stream(), batch_size=8, workers=2)": "reading the stream up to item 1,600[^:]*: ",
         "lp.Loader(Stream(), batch_size=8, workers=0)": on_the_way,
         "lp.Loader(Unsendable(), batch_size=8, workers=2)": on_the_way,  # read by a thread of the trainer
     }
