@@ -45,6 +45,7 @@ def test_whatever_it_begins_with_it_comes_to_rest_where_the_training_is_fed(trai
     assert not course.after(300)
 
 
+@pytest.mark.slow
 @given(trainings, st.integers(1, MOST), st.integers(0, 1000))
 @settings(max_examples=300)
 def test_noise_has_it_change_rarely(training: Training, first: int, seed: int) -> None:

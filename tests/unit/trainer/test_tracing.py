@@ -153,7 +153,7 @@ def test_a_large_trace_leaves_out_the_oldest_and_says_so() -> None:
     for batch in range(900):
         made.ticket(0, batch, 0.9, batch, ticket=batch + 1)
         made.delivery(batch + 0.91, 0.05, batch, begins_pass=batch == 0)
-        found = made.tracing().trace(30.0, most_spans=600)
+    found = made.tracing().trace(30.0, most_spans=600)
     trace = load(found.text)
     assert sum(map(len, trace.slices.values())) == 600
     steps = [each["name"] for each in trace.named("step")]
