@@ -47,9 +47,6 @@ class Program(NamedTuple):
     settings: Mapping[str, Any] = {}  # its own, beside those of each start: plain
 
 
-SUPERVISOR = Program("loaderpool.core.supervisor")
-
-
 class Surroundings(NamedTuple):
     """What the processes of a pool find around them, whenever they start: as this process had it when the pool began.
 

@@ -31,7 +31,7 @@ from loaderpool.system.process import RestartLimit, is_library_file, is_trainer
 _WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
 
 
-SUPERVISOR = Program("loaderpool.core.supervisor", "loaderpool-supervisor")
+SUPERVISOR = Program("loaderpool.core.supervisor")
 _library: set[str] = set()  # modules that are known to be none of the user's
 live: weakref.WeakSet[Pool] = weakref.WeakSet()  # that are open in this process
 

@@ -225,9 +225,7 @@ class SpawnedSupervisor(Supervisor):
 class SpawnedWorkers(Processes):
     """The workers. Each is started with what loaders there are."""
 
-    tell: Callable[
-        [int, Connected, bytes | None], None
-    ]  # the loop, of what a worker has said, and of its end. Any thread
+    tell: Callable[[int, Connected, bytes | None], None]  # the loop what a worker has said, or of its end; any thread
 
     def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
         told = {**self._settings, **self._told(number, cell)}

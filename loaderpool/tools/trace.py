@@ -44,9 +44,9 @@ def _tracing(training: dict[str, Any]) -> Tracing:
     """Return what the processes of a training have recorded."""
     pid, pages = training["pid"], {path: page["loaders"][0] for path, page in read_pages(training["pid"]).items()}
     tracing = Tracing(pid, training["process"], [*pages.values()], clock.monotonic_ns(), clock.wall_ns())
-    arenas = {(file.st_dev, file.st_ino): path for path in memory_files(pid, "arena") if (file := os.stat(path))}
-    for arena, path in arenas.items():
-        tracing.add_pool(arena, functools.partial(read_at, path), os.stat(path).st_size)
+    found = [(path, os.stat(path)) for path in memory_files(pid, "arena")]  # the same one by several descriptors
+    for path, arena in {(file.st_dev, file.st_ino): (path, file) for path, file in found}.values():
+        tracing.add_pool((arena.st_dev, arena.st_ino), functools.partial(read_at, path), arena.st_size)
     for path, told in pages.items():
         tracing.add_loader(told, functools.partial(read_at, path))
     return tracing

@@ -16,12 +16,7 @@ from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counte
 from loaderpool.plan.order import Position
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers, is_of_a_handler, wait_for_the_end
-from loaderpool.trainer.epoch_tracker import (
-    EpochTracker,
-    IterationLog,
-    PassLog,
-    failed_indices,
-)
+from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog, PassLog, failed_indices
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 
 if TYPE_CHECKING:
@@ -54,7 +49,7 @@ class Pass:
     Attributes:
         is_over: it was closed, or is at its end: this shows with the last delivery, if the end has nothing to do.
         log: what it has handed out; None before the first delivery was asked for.
-        consumed: batches of the plan that are behind the consumer: those left out, too.
+        consumed: batches of the plan that the consumer is past: those left out, too.
         left: batches of the delivery that was fetched last, which are still in front.
 
     Args:

@@ -156,7 +156,7 @@ class Observer:
 
     def tracing(self) -> Tracing:
         """Return what was recorded of it and of its pool; `ClosedError` once the loader was closed."""
-        from loaderpool.trainer.tracing import Tracing
+        from loaderpool.trainer.tracing import Tracing, arena_of
 
         page = self._page
         if self._is_closed:
@@ -165,7 +165,7 @@ class Observer:
         tracing = Tracing(os.getpid(), " ".join(sys.argv), [told], clock.monotonic_ns(), clock.wall_ns())
         if _is_pooled(self._engine):
             arena = self._engine.session.arena
-            tracing.add_pool(tuple(told["arena"] or ()), lambda at, nbytes: arena.map[at : at + nbytes], arena.nbytes)
+            tracing.add_pool(arena_of(told), lambda at, nbytes: arena.map[at : at + nbytes], arena.nbytes)
         if page is not None:
             tracing.add_loader(told, lambda at, nbytes: page.map[at : at + nbytes])
         return tracing

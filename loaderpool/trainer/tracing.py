@@ -123,7 +123,7 @@ class Tracing:
             **{pid: each for each, pid, _ in board.workers() if pid},
         }
         self._processes.update((pid, f"worker {numbers[pid]}") for pid in sorted(numbers, key=numbers.__getitem__))
-        calls_of = {each["loader"]: each["calls_of"] for each in self._loaders if _arena_of(each) == arena}
+        calls_of = {each["loader"]: each["calls_of"] for each in self._loaders if arena_of(each) == arena}
         made = self._made.setdefault(arena, {})
         by_number: dict[tuple[int, int], _Span] = {}
         for row in tickets:
@@ -154,7 +154,7 @@ class Tracing:
         for row, following in zip(rows, [*rows[1:], None], strict=False):
             begin, is_last = begin or row, following is not None and bool(following["begins_pass"])
             until_ns = following["began_ns"] if following else asked_ns or self._now_ns
-            self._add_delivery(steps, row, until_ns, is_last, self._made.get(_arena_of(told), {}))
+            self._add_delivery(steps, row, until_ns, is_last, self._made.get(arena_of(told), {}))
             if following is None or is_last:
                 self._add(epochs, f"epoch {begin['epoch']}", begin["began_ns"], row["ended_ns"])
                 begin = None
@@ -240,7 +240,7 @@ class Tracing:
         for told in self._loaders:
             if told["loader"] is None:
                 yield "workers=0: batches are loaded in the main process, where single calls are not recorded"
-            elif _arena_of(told) not in self._made or not all(each["pid"] for each in told["workers"]):
+            elif arena_of(told) not in self._made or not all(each["pid"] for each in told["workers"]):
                 yield (
                     f"the workers of loader {told['loader']} could not be read: those on other nodes are not recorded. "
                     "If workers are spawned, only Loader.trace() in the training script can read their records"
@@ -249,7 +249,8 @@ class Tracing:
             yield f"{self._unrecorded} workers are not recorded, because the shared memory for records is full"
 
 
-def _arena_of(told: Mapping[str, Any]) -> _Arena:
+def arena_of(told: Mapping[str, Any]) -> _Arena:
+    """Return which arena a loader's pool has, as its page tells."""
     return tuple(told["arena"] or ())
 
 

@@ -37,7 +37,7 @@ class Bundle(NamedTuple):
 
     offset: int
     nbytes: int
-    buffers: int  # large arrays behind the pickle; if any, the sizes of all parts stand before it
+    buffers: int  # large arrays after the pickle; if any, the sizes of all parts stand before it
     first: int  # position of the first item
 
 

@@ -101,7 +101,7 @@ def test_an_end_is_not_a_place_before_all_of_it_is_taken(lengths: list[int]) -> 
     if not numbers:
         return
     ended = dict(enumerate(lengths))
-    note(log, lanes * 100 + numbers[-1] % lanes, ended)  # one more, behind which all are known
+    note(log, lanes * 100 + numbers[-1] % lanes, ended)  # one more, after which all are known
     for consumed in range(len(numbers) + 1):
         place = log.position(consumed).lanes
         if place is None:

@@ -61,7 +61,7 @@ def test_rows_of_a_chunk_larger_than_the_usual_cache_are_not_unpacked_again_and_
 
 
 def test_a_fork_opens_files_of_its_own() -> None:
-    """HDF5 gives whoever opens a file what is open already, the inherited one too, whose place both would move."""
+    """Who opens a file gets from HDF5 what is open already, the inherited one too, whose place both would move."""
     run_child("""
 import os, sys
 import h5py, numpy as np
