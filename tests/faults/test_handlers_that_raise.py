@@ -21,6 +21,7 @@ from tests.support.child import run_child
 SHOTS = int(os.environ.get("LOADERPOOL_SIGNALS", "24"))
 
 
+@pytest.mark.timeout(120 + SHOTS)
 @pytest.mark.parametrize(
     "kind", ["indexed", "local", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("streamed", "generated"))]
 )

@@ -32,7 +32,10 @@ from tests.support.processes import supervisors, wait_gone
 PLACES = int(os.environ.get("LOADERPOOL_INTERRUPTS", "30"))
 
 # Python drops what is raised as the first bytecode of a finalizer runs; what it was to do is done later all the same.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.timeout(120 + PLACES),
+]
 
 
 @pytest.fixture(autouse=True)
