@@ -104,7 +104,7 @@ def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
     return dtype.type.__module__ != "numpy"
 
 
-class BatchView:
+class ConvertedBatches:
     """Gives a loader's batches as a conversion makes them; each iterator is a pass, with `state_dict` as the loader's.
 
     So many batches (`prefetch`) are converted before they are asked for, where they go `is_far`, to another device.

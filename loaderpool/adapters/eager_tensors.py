@@ -14,7 +14,7 @@ try:
 except ImportError as missing:
     raise ImportError("tensors needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
-from loaderpool.adapters.conversion import BatchView, Convert, TensorConversion, is_ml_dtype
+from loaderpool.adapters.conversion import Convert, ConvertedBatches, TensorConversion, is_ml_dtype
 from loaderpool.core.delivery import address_of, aligned_empty
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief
@@ -30,7 +30,7 @@ _from_dlpack = tf.experimental.dlpack.from_dlpack
 _unpack = tf.raw_ops.Unpack
 
 
-def tensors(core: LoaderCore, device: Any, prefetch: Any) -> BatchView:
+def tensors(core: LoaderCore, device: Any, prefetch: Any) -> ConvertedBatches:
     check_device(device)
 
     def move(tensors: Sequence[Any]) -> Sequence[Any]:
@@ -38,7 +38,7 @@ def tensors(core: LoaderCore, device: Any, prefetch: Any) -> BatchView:
             return [tf.identity(tensor) for tensor in tensors]
 
     is_far = device is not None
-    return BatchView(core, lambda: EagerConversion("tensors", move if is_far else None), prefetch, is_far)
+    return ConvertedBatches(core, lambda: EagerConversion("tensors", move if is_far else None), prefetch, is_far)
 
 
 class EagerConversion(TensorConversion):

@@ -10,13 +10,13 @@ try:
 except ImportError as missing:
     raise ImportError("as_jax needs JAX, which is not installed: pip install jax") from missing
 
-from loaderpool.adapters.conversion import BatchView, HostConversion
+from loaderpool.adapters.conversion import ConvertedBatches, HostConversion
 from loaderpool.adapters.shards import check_rows
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.trainer.loader_core import LoaderCore
 
 
-def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> BatchView:
+def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
     is_host, shards = _is_host(sharding), core.config.shard.num_shards
     is_global = not getattr(sharding, "is_fully_addressable", True)  # an array has rows of several processes
     if shards > 1 and is_global:
@@ -28,7 +28,7 @@ def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> BatchView:
         # On the CPU JAX looks at aligned memory instead of copying it, and holds it until the array dies.
         return jax.device_put(list(arrays), sharding)  # type: ignore[no-any-return]
 
-    return BatchView(core, lambda: HostConversion("as_jax", "JAX", put), prefetch, not is_host)
+    return ConvertedBatches(core, lambda: HostConversion("as_jax", "JAX", put), prefetch, not is_host)
 
 
 def _is_host(sharding: Any) -> bool:

@@ -13,7 +13,7 @@ try:
 except ImportError as missing:
     raise ImportError("as_torch needs PyTorch, which is not installed: pip install torch") from missing
 
-from loaderpool.adapters.conversion import TEXT_CURE, BatchView, Convert, Move, TensorConversion, is_ml_dtype
+from loaderpool.adapters.conversion import TEXT_CURE, Convert, ConvertedBatches, Move, TensorConversion, is_ml_dtype
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief, shortened
 from loaderpool.trainer.loader_core import LoaderCore
@@ -39,7 +39,7 @@ def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
     return TorchBatches(core, lambda: TorchConversion("as_torch", move if is_far else None, True), prefetch, is_far)
 
 
-class TorchBatches(BatchView, torch.utils.data.IterableDataset):  # type: ignore[misc]
+class TorchBatches(ConvertedBatches, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """A loader's batches as an `IterableDataset` of PyTorch."""
 
 

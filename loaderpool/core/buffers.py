@@ -11,7 +11,7 @@ from loaderpool.memory.board import Field
 from loaderpool.plan.order import LanePlaces, generated_item
 
 if TYPE_CHECKING:
-    from loaderpool.core.pool import Pool
+    from loaderpool.core.pool import WorkerPool
 
 
 class UnorderedBuffer(OrderedBuffer):
@@ -184,7 +184,7 @@ class LaneBuffer(OrderedBuffer):
             self.begin_at += 1
 
 
-def furthest(pool: Pool, places: LanePlaces, rows: int) -> str:
+def furthest(pool: WorkerPool, places: LanePlaces, rows: int) -> str:
     """Return at which item a generator is that has furthest to go; empty: none runs just now."""
     board, found = pool.arena.board, []
     for worker in pool.workers.values():

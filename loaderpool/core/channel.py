@@ -190,7 +190,7 @@ def _with_descriptors(data: bytes, control: list[tuple[int, int, bytes]], flags:
     return Received(decode(data), descriptors)
 
 
-def capacity() -> int:
+def most_messages() -> int:
     """Return how many packets a channel holds, by filling one; no more than files may be on their way."""
     first, second = Channel.pair()
     with first, second:

@@ -1,4 +1,4 @@
-"""What an engine hands to the loader: batches that came together, how to look at them, and where they wait."""
+"""What an engine is given, and what it hands to the loader: batches that came together, and where they wait."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.core.delivery import FIRST_EPOCH, SECOND, CheckedArguments, DeliveryCounts, SecondLook
 from loaderpool.core.messages import End, Ended, Found, Load, Loaded, LoaderFailed, Look
-from loaderpool.core.pool import Pool
+from loaderpool.core.pool import WorkerPool
 from loaderpool.core.run import PoolRun, made_of
 from loaderpool.core.session import Session
 from loaderpool.element.spec import ElementSpec
@@ -26,6 +26,7 @@ from loaderpool.transport.pickling import receive
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.channel import Received
+    from loaderpool.core.engine_statistics import EngineStatistics
     from loaderpool.core.stream.feed import Ahead, Feed, StreamFeeds
 
 _LOCK_TIMEOUT_S = 1.0
@@ -33,7 +34,6 @@ _LOCK_TIMEOUT_S = 1.0
 # the next are read. More: they may take most of it beside the batches.
 _FEED_SHARE = 4
 _FEED_BYTES = 1 << 20  # at least
-_DEFAULT_BYTES = 2 << 30
 _LOADING = "loaderpool: loading the function and its imports in a clean process"
 
 
@@ -45,7 +45,7 @@ class PoolEngine:
         cache: the loader's; None: it has none.
 
     Args:
-        session: the pool.
+        pool: whose workers make them.
         checked: what the loader was made with; the payload is pickled here, once.
         cache: the loader's, closed with this; None: it has none.
 
@@ -54,8 +54,8 @@ class PoolEngine:
         MemoryLimitError: no shared memory for what they hold.
     """
 
-    def __init__(self, session: Pool, checked: CheckedArguments, cache: SharedCache | None = None) -> None:
-        self.session = pool = session
+    def __init__(self, pool: WorkerPool, checked: CheckedArguments, cache: SharedCache | None = None) -> None:
+        self.pool = pool
         self.config, self.plan = checked.config, checked.plan
         # What a supervisor needs to know that does not load the payload.
         self.settings = {name: checked.payload[name] for name in ("config", "plan", "given_spec")}
@@ -121,25 +121,25 @@ class PoolEngine:
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
-        self.session.check_owner()  # first: in a fork a thread that is not there may hold the lock
+        self.pool.check_owner()  # first: in a fork a thread that is not there may hold the lock
         with InterruptsHeld():
             if self.known_form is None:
-                with self.session.lock:
+                with self.pool.lock:
                     self._try_again()
                     if self._is_behind_hook:
                         self._is_behind_hook = False
                         self._look(0)
                 with LongWork(_LOADING, measure=str, first_s=1.0) as self._loading:  # the function, and its imports
                     if self._loads:
-                        self.session.tell_of(self._loading)
+                        self.pool.tell_of(self._loading)
                     self._wait(lambda: self.known_form is not None or self._is_over)
-                with self.session.lock:
+                with self.pool.lock:
                     if self.known_form is None:
                         self.check()
             elif self.failure is not None:
-                with self.session.lock:
+                with self.pool.lock:
                     self._try_again()
-        self.session.say_warnings()
+        self.pool.say_warnings()
         assert self.known_form is not None
         return self.known_form
 
@@ -150,7 +150,7 @@ class PoolEngine:
         """
         form, second = self.form(), self._second
         with InterruptsHeld():
-            with self.session.lock:
+            with self.pool.lock:
                 if not (second.is_over or second.is_awaited):
                     second.is_awaited = True
                     self._look(SECOND)
@@ -159,11 +159,11 @@ class PoolEngine:
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         while not is_ready():
-            self.session.session.wait(is_ready)
+            self.pool.session.wait(is_ready)
 
     def read_ahead(self) -> int:
         """How many batches of an epoch that may never be asked for it may well make: enough to keep workers busy."""
-        return self.session.workers_wanted + 1
+        return self.pool.workers_wanted + 1
 
     def begin(self, place: Position, limit: int) -> PoolRun:
         """Begin a run there.
@@ -174,10 +174,10 @@ class PoolEngine:
         """
         self.form()
         reads_apart = self.feeds is not None and self.feeds.read_by == "process"
-        if self.session.imports_anew or reads_apart:  # by what begins now
-            self.session.warn_of_modules()
-        with self.session.lock:
-            self.session.check_usable()
+        if self.pool.imports_anew or reads_apart:  # by what begins now
+            self.pool.warn_of_modules()
+        with self.pool.lock:
+            self.pool.check_usable()
             self.check()
             feed = None if self.feeds is None else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
             run = PoolRun(self, place, limit, feed)
@@ -192,18 +192,18 @@ class PoolEngine:
 
     def update(self, changes: dict[str, Any]) -> None:
         """Batches of runs begun from now on see these attributes of the source's object changed."""
-        with self.session.lock:
-            pool = self.session
+        with self.pool.lock:
+            pool = self.pool
             extents, offset, nbytes = put_shipment(pool.arena, ship(changes, without=self._without))
             self._sent.append((extents, offset, nbytes))
             self._loads += 1
             pool.session.send(Load(self.number, offset, nbytes, is_change=True))
 
-    def statistics(self) -> Mapping[str, Any]:
-        """What it knows for `Loader.statistics()`, but for its cache: fields of `Statistics`."""
+    def statistics(self) -> EngineStatistics:
+        """What it knows for `Loader.statistics()`, but for its cache."""
         from loaderpool.core.engine_statistics import pool_statistics  # few loaders are asked for them
 
-        return pool_statistics(self.session, self.counts, self.slots_lent, self._notes())
+        return pool_statistics(self.pool, self.counts, self.slots_lent, self._notes())
 
     @property
     def slots_lent(self) -> int:
@@ -228,7 +228,7 @@ class PoolEngine:
 
     def close(self) -> None:
         """Unload the loader from its pool. Runs in: any thread, also in a finalizer."""
-        pool = self.session
+        pool = self.pool
         if self.is_closed or pool.is_foreign:
             return
         self.is_closed = True
@@ -270,7 +270,7 @@ class PoolEngine:
             self._look(SECOND)
 
     def _look(self, batch: int, feed: int = 0) -> None:
-        self.session.session.send(Look(self.number, FIRST_EPOCH, batch, feed))
+        self.pool.session.send(Look(self.number, FIRST_EPOCH, batch, feed))
 
     def _look_at_stream(self) -> None:
         """Have the first sample made, once its item is there."""
@@ -318,7 +318,7 @@ class PoolEngine:
             for run in self.runs.values():  # also where another pass has tried again meanwhile
                 run.fail(message.error)
         elif isinstance(message, Ended):
-            self.session.session.listeners.pop(self.number, None)
+            self.pool.session.listeners.pop(self.number, None)
             self._forget()
         elif isinstance(message, Found):
             if message.batch:
@@ -348,19 +348,25 @@ class PoolEngine:
     def on_run_ended(self, number: int) -> None:
         """No worker looks at what this run needs any more."""
         self.runs.pop(number, None)
-        self.session.session.listeners.pop(number, None)
+        self.pool.session.listeners.pop(number, None)
         if self.feeds is not None and self.known_form is not None:
             self.feeds.free({id(run.feed) for run in self.runs.values()})
 
     def _feed_ahead(self) -> Ahead:
         """How far a stream may be read ahead."""
-        least = 2 * self.session.workers_wanted + 1
+        least = 2 * self.pool.workers_wanted + 1
         if self.known_form is None:
             return least, least, _FEED_BYTES
         # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
         chunk = min(self.known_form.max_chunk, 2 * self.counts.largest_chunk)
-        budget = self.config.limits.memory or _DEFAULT_BYTES
-        return least, least * chunk, max(_FEED_BYTES, budget // _FEED_SHARE)
+        return least, least * chunk, self._feed_bytes
+
+    @functools.cached_property
+    def _feed_bytes(self) -> int:
+        """How many bytes of a stream's items may wait."""
+        from loaderpool.core.forms import memory_limit  # which few loaders need here
+
+        return max(_FEED_BYTES, memory_limit(self.config) // _FEED_SHARE)
 
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread."""
@@ -377,11 +383,11 @@ class PoolEngine:
 
     @property
     def _is_over(self) -> bool:
-        return self.failure is not None or self.is_closed or self.session.is_closed
+        return self.failure is not None or self.is_closed or self.pool.is_closed
 
     def check(self) -> None:
         """Raise if no batch can be made: it, or its pool, was closed, or something has failed."""
-        if self.is_closed or self.session.is_closed:
+        if self.is_closed or self.pool.is_closed:
             raise closed_error()
         if self.failure is not None:
             self._was_told = True
@@ -389,7 +395,7 @@ class PoolEngine:
 
     def _give_back(self, extents: list[Extent]) -> None:
         for extent in extents:
-            self.session.arena.give_back(extent)
+            self.pool.arena.give_back(extent)
 
     def _forget(self) -> None:
         if self.feeds is not None:

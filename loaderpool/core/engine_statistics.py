@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from loaderpool.memory.board import Field
 from loaderpool.system import capacity
 
 if TYPE_CHECKING:
     from loaderpool.core.delivery import DeliveryCounts
-    from loaderpool.core.pool import Pool
+    from loaderpool.core.pool import WorkerPool
 
 _STATES: tuple[Literal["starting"], Literal["running"], Literal["leaving"]] = ("starting", "running", "leaving")
 
@@ -54,24 +53,27 @@ class MemoryStatistics:
     batches_oversize: int = 0  # Batches larger than their buffer.
 
 
-# What is told of a loader without a pool.
-NO_POOL: Mapping[str, Any] = {
-    "memory": MemoryStatistics(),
-    "restarts": 0,
-    "supervisor_restarts": 0,
-    "workers_start": None,
-    "workers": (),
-    "nodes": (),
-    "nodes_lost": 0,
-    "notes": (),
-}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineStatistics:
+    """What a loader's workers and batch buffers have done; the defaults are those of a loader without workers."""
+
+    memory: MemoryStatistics = MemoryStatistics()  # Batch buffers.
+    restarts: int = 0  # Worker restarts after a crash.
+    supervisor_restarts: int = 0  # Supervisor restarts after a crash.
+    workers_start: Literal["fork", "exec", "spawn"] | None = None  # Start method; `"exec"` if imports start threads.
+    workers: tuple[WorkerStatistics, ...] = ()  # Counts of each worker.
+    nodes: tuple[NodeStatistics, ...] = ()  # Counts of each node of a `RayPool`.
+    nodes_lost: int = 0  # Nodes that crashed or left.
+    notes: tuple[str, ...] = ()  # Messages about data that was shared or copied, and about slow parts.
 
 
-def pool_statistics(pool: Pool, counts: DeliveryCounts, slots_lent: int, notes: tuple[str, ...]) -> Mapping[str, Any]:
+def pool_statistics(
+    pool: WorkerPool, counts: DeliveryCounts, slots_lent: int, notes: tuple[str, ...]
+) -> EngineStatistics:
     """Return these notes with the counts of this moment."""
     workers, nodes = _workers(pool)  # first: it takes in the latest news
-    return {
-        "memory": MemoryStatistics(
+    return EngineStatistics(
+        memory=MemoryStatistics(
             buffers=counts.slots,
             buffer_bytes=counts.slot_bytes,
             buffers_in_use=slots_lent,
@@ -79,17 +81,17 @@ def pool_statistics(pool: Pool, counts: DeliveryCounts, slots_lent: int, notes: 
             batches_copied=counts.copied,
             batches_oversize=counts.oversize,
         ),
-        "restarts": pool.workers.restarts,
-        "supervisor_restarts": pool.supervisor_restarts,
-        "workers_start": "spawn" if not pool.hands_over_files else "exec" if pool.imports_anew else "fork",
-        "workers": workers,
-        "nodes": nodes,
-        "nodes_lost": pool.workers.nodes_lost,
-        "notes": notes,
-    }
+        restarts=pool.workers.restarts,
+        supervisor_restarts=pool.supervisor_restarts,
+        workers_start="spawn" if not pool.hands_over_files else "exec" if pool.imports_anew else "fork",
+        workers=workers,
+        nodes=nodes,
+        nodes_lost=pool.workers.nodes_lost,
+        notes=notes,
+    )
 
 
-def _workers(pool: Pool) -> tuple[tuple[WorkerStatistics, ...], tuple[NodeStatistics, ...]]:
+def _workers(pool: WorkerPool) -> tuple[tuple[WorkerStatistics, ...], tuple[NodeStatistics, ...]]:
     """Those that run; and all nodes."""
     if pool.is_closed:
         return (), ()

@@ -25,9 +25,9 @@ from loaderpool.plan.order import generated_item, item_name
 from loaderpool.transport.reports import (
     LOST_PIPES_STATUS,
     Failure,
+    GivenUp,
     LostReport,
     Original,
-    Verdict,
     how_it_ended,
     original_of,
     rebuild,
@@ -55,7 +55,7 @@ def _node_lost_error(report: LostReport, preface: str) -> WorkerLostError:
     """Return the exception for work given up because nodes died: the report has them."""
     address, why = report.nodes[-1]
     last, times = f"node {address}: {why.rstrip('.')}", counted(report.deaths, "time")
-    if report.verdict is Verdict.NODE:
+    if report.why is GivenUp.NODE:
         text = (
             f"Nodes were lost {times} over {_work(report)}. The last one, with no other task, was {last}. A crash or "
             "hang in a sample ends only a worker, not a node. Likely causes: the node runs out of memory, or your code "
@@ -63,7 +63,7 @@ def _node_lost_error(report: LostReport, preface: str) -> WorkerLostError:
             "smaller values\n    actor_options=: reserve more memory on each node"
             f"{_how_to_replay(None, report.epoch)}"
         )
-    elif report.verdict is Verdict.STORM:
+    elif report.why is GivenUp.STORM:
         text = (
             f"Nodes were lost {times} within {_more_than_allowed(report)}. The last was {last}. {_nodes(report)}A "
             "single batch is probably not the cause. Check the memory of the nodes, the network, and what else ends "
@@ -257,21 +257,21 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
         return error
     ended, name = _ending(report)
     worker = f"A worker (pid {report.pid}{f', node {report.node}' if report.node else ''}){' was' * bool(name)} {ended}"
-    if report.in_setup and report.verdict is not Verdict.STORM:
+    if report.in_setup and report.why is not GivenUp.STORM:
         text = f"{worker} in the setup hook. {report.deaths} workers in a row crashed before their first sample."
-    elif report.verdict is Verdict.ALONE and report.index is not None:
+    elif report.why is GivenUp.ALONE and report.index is not None:
         text = (
             f"{worker} while loading {item_name(report.index)} (epoch {report.epoch}). {report.deaths} workers "
             "crashed on this task, the last two at this sample."
         )
-    elif report.verdict is Verdict.ALONE:
+    elif report.why is GivenUp.ALONE:
         text = f"{worker} in epoch {report.epoch}. {report.deaths} workers in a row crashed on the same task."
-    elif report.verdict is Verdict.TOGETHER:
+    elif report.why is GivenUp.TOGETHER:
         text = (
             f"{worker} in epoch {report.epoch}. {report.deaths} workers crashed on the same task, each at "
             "another sample: together the samples may need too much memory."
         )
-    elif report.verdict is Verdict.STORM:
+    elif report.why is GivenUp.STORM:
         text = (
             f"{counted(report.deaths, 'worker')} crashed within {_more_than_allowed(report)}. The last one "
             f"{worker.removeprefix('A worker ')}. A single sample is probably not the cause."
@@ -279,7 +279,7 @@ def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -
     else:
         text = f"{worker} before it started any sample, like {counted(report.deaths - 1, 'worker')} before it."
     text += "\n" + _likely_cause(report, name, "setup hook" if report.in_setup else "function")
-    if report.verdict is Verdict.ALONE and report.index is not None:
+    if report.why is GivenUp.ALONE and report.index is not None:
         text += _how_to_replay(report.index if can_replay else None, report.epoch)
     if report.stacks.strip():
         text += f"\n\nLast output of the worker:\n{with_source_lines(report.stacks).strip()}"

@@ -61,7 +61,7 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
     config, plan = payload["config"], payload["plan"]
     form = choose_form(probe, payload["given_spec"], config, plan, unit_of(config, payload["batch_fn"]))
     free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
-    limit = _limit_of(config)
+    limit = memory_limit(config)
     wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config), 1 << 62)
     most = 1 if plan.lanes else max(1, min(form.max_chunk, form.max_chunk * limit // (form.slot_bytes * wanted)))
     form = with_batches(form, most)
@@ -86,7 +86,7 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
 
 def known_layout(form: BatchForm, payload: Mapping[str, Any]) -> Layout:
     """Return the layout of slots for batches of a form that was chosen before."""
-    return _layout_of(form, payload["config"], _limit_of(payload["config"]))
+    return _layout_of(form, payload["config"], memory_limit(payload["config"]))
 
 
 def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:
@@ -94,7 +94,8 @@ def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:
     return Layout(pages, form.max_chunk, form.can_split, limit, _room_of(form, config))
 
 
-def _limit_of(config: LoaderConfig) -> int:
+def memory_limit(config: LoaderConfig) -> int:
+    """Return how many bytes the slots of a run may have."""
     limit = config.limits.memory
     return min(_DEFAULT_BYTES, capacity.available_memory_bytes() // _SHARE_OF_FREE) if limit is None else limit
 

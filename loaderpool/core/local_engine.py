@@ -7,7 +7,7 @@ import functools
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from loaderpool.core.delivery import (
     SecondLook,
     aligned_empty,
 )
-from loaderpool.core.engine_statistics import NO_POOL
+from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.core.failures import sample_error, source_error
 from loaderpool.core.forms import choose_form, stated, with_batches
 from loaderpool.element.spec import ElementSpec
@@ -182,8 +182,8 @@ class LocalEngine:
         """The function looks at the user's own object; only what was made of it before is out of date."""
         self.work.calls.kept.clear()
 
-    def statistics(self) -> Mapping[str, Any]:
-        return NO_POOL
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics()
 
     def close(self) -> None:
         """Let go of the cache; nothing else is to end."""

@@ -19,7 +19,7 @@
 | `Ticket` | supervisor -> worker | what the worker has room for |
 | `Done` | worker -> supervisor | one for each ticket |
 
-The right column is why no send ever blocks: a channel holds so many (`channel.capacity` measures how many, and the
+The right column is why no send ever blocks: a channel holds so many (`channel.most_messages` measures how many, and the
 number of slots follows from that).
 
 **Batch numbers.** A run is consecutive epochs of one loader. Its batches are numbered through all epochs: number

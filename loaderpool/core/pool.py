@@ -21,7 +21,7 @@ from loaderpool.core.messages import Ended, NodeIs, Resize, Warn
 from loaderpool.core.session import Listener, Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.board import Board, Field
+from loaderpool.memory.board import Board, Field, Total
 from loaderpool.plan.order import item_name
 from loaderpool.system import clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, LastInterruptsHeld, checkpoint, note_exit
@@ -33,7 +33,7 @@ _WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterru
 
 SUPERVISOR = Program("loaderpool.core.supervisor")
 _library: set[str] = set()  # modules that are known to be none of the user's
-live: weakref.WeakSet[Pool] = weakref.WeakSet()  # that are open in this process
+live: weakref.WeakSet[WorkerPool] = weakref.WeakSet()  # that are open in this process
 
 
 def close_all() -> None:
@@ -75,7 +75,7 @@ class NodePlace(NamedTuple):
     workers: int  # that the node has; 0 while it starts
 
 
-class Worker(NamedTuple):
+class RunningWorker(NamedTuple):
     """A worker that there is."""
 
     number: int
@@ -99,20 +99,20 @@ class Workers:
         self._board, self._are_nodes = board, are_nodes
         self.places: dict[int, NodePlace] = {}
 
-    def values(self) -> list[Worker]:
+    def values(self) -> list[RunningWorker]:
         """Return those that there are."""
         nowhere = NodePlace("", "", 0) if self._are_nodes else None
-        return [Worker(*each, self.places.get(each[0], nowhere)) for each in self._board.workers()]
+        return [RunningWorker(*each, self.places.get(each[0], nowhere)) for each in self._board.workers()]
 
     @property
     def restarts(self) -> int:
         """How many died, and were replaced."""
-        return 0 if self._are_nodes else self._board.lost
+        return 0 if self._are_nodes else self._board.total(Total.LOST)
 
     @property
     def nodes_lost(self) -> int:
         """How many nodes died, or were given up."""
-        return self._board.lost if self._are_nodes else 0
+        return self._board.total(Total.LOST) if self._are_nodes else 0
 
     @property
     def cells(self) -> range:
@@ -166,7 +166,7 @@ def _look_at(path: str) -> tuple[str, int, int] | None:
     return path, found.st_mtime_ns, found.st_size
 
 
-class Pool:
+class WorkerPool:
     """A supervisor and its workers.
 
     Attributes:

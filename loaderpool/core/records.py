@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from loaderpool.core.messages import Done, Message, Ticket
+from loaderpool.memory.board import Total
 from loaderpool.plan.order import Numbering
 from loaderpool.system.process import RestartLimit
-from loaderpool.transport.reports import Verdict
+from loaderpool.transport.reports import GivenUp
 
 MOST_TICKETS = 2  # of a worker: one that it makes, one that waits in its channel
 _TOGETHER = 3  # a ticket is given up at so many times the deaths of one sample: together its samples kill
@@ -20,7 +21,7 @@ class Layout(NamedTuple):
     """The layout of a loader's slots."""
 
     slot_bytes: int
-    most: int  # batches that fit a slot
+    max_chunk: int  # batches that fit a slot
     splits: bool  # whether several workers may make rows of one batch
     limit_bytes: int = 1 << 62  # of all slots of a run
     room: int = MOST_TICKETS  # tickets that a worker may have: more, where it has threads
@@ -52,10 +53,16 @@ class Stop(NamedTuple):
     worker: int
 
 
-class MarkEnded(NamedTuple):
-    """Let workers see in shared memory that this run has ended."""
+class Abandon(NamedTuple):
+    """Let workers see on the board that this run has ended."""
 
     run: int
+
+
+class Count(NamedTuple):
+    """Count one more on the board."""
+
+    total: Total
 
 
 class ReturnPages(NamedTuple):
@@ -71,7 +78,7 @@ class DropFile(NamedTuple):
     file: Any
 
 
-Instruction = ToMain | ToWorker | Start | Stop | MarkEnded | ReturnPages | DropFile
+Instruction = ToMain | ToWorker | Start | Stop | Abandon | Count | ReturnPages | DropFile
 
 
 @dataclasses.dataclass
@@ -201,7 +208,7 @@ class WorkerRecord:
 class Death(NamedTuple):
     """How a worker ended, as far as the state must know."""
 
-    error: Callable[[Verdict, int, Ticket | None], bytes]  # what is said if work is given up: verdict, deaths, ticket
+    error: Callable[[GivenUp, int, Ticket | None], bytes]  # what is said if work is given up: why, deaths, ticket
     sample: int = -1  # source index of what it was at; -1: nothing
     hung_s: float = 0.0  # the sample had run for so long, and was ended for it: once is enough
     exit_code: int = 0
@@ -220,16 +227,16 @@ class Deaths:
         self._limit, self._of_nodes = RestartLimit(restarts), of_nodes
         self.idle = 0
 
-    def note(self, now: float, death: Death, had_begun: bool, workers: int) -> tuple[Verdict | None, int]:
+    def note(self, now: float, death: Death, had_begun: bool, workers: int) -> tuple[GivenUp | None, int]:
         """A worker has died; return why nothing can go on (None: it can), and after how many deaths."""
         self.idle = 0 if had_begun or death.has_begun else self.idle + 1
         if not death.hung_s:
             self._limit.note(int(now * 1e9))
         if self._limit.is_exceeded:
-            return Verdict.STORM, self._limit.count
-        return (Verdict.BEFORE if self.idle > _IDLE + workers else None), self.idle
+            return GivenUp.STORM, self._limit.count
+        return (GivenUp.BEFORE if self.idle > _IDLE + workers else None), self.idle
 
-    def blame(self, job: Job, death: Death) -> Verdict | None:
+    def blame(self, job: Job, death: Death) -> GivenUp | None:
         """A worker has died over this job; return why that is given up, None: it is made again.
 
         It is given up if the last two deaths were at the same sample, or if its samples took too many in all.
@@ -237,9 +244,9 @@ class Deaths:
         job.deaths.append(death.sample)
         deaths, most = len(job.deaths), job.loader.most_deaths
         if self._of_nodes:
-            return Verdict.NODE if deaths >= most else None
+            return GivenUp.NODE if deaths >= most else None
         is_same = deaths >= most and job.deaths[-1] == job.deaths[-2]
         if not (death.hung_s or is_same):
-            return Verdict.TOGETHER if deaths >= _TOGETHER * most else None
+            return GivenUp.TOGETHER if deaths >= _TOGETHER * most else None
         self._limit.forget(deaths - bool(death.hung_s))  # they are explained, so they are no storm
-        return Verdict.ALONE
+        return GivenUp.ALONE

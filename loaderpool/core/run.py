@@ -23,7 +23,7 @@ from loaderpool.system.long_work import LongWork
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
-    from loaderpool.core.pool import Pool
+    from loaderpool.core.pool import WorkerPool
     from loaderpool.core.session import Session
     from loaderpool.core.stream.feed import Feed
     from loaderpool.memory.layout import BatchForm
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class RunOwner(Protocol):
     """A run's loader: `engine.PoolEngine`. All with the pool's lock held."""
 
-    session: Pool
+    pool: WorkerPool
     config: LoaderConfig
     plan: Plan
     number: int
@@ -65,7 +65,7 @@ class PoolRun:
     outlives_interrupts = True  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
 
     def __init__(self, engine: RunOwner, place: Position, limit: int, feed: Feed | None = None) -> None:
-        self._engine, self._pool = engine, engine.session
+        self._engine, self._pool = engine, engine.pool
         self._plan = plan = engine.plan.after(place.start)
         self.first_epoch, self.limit = place.epoch, limit
         self.feed = feed

@@ -1,6 +1,5 @@
-"""Which run has which slots, and what is made in each: some tiny batches, one, or some rows of a slow one. Pure.
-
-Of the supervisor's state.
+"""Which run has which slots, and what is made in each: some tiny batches, one, or some rows of a slow one. Pure:
+a part of the supervisor's state.
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ class Slots:
         layout = run.loader.layout
         if layout is None or run.is_ended or run.is_asked:
             return
-        run.slots_wanted = slots_of(layout.slot_bytes, layout.most, workers, layout.room, 1 << 62)
+        run.slots_wanted = slots_of(layout.slot_bytes, layout.max_chunk, workers, layout.room, 1 << 62)
         size, others = layout.slot_bytes, [each for each in self.runs.values() if not each.is_ended]
         living = len(others) + len(self.returning)
         of_loader = [each for each in others if each.loader is run.loader and each is not run]
         sharing = 1 + len(of_loader) + (run.loader.number in self.returning)
         limit = min(layout.limit_bytes // sharing, layout.limit_bytes - sum(each.nbytes for each in of_loader))
-        wanted = slots_of(size, layout.most, workers, layout.room, min(limit, self._memory.size // living))
+        wanted = slots_of(size, layout.max_chunk, workers, layout.room, min(limit, self._memory.size // living))
         wanted = min(wanted, 1) if run.is_whole else wanted
         left = self.most - sum(each.slots for each in self.runs.values())
         room = min(self.most // living - run.slots, left, self._memory.largest // size)
@@ -107,7 +106,7 @@ class Slots:
         """Note that slots shall be larger: a batch was."""
         layout = loader.layout
         if layout is not None:
-            grown = -(-(batch_bytes * layout.most * 5 // 4) // 4096) * 4096
+            grown = -(-(batch_bytes * layout.max_chunk * 5 // 4) // 4096) * 4096
             loader.layout = layout._replace(slot_bytes=max(grown, layout.slot_bytes))
 
     def _ask(self, starved: RunRecord, others: list[RunRecord]) -> None:
@@ -161,7 +160,7 @@ class Cutter:
         """Return the tickets of a run's next batches, from this one on, for one of its free slots."""
         loader, plan, layout, offset, lane = run.loader, run.plan, run.loader.layout, run.free.pop(), None
         assert layout is not None
-        batch_s, may_lend, count, parts = loader.row_s * plan.batch_size, lendable(len(run.sizes), workers), 1, 1
+        batch_s, may_lend, count, ranges = loader.row_s * plan.batch_size, lendable(len(run.sizes), workers), 1, 1
         run.window = None
         if run.lanes:
             lane = run.lanes[batch % len(run.lanes)]
@@ -174,16 +173,18 @@ class Cutter:
         run.may_lend = max(run.may_lend, may_lend)
         rows = run.total_rows(batch, count)
         if batch_s > _RANGE_S and count == 1 and layout.splits and lane is None and not self._of_nodes:
-            parts = min(rows, round(batch_s / _RANGE_S))
-        slot = run.making[offset] = Filling(run, offset, batch, count, parts, may_lend, rows, lane)
+            ranges = min(rows, round(batch_s / _RANGE_S))
+        slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
         epoch, of_epoch, rest = plan.locate(batch)
         place = offset, run.sizes[offset], offset in run.fresh, run.feed, 0, ()
         run.fresh.discard(offset)
         jobs = []
-        for part in range(parts):
-            start, stop = rows * part // parts, rows * (part + 1) // parts
-            number = run.last_ticket = next(self._tickets)
-            ticket = Ticket(number, loader.number, run.number, epoch, of_epoch, rest, count, start, stop, *place)
+        for number in range(ranges):
+            start, stop = rows * number // ranges, rows * (number + 1) // ranges
+            run.last_ticket = next(self._tickets)
+            ticket = Ticket(
+                run.last_ticket, loader.number, run.number, epoch, of_epoch, rest, count, start, stop, *place
+            )
             jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
         return jobs
 
@@ -197,7 +198,9 @@ class Cutter:
         # Towards the end of an epoch all workers have something to do.
         share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END))
         measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
-        most = max(1, min(loader.layout.most, int(self._chunk_s / batch_s) if batch_s else 1 << 30, share, measured))
+        most = max(
+            1, min(loader.layout.max_chunk, int(self._chunk_s / batch_s) if batch_s else 1 << 30, share, measured)
+        )
         if not run.had:
             return most
         return next((count for count in range(1, most) if run.next + count in run.had), most)

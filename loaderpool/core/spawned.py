@@ -28,7 +28,7 @@ from loaderpool.core.channel import Received
 from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.delivery import aligned_empty
 from loaderpool.core.messages import Done, Load, Loaded, Message, decode
-from loaderpool.core.pool import Pool
+from loaderpool.core.pool import WorkerPool
 from loaderpool.core.processes import Processes, WorkerProcess
 from loaderpool.core.session import Session
 from loaderpool.core.spawned_worker import Connected, Queued, attach, main
@@ -72,7 +72,7 @@ def named(make: Callable[..., Any]) -> Any:
         block.close()
 
 
-class SpawnedPool(Pool):
+class SpawnedPool(WorkerPool):
     """A pool of such workers."""
 
     hands_over_files = False
@@ -155,6 +155,7 @@ class SpawnedSupervisor(Supervisor):
     def __init__(self, start: Mapping[str, Any], channel: Any, arena: Arena, slots: SlotFile) -> None:
         self._main, self._arena, self._slots = channel, arena, slots
         super().__init__(start)
+        self._has_told_of_exec = True  # that workers are no forks its pool knows
 
     def serve(self) -> None:
         """Be the thread."""
@@ -207,7 +208,7 @@ class SpawnedSupervisor(Supervisor):
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         pass  # what arrives is an event
 
-    def _may_fork(self) -> bool:
+    def _forks(self) -> bool:
         return False
 
     def _load(self, message: Load, received: Received) -> None:

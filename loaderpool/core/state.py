@@ -22,6 +22,8 @@ from typing import Any
 from loaderpool.core.messages import BatchFailed, Begin, Done, Ended, Filled, Found, LoaderFailed, Look, Ticket
 from loaderpool.core.records import (
     MOST_TICKETS,
+    Abandon,
+    Count,
     Death,
     Deaths,
     DropFile,
@@ -30,7 +32,6 @@ from loaderpool.core.records import (
     Lane,
     Layout,
     LoaderRecord,
-    MarkEnded,
     RunRecord,
     Start,
     Stop,
@@ -40,8 +41,9 @@ from loaderpool.core.records import (
 )
 from loaderpool.core.slots import Cutter, Slots, next_batch
 from loaderpool.memory.arena import ExtentMap
+from loaderpool.memory.board import Total
 from loaderpool.plan.order import Numbering
-from loaderpool.transport.reports import Verdict
+from loaderpool.transport.reports import GivenUp
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
 _LAST_TICKET = operator.attrgetter("last_ticket")
@@ -173,7 +175,7 @@ class State:
             self.slots.returning.add(run.loader.number)
         else:
             self.slots.returning.discard(run.loader.number)
-        self._say(MarkEnded(number))
+        self._say(Abandon(number))
         for worker in {lane.home for lane in run.lanes if lane.home is not None}:  # they end its generators
             self._say(ToWorker(worker, Ended(number)))
         run.free.extend(run.filled.keys() - set(lent))
@@ -252,6 +254,8 @@ class State:
         record = self._removed(worker)
         if record.is_leaving and not record.jobs:
             death = None
+        else:
+            self._say(Count(Total.LOST))
         # Of a node all that it had: what several of them died of is dealt alone, and given up if its node goes again.
         at_work = [*record.jobs.values()] if self._of_nodes else [job for job in [record.jobs.get(ticket)] if job]
         blamed = [job for job in at_work if death is not None and not job.is_unwanted]
@@ -259,9 +263,9 @@ class State:
             del record.jobs[job.ticket.number]
         self._take_back(record)
         if death is not None:
-            verdict, deaths = self._deaths.note(now, death, bool(at_work), self._wanted)
-            if verdict is not None:  # to go on would be to start workers for ever
-                self.stop(death.error(verdict, deaths, None))
+            why, deaths = self._deaths.note(now, death, bool(at_work), self._wanted)
+            if why is not None:  # to go on would be to start workers for ever
+                self.stop(death.error(why, deaths, None))
             for job in reversed(blamed):
                 self._blame(job, death)
         self._hire()
@@ -445,12 +449,12 @@ class State:
 
     def _blame(self, job: Job, death: Death) -> None:
         """A worker has died over this job: it is due again, or given up, or a sample of it is left out."""
-        verdict, deaths = self._deaths.blame(job, death), len(job.deaths)
-        is_left_out = verdict is Verdict.ALONE and job.loader.leaves_out and death.sample >= 0
-        if verdict is not None and (death.is_generator or not is_left_out):
-            self._give_up(job, death.error(verdict, deaths, job.ticket))
+        why, deaths = self._deaths.blame(job, death), len(job.deaths)
+        is_left_out = why is GivenUp.ALONE and job.loader.leaves_out and death.sample >= 0
+        if why is not None and (death.is_generator or not is_left_out):
+            self._give_up(job, death.error(why, deaths, job.ticket))
             return
-        if verdict is not None:
+        if why is not None:
             job.loader.left_out.append((job.ticket.epoch, death.sample, death.hung_s, death.exit_code))
             job.deaths.clear()
         job.ticket = job.ticket._replace(deaths=deaths)

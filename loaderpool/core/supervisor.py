@@ -19,15 +19,14 @@ from typing import Any, NoReturn
 
 from loaderpool.config import LoaderConfig
 from loaderpool.core import messages, records
-from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, capacity
+from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, most_messages
 from loaderpool.core.processes import READABLE, Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.core.state import State
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
 from loaderpool.memory.board import Field
 from loaderpool.plan.order import Numbering
-from loaderpool.system import capacity as machine_capacity
-from loaderpool.system import clock, fault_points, machine, process
+from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import reports
 from loaderpool.transport.payload.loaded import (
@@ -38,7 +37,7 @@ from loaderpool.transport.payload.loaded import (
     why_not_forked,
 )
 from loaderpool.transport.pickling import receive, send
-from loaderpool.transport.reports import LostReport, Verdict, describe_failure, describe_timeout
+from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
 
 _LOOK_MS = 200  # without pidfds, processes are looked at so often
 _FOR_OTHERS = 48  # messages in the main process' channel that are not about slots
@@ -50,7 +49,7 @@ class Supervisor:
     """The loop.
 
     Args:
-        start: what `session.start_supervisor` gives.
+        start: as `Session` tells it.
     """
 
     of_nodes = False  # its workers are nodes of a cluster
@@ -69,7 +68,7 @@ class Supervisor:
         self._tick_ms = min(StopWatch().look_ms, _LOOK_MS) if self._main_pidfd is None else StopWatch().look_ms
         self._tick_due_ns = 0
         self._timeouts: dict[int, float] = {}  # seconds, by loader
-        self._oom_kills = machine_capacity.oom_kill_count()
+        self._oom_kills = capacity.oom_kill_count()
         self._has_loaded = self._has_told_of_exec = self._is_over = False
         self._dead: list[WorkerProcess] = []
         self._workers = self._make_workers(start)
@@ -84,7 +83,7 @@ class Supervisor:
         self._listen(self._main.fileno(), self._hear_main)
         if self._main_pidfd is not None:
             self._listen(self._main_pidfd, self._leave)
-        return capacity()
+        return most_messages()
 
     def _make_workers(self, start: Mapping[str, Any]) -> Any:
         return Processes(self._arena, self._slots, self._payloads, self._forms, start, self._private)
@@ -182,7 +181,7 @@ class Supervisor:
                 self._load(message, received)
 
     def _note_free_memory(self) -> None:
-        self._state.slots.free_bytes = max(0, machine_capacity.available_memory_bytes() - HEADROOM_BYTES)
+        self._state.slots.free_bytes = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
 
     def _begin(self, message: messages.Begin) -> None:
         self._note_free_memory()
@@ -204,7 +203,7 @@ class Supervisor:
                 fault_points.reach("supervisor.loading")
                 self._payloads.load(number, message.offset, message.nbytes)
             took_ns = clock.monotonic_ns() - begun_ns
-            if not self._fork_check.obstacles():  # else each worker imports for itself, and has its own
+            if self._forks():  # else each worker imports for itself, and has its own
                 refuse_open_handles()
         except BaseException as error:
             self._main.send(messages.LoaderFailed(number, self._refusal(error)))
@@ -346,32 +345,29 @@ class Supervisor:
         read = self._arena.board.read
         ticket, index = read(worker.cell, Field.TICKET), read(worker.cell, Field.INDEX) - 1
         death = self._death_of(worker, index, exit_code)
-        record = self._state.workers[worker.number]
-        was_lost = bool(record.jobs) or not record.is_leaving
         self._state.died(worker.number, clock.monotonic_s(), ticket, death)
-        self._arena.board.lost += was_lost
         self._workers.free(worker)
 
     def _death_of(self, worker: WorkerProcess, index: int, exit_code: int) -> records.Death:
         read, sample = self._arena.board.read, worker.sample
         in_setup, in_generator = bool(read(worker.cell, Field.IN_SETUP)), bool(read(worker.cell, Field.IN_GENERATOR))
-        before, self._oom_kills = self._oom_kills, machine_capacity.oom_kill_count()
+        before, self._oom_kills = self._oom_kills, capacity.oom_kill_count()
         is_out_of_memory = exit_code == _SIGKILL and self._oom_kills > before
         stacks = fault_in(worker.stacks.read())
         hung_s = 0.0
         if sample.index is not None and sample.ticket == read(worker.cell, Field.TICKET):
             index, hung_s = sample.index, sample.ran_ns / 1e9
 
-        def error(verdict: Verdict, deaths: int, ticket: messages.Ticket | None) -> bytes:
+        def error(why: GivenUp, deaths: int, ticket: messages.Ticket | None) -> bytes:
             epoch = ticket.epoch if ticket is not None else 0
-            if hung_s and verdict is Verdict.ALONE and ticket is not None:
+            if hung_s and why is GivenUp.ALONE and ticket is not None:
                 failure = describe_timeout(
                     index=index, epoch=epoch, worker=worker.number, ran_s=hung_s, in_generator=in_generator,
                     timeout_s=self._timeouts.get(ticket.loader, 0.0), stacks=sample.stacks_text,
                 )  # fmt: skip
                 return reports.of_sample(failure)
             report = LostReport(
-                verdict, index if index >= 0 else None, epoch, exit_code, worker.pid, deaths, stacks, is_out_of_memory,
+                why, index if index >= 0 else None, epoch, exit_code, worker.pid, deaths, stacks, is_out_of_memory,
                 was_stopped=worker.was_stopped, in_setup=in_setup, max_restarts=self._restarts, node=process.node(),
             )  # fmt: skip
             return reports.of_deaths(report)
@@ -405,8 +401,10 @@ class Supervisor:
                 worker = self._workers.by_number.get(number)
                 if worker is not None:
                     worker.channel.end_sending()
-            case records.MarkEnded(run):
+            case records.Abandon(run):
                 self._arena.board.abandon(run)
+            case records.Count(total):
+                self._arena.board.count(total)
             case records.ReturnPages(offset, nbytes):
                 self._slots.return_pages(offset, nbytes)
             case records.DropFile(file):
@@ -420,19 +418,21 @@ class Supervisor:
         except OSError:  # no descriptor for a long message: another worker gets it again
             worker.kill()
 
-    def _may_fork(self) -> bool:
-        obstacles = self._fork_check.obstacles()
-        if obstacles and not self._has_told_of_exec:  # before anything that a worker by exec may say
-            self._has_told_of_exec = True
-            self._main.send(messages.Warn(why_not_forked(obstacles, process.node()), are_not_forked=True))
-        return not obstacles
+    def _forks(self) -> bool:
+        """Whether workers are forked; else each is an interpreter of its own."""
+        return not self._fork_check.obstacles()
 
     def _start(self, number: int) -> None:
+        is_forked = self._forks()
+        if not is_forked and not self._has_told_of_exec:  # before anything that a worker by exec may say
+            self._has_told_of_exec = True
+            why = why_not_forked(self._fork_check.obstacles(), process.node())
+            self._main.send(messages.Warn(why, are_not_forked=True))
         try:
-            worker = self._workers.start(number, self._may_fork())
+            worker = self._workers.start(number, is_forked)
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
-            advice = machine_capacity.start_advice(error, "the supervisor has no file descriptors left")
+            advice = capacity.start_advice(error, "the supervisor has no file descriptors left")
             packed = reports.of_setup(failure, "no worker could be started", advice, None)
             self._state.not_started(number, packed)
             return

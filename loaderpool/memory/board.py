@@ -14,8 +14,9 @@ _FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetc
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
-_LOADING, _LOST, _CELLS = range(_MARKS_START + RUN_MARKS, _MARKS_START + RUN_MARKS + 3)
-BOARD_BYTES = -(-(_CELLS + 1) * 8 // 4096) * 4096
+_LOADING, _CELLS, _TOTALS = range(_MARKS_START + RUN_MARKS, _MARKS_START + RUN_MARKS + 3)
+_MOST_TOTALS = 8
+BOARD_BYTES = -(-(_TOTALS + _MOST_TOTALS) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
@@ -47,6 +48,12 @@ class NodeState(enum.IntEnum):
     STARTING = 0
     RUNNING = 1
     LEAVING = 2  # it answers what it has, and goes
+
+
+class Total(enum.IntEnum):
+    """A count of a pool, over all its supervisors, which is counted by `records.Count`."""
+
+    LOST = 0  # workers or nodes that died before they were told to
 
 
 class _Value:
@@ -89,8 +96,15 @@ class Board:
 
     # Written by the supervisor.
     loading = _Value(_LOADING)  # the loader that is loaded, 0: none; who dies then has died of the import
-    lost = _Value(_LOST)  # workers that died before they were told to
     cells = _Value(_CELLS)  # that workers have had, from the first on
+
+    def total(self, total: Total) -> int:
+        """Return one count of the pool."""
+        return int(self.numbers[_TOTALS + total])
+
+    def count(self, total: Total) -> None:
+        """Add one to it. Called by the supervisor."""
+        self.numbers[_TOTALS + total] += 1
 
     def workers(self) -> list[tuple[int, int, int]]:
         """Return number, pid and cell of each worker that there is."""

@@ -36,7 +36,7 @@ from loaderpool.core.messages import (
     Ticket,
     Warn,
 )
-from loaderpool.core.records import Death, Instruction, MarkEnded, Start, Stop, ToWorker
+from loaderpool.core.records import Abandon, Death, Instruction, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
 from loaderpool.memory.arena import oversize_file
@@ -46,7 +46,7 @@ from loaderpool.ray.cluster import Cluster, Node, Order
 from loaderpool.ray.node import Made
 from loaderpool.system import clock
 from loaderpool.transport import reports
-from loaderpool.transport.reports import LostReport, Verdict, describe_failure
+from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
 
 _BEAT_S = 1.0  # so often each node says that it is there
 _PIECE_BYTES = 4 << 20  # of payloads: with small objects a store of any size does
@@ -201,7 +201,7 @@ class Dispatcher(Supervisor):
                     self._end(self._nodes[number], None)
             case _:
                 super()._obey(instruction)
-        if isinstance(instruction, MarkEnded):
+        if isinstance(instruction, Abandon):
             for node in self._nodes.values():
                 if node.runs[instruction.run]:
                     self._cluster.call(node, lambda _: None, "drop", instruction.run)
@@ -301,7 +301,6 @@ class Dispatcher(Supervisor):
         where, record = node.address or "(not chosen yet)", self._state.workers[node.number]
         print(f"loaderpool: lost the remote workers on node {where}: {why}", file=sys.stderr, flush=True)
         self._losses.append((where, why, frozenset(record.jobs)))
-        self._arena.board.lost += bool(record.jobs) or not record.is_leaving
         self._end(node, Death(self._error, has_begun=node.workers > 0))
 
     def _end(self, node: Node, death: Death | None) -> None:
@@ -310,11 +309,11 @@ class Dispatcher(Supervisor):
         self._cluster.end(node)
         self._state.died(node.number, clock.monotonic_s(), 0, death)
 
-    def _error(self, verdict: Verdict, deaths: int, ticket: Ticket | None) -> bytes:
+    def _error(self, why: GivenUp, deaths: int, ticket: Ticket | None) -> bytes:
         """Return what is said if work is given up."""
         with_it = [loss for loss in self._losses if ticket is not None and ticket.number in loss[2]]
         nodes = tuple((where, why) for where, why, _ in with_it or self._losses)
-        report = LostReport(verdict, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=nodes)
+        report = LostReport(why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=nodes)
         if ticket is not None:
             plan = self._payloads.loaded[ticket.loader]["plan"]
             plan = plan.after(ticket.rest) if ticket.rest else plan

@@ -77,8 +77,8 @@ class RayPool(Pool):
     @property
     def workers(self) -> int:
         """Current number of workers on all nodes."""
-        session = self._session
-        return self._workers if session is None else session.workers_wanted
+        found = self._worker_pool
+        return self._workers if found is None else found.workers_wanted
 
     @property
     def _sure_workers(self) -> int:
@@ -97,8 +97,8 @@ class RayPool(Pool):
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""
         self._settings["nodes"] = _count("nodes", nodes)
         with InterruptsHeld(), self._turn():
-            if self._session is not None:
-                self._session.resize(self._settings["nodes"])
+            if self._worker_pool is not None:
+                self._worker_pool.resize(self._settings["nodes"])
 
 
 def _count(name: str, value: Any) -> int:

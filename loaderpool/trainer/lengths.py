@@ -126,17 +126,17 @@ def find_lengths(
     make: Callable[..., LoaderpoolError]
     try:
         with loader, LongWork("loaderpool: calling Buckets.by", size, measure=count_made) as work:
-            session = None if pool is None else pool.session
-            if session is not None:
-                session.long_work = work
+            workers = None if pool is None else pool.worker_pool
+            if workers is not None:
+                workers.long_work = work
             try:
                 for batch in loader:
                     lengths[filled : filled + len(batch)] = batch
                     filled += len(batch)
                     work.tell()
             finally:
-                if session is not None:
-                    session.long_work = None
+                if workers is not None:
+                    workers.long_work = None
         return _compact(lengths)
     except SampleError as error:  # first: it may be of any other type, too, that the function has raised
         make, told, cause = sample_error, vars(error)["failure"], error.__cause__

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from loaderpool.trainer.statistics import Statistics
 
 
-class View(Protocol):
+class TensorBatches(Protocol):
     """Batches of a loader as tensors. Each iteration is one epoch; its iterators work like `LoaderIterator`."""
 
     def __iter__(self) -> Any: ...
@@ -347,7 +347,7 @@ class Loader:
         return LoaderAdapter(self._core, epochs, class_weight)
 
     @known_names_only
-    def tensors(self, device: str | None = None, prefetch: int = 2) -> View:
+    def tensors(self, device: str | None = None, prefetch: int = 2) -> TensorBatches:
         """Return the batches as eager TensorFlow tensors, without `tf.data`, and without a copy except for strings.
 
         Args:
@@ -359,7 +359,7 @@ class Loader:
         return tensors(self._core, device, prefetch)
 
     @known_names_only
-    def as_torch(self, device: Any = None, prefetch: int = 2) -> View:
+    def as_torch(self, device: Any = None, prefetch: int = 2) -> TensorBatches:
         """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy. Strings stay NumPy arrays.
 
         Args:
@@ -371,7 +371,7 @@ class Loader:
         return as_torch(self._core, device, prefetch)
 
     @known_names_only
-    def as_jax(self, sharding: Any = None, prefetch: int = 2) -> View:
+    def as_jax(self, sharding: Any = None, prefetch: int = 2) -> TensorBatches:
         """Return the batches as `jax.Array` objects, on the CPU without a copy.
 
         Args:

@@ -84,7 +84,7 @@ class LoaderCore:
         if self.engine is not None and self.engine.captured is not None:
             self.tracker.at_begin = self.engine.captured.warn
             if self.pool is not None:
-                self.pool.session.modules.note()
+                self.pool.worker_pool.modules.note()
 
     def _take_in(self, checked: CheckedArguments) -> None:
         self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
@@ -108,10 +108,10 @@ class LoaderCore:
             self.tracker.at_end = shared.warn
         # The payload is not kept: what travelled is in shared memory, and a local engine has it.
         if self.pool is not None and has_workers:
-            session = self.pool.session  # first: its supervisor begins while this process imports and pickles
+            workers = self.pool.worker_pool  # first: its supervisor begins while this process imports and pickles
             from loaderpool.core.engine import PoolEngine
 
-            self.engine = PoolEngine(session, checked, shared)
+            self.engine = PoolEngine(workers, checked, shared)
         else:
             from loaderpool.core.local_engine import LocalEngine
 

@@ -45,7 +45,7 @@ _observers: weakref.WeakSet[Observer] = weakref.WeakSet()  # of loaders that hav
 
 def _is_pooled(engine: Any) -> TypeGuard[PoolEngine]:
     """Whether a pool that is not closed makes its batches."""
-    return hasattr(engine, "session") and not engine.session.is_closed
+    return hasattr(engine, "pool") and not engine.pool.is_closed
 
 
 class Observer:
@@ -95,7 +95,7 @@ class Observer:
                 self._counters.recorder = RecordRing(self._page.map, PAGE_BYTES, DELIVERIES)
                 _observers.add(self)
             if _is_pooled(self._engine):
-                self._engine.session.on_idle = _refresh_pages
+                self._engine.pool.on_idle = _refresh_pages
         self._consumer = f"self/task/{threading.get_native_id()}"
         found = self._at(now_ns)
         self._keep(found)
@@ -131,7 +131,7 @@ class Observer:
         """Return how long calls took, also of workers that are gone; after a close, until then."""
         engine = self._engine
         if _is_pooled(engine):
-            return read_call_times(engine.session.arena.call_times, list(engine.session.workers.cells), engine.number)
+            return read_call_times(engine.pool.arena.call_times, list(engine.pool.workers.cells), engine.number)
         return self._latest[-1].calls if self._latest else CallTimes()
 
     def now(self) -> Snapshot:
@@ -164,7 +164,7 @@ class Observer:
         told = self._told(self.latest())
         tracing = Tracing(os.getpid(), " ".join(sys.argv), [told], clock.monotonic_ns(), clock.wall_ns())
         if _is_pooled(self._engine):
-            arena = self._engine.session.arena
+            arena = self._engine.pool.arena
             tracing.add_pool(arena_of(told), lambda at, nbytes: arena.map[at : at + nbytes], arena.nbytes)
         if page is not None:
             tracing.add_loader(told, lambda at, nbytes: page.map[at : at + nbytes])
@@ -215,7 +215,7 @@ class Observer:
         engine, now_ns, asked_ns = self._engine, found[-1].now_ns, self._counters.asked_ns
         loader, arena, cached = None, None, None
         if _is_pooled(engine):
-            loader, arena = engine.number, machine.file_identity(engine.session.arena.descriptor)
+            loader, arena = engine.number, machine.file_identity(engine.pool.arena.descriptor)
         if engine is not None and engine.cache is not None:
             from loaderpool.cache.setting import Count  # which few loaders need
 
@@ -241,8 +241,8 @@ def _refresh_pages() -> None:
 
 def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
     """Return each worker's numbers, by its own. Takes some 25 us for each: files of the kernel's are read."""
-    read, found = engine.session.arena.board.read, {}
-    for worker in list(engine.session.workers.values()):
+    read, found = engine.pool.arena.board.read, {}
+    for worker in list(engine.pool.workers.values()):
         cell, pid = worker.cell, worker.pid
         found[worker.number] = WorkerCounts(
             pid=pid,

@@ -16,7 +16,7 @@ from loaderpool.system.interrupts import InterruptsHeld, Undoing
 if TYPE_CHECKING:
     from loaderpool.core.child_process import Program
     from loaderpool.core.delivery import CheckedArguments
-    from loaderpool.core.pool import Pool as Session
+    from loaderpool.core.pool import WorkerPool
     from loaderpool.trainer.autotune import PoolWorkers
     from loaderpool.trainer.explain.window import Autotuned, Snapshot
 
@@ -70,8 +70,8 @@ class Pool:
             )
         self._program = _program
         self._is_spawned = start == "spawn" or not (can_fork or _program)
-        self._session: Session | None = None
-        self._undoing: Undoing  # of the session, from its start on
+        self._worker_pool: WorkerPool | None = None
+        self._undoing: Undoing  # of the workers, from their start on
         self._is_closed = False
         self._autotune: PoolWorkers | None = None  # from the first look at a loader on
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
@@ -99,30 +99,30 @@ class Pool:
             )
 
     @property
-    def session(self) -> Session:
-        """The running session; started now if it was not."""
-        session = self._session
-        if session is None:
+    def worker_pool(self) -> WorkerPool:
+        """The running workers; started now if they were not."""
+        found = self._worker_pool
+        if found is None:
             with InterruptsHeld(), self._turn():
-                if self._session is None and not self._is_closed:  # by another thread
-                    started = self._make_session()
-                    self._session, self._undoing = started, Undoing(self, started.close)
+                if self._worker_pool is None and not self._is_closed:  # by another thread
+                    started = self._make_workers()
+                    self._worker_pool, self._undoing = started, Undoing(self, started.close)
                     if self._is_closed:  # by a signal's handler or a finalizer on this very thread, which did not wait
                         self.close()
-                session = self._session
-        if session is None:
+                found = self._worker_pool
+        if found is None:
             raise closed_error("this Pool")
-        return session
+        return found
 
-    def _make_session(self) -> Session:
+    def _make_workers(self) -> WorkerPool:
         # With subprocess and sockets, or with `multiprocess`: not at import.
         if self._is_spawned:
             from loaderpool.core.spawned import SpawnedPool
 
             return SpawnedPool(self._workers, self._restarts)
-        from loaderpool.core.pool import Pool as ForkedPool
+        from loaderpool.core.pool import WorkerPool
 
-        return ForkedPool(self._workers, self._restarts, self._program)
+        return WorkerPool(self._workers, self._restarts, self._program)
 
     def _turn(self) -> threading.RLock:
         """The lock on starting and ending. A fork has one of its own: a thread that is not there may hold the other."""
@@ -159,8 +159,8 @@ class Pool:
 
     def _set_workers(self, workers: int) -> None:
         self._workers = workers
-        if self._session is not None:
-            self._session.resize(workers)
+        if self._worker_pool is not None:
+            self._worker_pool.resize(workers)
 
     def _drop(self, loader: object) -> None:
         """This loader is closed, and needs no worker any more. Runs in: any thread, also in a finalizer."""
@@ -179,8 +179,8 @@ class Pool:
         with InterruptsHeld():
             with self._turn():  # a start that is under way is closed, too
                 self._is_closed = True
-                session, self._session = self._session, None  # so that a closed pool holds no memory
-            if session is not None:
+                found, self._worker_pool = self._worker_pool, None  # so that a closed pool holds no memory
+            if found is not None:
                 self._undoing.now()
 
     def __repr__(self) -> str:

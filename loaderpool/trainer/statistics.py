@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from loaderpool.cache.setting import FULL, NO_COUNTS, Count
-from loaderpool.core.engine_statistics import (
-    NO_POOL,
-    MemoryStatistics,
-    NodeStatistics,
-    WorkerStatistics,
-)
+from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.system import clock
 from loaderpool.trainer.epoch_tracker import Counters, EpochTracker
 from loaderpool.trainer.explain.explanation import SlowItem, slow_items
@@ -60,8 +55,8 @@ class CacheStatistics:
     is_full: bool  # `True` if an item did not fit.
 
 
-@dataclasses.dataclass(frozen=True)
-class Statistics:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Statistics(EngineStatistics):
     """Counts since the loader was made, or since a worker started. Shares are from 0.0 to 1.0."""
 
     iterations: int  # Iterations that delivered at least one batch.
@@ -75,30 +70,22 @@ class Statistics:
     calls: CallStatistics | None  # Times of function calls; `None` before the first one, and with `workers=0`.
     cpu_s_per_sample: float | None  # CPU seconds of the workers per sample; `None` if unknown.
     padding_share: float  # Share of padding in padded components.
-    memory: MemoryStatistics  # Batch buffers.
     cache: CacheStatistics  # Counts of the cache.
     skipped_indices: tuple[int, ...]  # Latest 1000 source indices that `on_error` skipped.
     replaced_indices: tuple[int, ...]  # Latest 1000 source indices that `on_error` replaced.
     errors: int  # Samples that `on_error` skipped or replaced.
-    restarts: int  # Worker restarts after a crash.
-    supervisor_restarts: int  # Supervisor restarts after a crash.
-    workers_start: Literal["fork", "exec", "spawn"] | None  # Start method; `"exec"` if imports start threads.
-    workers: tuple[WorkerStatistics, ...]  # Counts of each worker.
     decisions: tuple[Decision, ...]  # Latest 64 changes made by `workers="auto"`.
-    nodes: tuple[NodeStatistics, ...]  # Counts of each node of a `RayPool`.
-    nodes_lost: int  # Nodes that crashed or left.
-    notes: tuple[str, ...]  # Messages about data that was shared or copied, and about slow parts.
 
 
 def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Observer) -> Statistics:
     """Return the counts of a loader's passes, what its engine knows (None: it has none), and what its observer does."""
     counters, repeated = tracker.counters, tracker.plan.repeated_rows
     elapsed_s = (counters.last_ns - counters.first_ns) / 1e9
-    told = NO_POOL if engine is None else engine.statistics()
+    told = EngineStatistics() if engine is None else engine.statistics()
     cached = NO_COUNTS if engine is None or engine.cache is None else engine.cache.counts()
     of_shards = (f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many batches",)
     return Statistics(
-        **{**told, "notes": told["notes"] + of_shards * bool(repeated)},
+        **{**vars(told), "notes": told.notes + of_shards * bool(repeated)},
         iterations=counters.passes,
         epoch=tracker.epoch,
         batches=counters.batches,

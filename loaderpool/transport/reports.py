@@ -84,7 +84,7 @@ class RowFailure(NamedTuple):
     batch: int = 0  # within the ticket
 
 
-class Verdict(enum.Enum):
+class GivenUp(enum.Enum):
     """Why work was given up."""
 
     ALONE = "alone"  # one sample (or batch_fn's one batch) ends its worker again and again
@@ -97,7 +97,7 @@ class Verdict(enum.Enum):
 class LostReport(NamedTuple):
     """Work that was given up because workers died over it."""
 
-    verdict: Verdict
+    why: GivenUp
     index: int | None  # type: ignore[assignment]  # source index of the sample that was running, where the board knew
     epoch: int
     exit_code: int | None  # of the last worker: negative is minus a signal's number

@@ -21,7 +21,7 @@ from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
 from loaderpool.worker.own_process import GlobalsWatch, end_stray, global_states
 from loaderpool.worker.rows import share_memory
-from loaderpool.worker.tickets import Abandoned, Filled, Opened, Progress
+from loaderpool.worker.tickets import Abandoned, MadeRows, Opened, Progress
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
@@ -338,9 +338,9 @@ class ThreadCalls:
     def run(
         self,
         opened: Opened,
-        fill: Callable[[Calls | ThreadCalls], Filled],
+        fill: Callable[[Calls | ThreadCalls], MadeRows],
         look_ahead: Callable[[], bool] | None,
-    ) -> Filled:
+    ) -> MadeRows:
         """Fill a ticket's slot with what threads make. When this returns or raises, none of them is at it any more.
 
         A function that returns one array again and again has all its threads fill it: where results share memory, the

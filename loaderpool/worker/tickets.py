@@ -65,7 +65,7 @@ class Opened:
         return [(start, start + size) for start in range(0, len(self.indices), size)]
 
 
-class Filled(NamedTuple):
+class MadeRows(NamedTuple):
     """What was made."""
 
     rows: int

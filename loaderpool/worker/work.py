@@ -24,7 +24,7 @@ from loaderpool.worker.calls import Calls, ThreadCalls
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.probe import Prober
 from loaderpool.worker.rows import Converter, blocks_of_array, collate, empty_blocks
-from loaderpool.worker.tickets import Filled, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.tickets import MadeRows, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
 
 if TYPE_CHECKING:
     from loaderpool.worker.lanes import LaneItems
@@ -198,7 +198,7 @@ class Work:
             return False
         return True
 
-    def fill(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Filled:
+    def fill(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> MadeRows:
         """Make the ticket's rows in the slot that starts at byte `base` of `buffer` and holds `capacity` bytes.
 
         Raises:
@@ -212,7 +212,7 @@ class Work:
         opened = (None if threads is None else threads.opened(ticket)) or self._open(ticket, buffer, base, capacity)
         if not opened.indices:  # its lane has ended
             VaryingLayout([]).write(buffer, base)
-            return Filled(0)
+            return MadeRows(0)
         # Not kept in `self`: that would be a cycle, and the files of a dropped loader would stay open.
         fill = self._fill_rows if self._writes_rows else self._fill_batches
         try:
@@ -253,7 +253,7 @@ class Work:
 
     # ---- rows that are written before the next ones are made ----
 
-    def _fill_rows(self, calls: Calls | ThreadCalls, opened: Opened, buffer: Any, base: int, capacity: int) -> Filled:
+    def _fill_rows(self, calls: Calls | ThreadCalls, opened: Opened, buffer: Any, base: int, capacity: int) -> MadeRows:
         """Write rows straight into the slot, of quick functions in blocks."""
         ticket, indices, converter, progress = opened.ticket, opened.indices, self._converter, self.progress
         assert self.form is not None, "a task before its layout"
@@ -287,13 +287,13 @@ class Work:
                     raise progress.failed(error, ticket.epoch, *where) from None
                 block = self._block_rows = 1  # from now on each row is written before the next one is made
                 progress.begin_blocks(0)
-        return Filled(rows, items=rows)
+        return MadeRows(rows, items=rows)
 
     # ---- whole batches: rows of which any may fail, or that are padded, ragged or text ----
 
     def _fill_batches(
         self, calls: Calls | ThreadCalls, opened: Opened, buffer: Any, base: int, capacity: int
-    ) -> Filled:
+    ) -> MadeRows:
         """Write batches that are whole; of a varying one, what does not fit comes back to be written elsewhere."""
         assert self.form is not None, "a task before its layout"
         fixed, count = self.form.fixed, len(opened.indices)
@@ -314,9 +314,9 @@ class Work:
                             array[row] = leaf
             failures += [each._replace(batch=number) for each in failed]
         if fixed is not None:
-            return Filled(count, tuple(failures), items=count)
+            return MadeRows(count, tuple(failures), items=count)
         layout = VaryingLayout(batches)
-        filled = Filled(sum(rows for rows, _ in batches), tuple(failures), items=count)
+        filled = MadeRows(sum(rows for rows, _ in batches), tuple(failures), items=count)
         if layout.nbytes > capacity:
             return filled._replace(oversize=layout)
         layout.write(buffer, base)

@@ -107,12 +107,12 @@ def run_abandoned(
 def _wait_unloaded(pool: lp.Pool) -> None:
     """Those that were dropped have given their memory back: the pool's trainer does so when it next looks."""
     gc.collect()
-    session = pool._session
+    workers = pool._worker_pool
     deadline = time.monotonic() + _UNLOAD_S
-    while session is not None and time.monotonic() < deadline:
-        if not any(isinstance(each, PoolEngine) for each in list(session.session.listeners.values())):
+    while workers is not None and time.monotonic() < deadline:
+        if not any(isinstance(each, PoolEngine) for each in list(workers.session.listeners.values())):
             return
-        session.catch_up()
+        workers.catch_up()
         time.sleep(0.01)
 
 

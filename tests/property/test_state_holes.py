@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loaderpool.core.channel import Received
 from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, LoaderFailed, Ticket
-from loaderpool.core.records import MarkEnded, Start, Stop, ToWorker
+from loaderpool.core.records import Abandon, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor
 from tests.support.state import LOADER, RUN, Endless, Pool, look, release
 
@@ -82,7 +82,7 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
     supervisor._workers = SimpleNamespace(by_number={})
     supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
     for instruction in [*pool.state.instructions, ToWorker(0, Found(0, LOADER, 0, b"", 0.0)), Stop(0)]:
-        if not isinstance(instruction, (Start, MarkEnded)):
+        if not isinstance(instruction, (Start, Abandon)):
             supervisor._obey(instruction)
     pool.turn()
     assert len(pool.channels) == 1 and pool.busy()

@@ -13,7 +13,7 @@ from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
-from loaderpool.worker.tickets import Filled, Progress
+from loaderpool.worker.tickets import MadeRows, Progress
 from loaderpool.worker.work import Work
 from tests.support.batches import copied
 
@@ -45,7 +45,7 @@ class Bench:
     def begin(self, batch: int, deaths: int = 0) -> bool:
         return self.work.begin(*self.place(batch, deaths=deaths))
 
-    def fill(self, batch: int, count: int = 1, deaths: int = 0) -> Filled:
+    def fill(self, batch: int, count: int = 1, deaths: int = 0) -> MadeRows:
         return self.work.fill(*self.place(batch, count, deaths))
 
     def make(self, batch: int, count: int = 1) -> list[Any]:

@@ -35,7 +35,7 @@ from loaderpool.transport.reports import what_ended
 from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
 
 if TYPE_CHECKING:
-    from loaderpool.core.pool import Pool
+    from loaderpool.core.pool import WorkerPool
 
 # More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
@@ -52,7 +52,7 @@ class Feed:
     """Has a pass read into the arena until the end or `stop`.
 
     Attributes:
-        made: how many batches' items are there, or were; with the session's lock held.
+        made: how many batches' items are there, or were; with the pool's lock held.
         latest_rows: of the latest of them.
         end: how many batches there are in all; None: not known yet.
         make_error: makes the error that stands after the last batch, if the stream ended with one.
@@ -72,7 +72,7 @@ class Feed:
     """
 
     def __init__(self, feeds: StreamFeeds, process: ReaderProcess | None, epoch: int, plan: Plan) -> None:
-        self._feeds, self._session, self._rooms = feeds, feeds.session, feeds.rooms
+        self._feeds, self._pool, self._rooms = feeds, feeds.pool, feeds.rooms
         self.process, self.epoch, self._plan = process, epoch, plan
         self.reads_here = process is None
         self.made = 0
@@ -82,9 +82,9 @@ class Feed:
         self.is_over = self.is_started = self.is_gone = self._is_freed = False
         # The consumer has taken something, or wants no more. Only such a queue may be put to in a finalizer.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        with self._session.lock:
+        with self._pool.lock:
             self._extent = self._rooms.take(FEED_TABLE_BYTES)
-        self.offset, self._shared = self._extent.offset, self._session.arena.map
+        self.offset, self._shared = self._extent.offset, self._pool.arena.map
         self._shared[self.offset : self.offset + FEED_TABLE_BYTES] = _EMPTY_TABLE
         self._table = FeedTable(self._shared, self.offset)
         self._held: dict[int, Extent] = {}  # by batch: all from the first one held on
@@ -102,7 +102,7 @@ class Feed:
     def take(self, batches: range, before: int) -> None:
         """The consumer has these batches, and all before that one, of which none is ever made again; others may be.
 
-        The session's lock is held. An exception of a signal's handler may fall into it.
+        The pool's lock is held. An exception of a signal's handler may fall into it.
         """
         try:
             self._taken.update(batches)
@@ -115,7 +115,7 @@ class Feed:
 
     def stop(self) -> None:
         """The consumer abandoned the rest. Never blocks; may run in a finalizer, and twice."""
-        if self._session.is_foreign:  # the reader is our parent's
+        if self._pool.is_foreign:  # the reader is our parent's
             return
         self.is_over = True
         self._news.put(None)
@@ -123,7 +123,7 @@ class Feed:
             self.process.stop()
 
     def free(self) -> None:
-        """Give back all memory: no worker looks at it any more. The session's lock is held."""
+        """Give back all memory: no worker looks at it any more. The pool's lock is held."""
         self.stop()
         if self._is_freed:
             return
@@ -159,13 +159,13 @@ class Feed:
         except BaseException as error:  # of the stream, or no memory, say: whatever it is, a consumer waits to be told
             make_error = functools.partial(reading_error, what_ended(error, self.epoch))
         try:
-            with self._session.lock:
+            with self._pool.lock:
                 if make_error is not None:
                     self.make_error = functools.partial(make_error, self._plan.start_after(self.epoch, self.made))
                 self.end = self.made
                 if not self.is_over:
                     self._feeds.on_news(self)
-                    self._session.wake()
+                    self._pool.wake()
         finally:
             if self.process is not None:
                 self.process.close()
@@ -186,13 +186,13 @@ class Feed:
             with memoryview(self._shared) as whole, whole[extent.offset : extent.offset + frame.nbytes] as view:
                 frame.write_into(view)
             fault_points.reach("feed.before_entry")
-            with self._session.lock:
+            with self._pool.lock:
                 if not self.is_over:
                     self._enter(frame, extent)
                     is_entered = True
         finally:
             if not is_entered:
-                with self._session.lock:
+                with self._pool.lock:
                     self._rooms.give(extent)
         fault_points.reach("feed.entered")
 
@@ -219,7 +219,7 @@ class Feed:
             MemoryLimitError: nothing waits, and still there is no memory.
         """
         while True:
-            with self._session.lock:
+            with self._pool.lock:
                 if self.is_over:
                     return None
                 if self._fitting(room_bytes(nbytes)) > 0:
@@ -233,7 +233,7 @@ class Feed:
 
     def _wanted(self) -> int:
         """Return how many batches like the latest one may be on their way from a reader."""
-        with self._session.lock:
+        with self._pool.lock:
             return self._fitting(self._size) if self._size else 1
 
     def _fitting(self, size: int) -> int:
@@ -247,7 +247,7 @@ class Feed:
 
 
 class StreamFeeds:
-    """Opens, keeps and frees the feeds of one loader. All with the session's lock held, but `stop`.
+    """Opens, keeps and frees the feeds of one loader. All with the pool's lock held, but `stop`.
 
     Attributes:
         first: has the item for the probe, and waits for its pass.
@@ -256,12 +256,12 @@ class StreamFeeds:
         is_one_shot: there can be only one pass.
 
     Args:
-        session: whose arena.
+        pool: whose arena.
         stream: what is read.
         shipment: what its reader needs; or why there is none.
         config: the loader's settings.
         ahead: how much may wait; asked again and again.
-        on_news: called, with the session's lock held, when a feed has another batch or the end.
+        on_news: called, with the pool's lock held, when a feed has another batch or the end.
 
     Raises:
         MemoryLimitError: no shared memory for what the stream holds.
@@ -269,16 +269,16 @@ class StreamFeeds:
 
     def __init__(
         self,
-        session: Pool,
+        pool: WorkerPool,
         stream: StreamSource,
         shipment: Shipment | str,
         config: LoaderConfig,
         ahead: Callable[[], Ahead],
         on_news: Callable[[Feed], None],
     ) -> None:
-        self.session, self._stream, self._config = session, stream, config
+        self.pool, self._stream, self._config = pool, stream, config
         self.ahead, self.on_news = ahead, on_news
-        self.rooms = ExtentPool(session.arena)
+        self.rooms = ExtentPool(pool.arena)
         self._feeds: list[Feed] = []  # whose memory is not given back
         self.first: Feed | None = None
         self.is_one_shot = stream.is_one_shot
@@ -287,9 +287,9 @@ class StreamFeeds:
         self._shipped: Shipped | None = None
         if isinstance(shipment, Shipment):
             self.placement = place(shipment)
-            self._extents, offset, nbytes = put_shipment(session.arena, shipment, self.placement)
+            self._extents, offset, nbytes = put_shipment(pool.arena, shipment, self.placement)
             files = self.placement.descriptors
-            self._shipped = Shipped(session.arena, (offset, nbytes), files, Surroundings.of_now())
+            self._shipped = Shipped(pool.arena, (offset, nbytes), files, Surroundings.of_now())
 
     @property
     def read_by(self) -> Literal["process", "thread"]:
@@ -345,7 +345,7 @@ class StreamFeeds:
         self._feeds.clear()
         self.rooms.close()
         for extent in self._extents:
-            self.session.arena.give_back(extent)
+            self.pool.arena.give_back(extent)
         self._extents.clear()
         self.placement.files.clear()
 

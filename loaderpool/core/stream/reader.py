@@ -24,7 +24,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import capacity, fault_points, machine
 from loaderpool.transport.payload.ship import Shipment, ship
-from loaderpool.transport.reports import LostReport, Verdict
+from loaderpool.transport.reports import GivenUp, LostReport
 
 # How long a reader may take to let go of a stream that is not wanted any more, and to end. Smaller: the user's code
 # that happens to wait is killed instead of closed. Larger: the loader's end waits as long.
@@ -233,7 +233,7 @@ class ReaderProcess:
     def _death(self, process: subprocess.Popen[bytes]) -> LostReport:
         code, pid, epoch = process.returncode, process.pid, self._epoch
         is_out_of_memory = code == -signal.SIGKILL and capacity.oom_kill_count() > self._oom_kills
-        return LostReport(Verdict.BEFORE, None, epoch, code, pid, 1, "", is_out_of_memory, self._was_stopped)
+        return LostReport(GivenUp.BEFORE, None, epoch, code, pid, 1, "", is_out_of_memory, self._was_stopped)
 
 
 def _error(ended: Any, advice: str | None, position: int) -> LoaderpoolError:

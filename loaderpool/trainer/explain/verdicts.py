@@ -25,7 +25,7 @@ from loaderpool.trainer.explain.window import (
 
 # A change that makes steps no more than so many times as fast is not worth a word: noise has more.
 _GAINS = 1.05
-# What goes on is clear by then; with less, slow calls are not counted yet, and rings are still full from the beginning.
+# What goes on is clear by then; with less, slow calls are not counted yet, and slots are still full from the beginning.
 _CLEAR_S, _CLEAR_CALLS = 10.0, 200
 # A call in less time costs about as much to make as its sample: many in one are cheaper.
 _CHEAP_CALL_S = 20e-6
@@ -501,7 +501,7 @@ def _memory_limit(seen: Window) -> Finding:
 
 
 def _incomplete(seen: Window) -> Finding:
-    """In the first seconds a ring is still full from the beginning, and slow calls are not told from others yet."""
+    """In the first seconds slots are still full from the beginning, and slow calls are not told from others yet."""
     calls = seen.samples if seen.calls_of == "sample" else seen.steps
     if seen.seconds < _CLEAR_S or (calls < _CLEAR_CALLS and seen.seconds < 3 * _CLEAR_S):
         sofar = f"{readable_s(seen.seconds)} and {counted(calls, 'call')}"

@@ -271,7 +271,7 @@ class Window(Snapshot):
 
     @property
     def _batches_made(self) -> float:
-        """Of how many batches the workers' time is: of those taken, but for what the ring took in or gave meanwhile.
+        """Of how many batches the workers' time is: of those taken, but for what slots took in or gave meanwhile.
 
         Where it differs by more, other loaders' batches are among those made, and a step needs its share of these, too.
         """

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from loaderpool.core import channel as channels_module
-from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, capacity
+from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, most_messages
 from loaderpool.core.messages import KINDS, BatchFailed, Done, Load, Release, Resize
 from tests.support.processes import count_fds, status_of_fork
 
@@ -176,7 +176,7 @@ def test_a_channel_takes_as_many_of_any_kind_as_its_capacity_says(monkeypatch: p
     """It held 278 `Release`s, but 93 errors of 1 KB, and 7 of 32 KB."""
     for buffer_bytes, least in ((32_768, 80), (106_496, 250)):  # granted where `wmem_max` is the kernel's default
         monkeypatch.setattr(channels_module, "_BUFFER_BYTES", buffer_bytes)
-        assert fill(largest(kind)) >= capacity() >= least
+        assert fill(largest(kind)) >= most_messages() >= least
 
 
 def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -> None:
@@ -186,7 +186,7 @@ def test_no_more_long_messages_are_counted_on_than_files_may_be_on_their_way() -
         become_somebody()
         first, _second = map(Channel, Channel.pair())
         with descriptors_left(12):
-            for batch in range(capacity()):
+            for batch in range(most_messages()):
                 first.send(BatchFailed(1, batch, 4096, bytes(2000)))
 
     assert status_of_fork(send_them) == 0

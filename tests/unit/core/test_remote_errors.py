@@ -6,13 +6,13 @@ import pytest
 
 from loaderpool.core.failures import lost_error
 from loaderpool.errors import WorkerLostError
-from loaderpool.transport.reports import LostReport, Verdict
+from loaderpool.transport.reports import GivenUp, LostReport
 
 LOST = (("10.0.0.7", "no answer for 15 s"), ("10.0.0.8", "its node has died"))
 
 
 def node_lost(batches: range = range(0), indices: tuple[int, ...] = ()) -> LostReport:
-    return LostReport(Verdict.NODE, None, 3, None, None, deaths=4, batches=batches, indices=indices, nodes=LOST)
+    return LostReport(GivenUp.NODE, None, 3, None, None, deaths=4, batches=batches, indices=indices, nodes=LOST)
 
 
 @pytest.mark.parametrize(
@@ -35,26 +35,26 @@ def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
 
 
 @pytest.mark.parametrize(
-    ("verdict", "said"),
+    ("why", "said"),
     [
         (
-            Verdict.STORM,
+            GivenUp.STORM,
             "Nodes were lost 7 times within 600 s, more than restarts=(6, 600) allows. The last was node 10.0.0.8: ",
         ),
         (
-            Verdict.BEFORE,
+            GivenUp.BEFORE,
             "Nodes were lost 7 times in a row before they started any batch. The last was node 10.0.0.8: its node ",
         ),
     ],
 )
-def test_storms_of_hosts_speak_of_hosts(verdict: Verdict, said: str) -> None:
-    error = lost_error(LostReport(verdict, None, 0, None, None, deaths=7, max_restarts=(6, 600.0), nodes=LOST))
+def test_storms_of_hosts_speak_of_hosts(why: GivenUp, said: str) -> None:
+    error = lost_error(LostReport(why, None, 0, None, None, deaths=7, max_restarts=(6, 600.0), nodes=LOST))
     assert isinstance(error, WorkerLostError) and str(error).startswith(said)
     assert "worker" not in str(error) and "pid" not in str(error)
 
 
 def test_a_workers_death_is_told_with_its_node() -> None:
-    error = lost_error(LostReport(Verdict.ALONE, 5, 0, -9, 77, deaths=3, node="10.0.0.7"))
+    error = lost_error(LostReport(GivenUp.ALONE, 5, 0, -9, 77, deaths=3, node="10.0.0.7"))
     told = "A worker (pid 77, node 10.0.0.7) was killed by SIGKILL while loading source index 5 (epoch 0). "
     assert str(error).startswith(told)
     assert (error.node, error.index, error.signal_name) == ("10.0.0.7", 5, "SIGKILL")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderpool.core.channel import Channel, capacity
+from loaderpool.core.channel import Channel, most_messages
 from loaderpool.core.messages import NodeIs, Release
 from loaderpool.ray.dispatch import Dispatcher
 
@@ -17,7 +17,7 @@ def test_a_thousand_nodes_never_fill_the_channel() -> None:
     told = []
     while dispatcher._untold:
         dispatcher._tell_of_nodes()
-        for offset in range(capacity() * 3 // 4):  # what `_open` leaves for all others: no send of these may wait
+        for offset in range(most_messages() * 3 // 4):  # what `_open` leaves for all others: no send of these may wait
             ours.send(Release(1, offset, 9))
         while (received := theirs.receive()) is not None:
             if isinstance(received.message, NodeIs):

@@ -1,4 +1,4 @@
-"""A pool has one session, whoever asks for it first and whoever closes it meanwhile; sessions are stand-ins here."""
+"""A pool has its workers started once, on whichever thread asks first or closes it; they are stand-ins here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRACE_S = 0.1
 
 
 class StandIn:
-    """Takes the place of the core's Pool; each that is made first does what `on_start` says."""
+    """Takes the place of `WorkerPool`; each that is made first does what `on_start` says."""
 
     made: list[StandIn]
     on_start: Callable[[], object]
@@ -35,20 +35,20 @@ class StandIn:
 
 
 @pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
+def started_pools(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     monkeypatch.setattr(StandIn, "made", [], raising=False)
     monkeypatch.setattr(StandIn, "on_start", lambda: None, raising=False)
-    monkeypatch.setattr(loaderpool.core.pool, "Pool", StandIn)
+    monkeypatch.setattr(loaderpool.core.pool, "WorkerPool", StandIn)
     return StandIn.made
 
 
 @pytest.mark.parametrize(
     ("act", "workers"),
-    [(lambda pool: pool.session, 1), (Pool.close, None), (lambda pool: pool.resize(3), 3)],
+    [(lambda pool: pool.worker_pool, 1), (Pool.close, None), (lambda pool: pool.resize(3), 3)],
     ids=["start", "close", "resize"],
 )
 def test_another_thread_waits_for_the_start_and_then_does_what_it_wants(
-    act: Callable[[Pool], object], workers: int | None, sessions: list[StandIn], monkeypatch: pytest.MonkeyPatch
+    act: Callable[[Pool], object], workers: int | None, started_pools: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, came = Pool(1), list[object]()
     thread = threading.Thread(target=lambda: came.append(act(pool)))
@@ -59,25 +59,25 @@ def test_another_thread_waits_for_the_start_and_then_does_what_it_wants(
         assert thread.is_alive()
 
     monkeypatch.setattr(StandIn, "on_start", on_start)
-    started = pool.session
+    started = pool.worker_pool
     thread.join()
-    assert [session.is_closed for session in sessions] == [workers is None]
+    assert [each.is_closed for each in started_pools] == [workers is None]
     assert came in ([started], [None])
     if workers is None:
         with pytest.raises(lp.ClosedError):
-            _ = pool.session
+            _ = pool.worker_pool
     else:
-        assert pool.session is started and sessions[0].workers == workers
+        assert pool.worker_pool is started and started_pools[0].workers == workers
 
 
-def test_a_close_by_a_finalizer_in_the_middle_of_the_start_leaves_no_session(
-    sessions: list[StandIn], monkeypatch: pytest.MonkeyPatch
+def test_a_close_by_a_finalizer_in_the_middle_of_the_start_leaves_no_workers(
+    started_pools: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = Pool(1)
     monkeypatch.setattr(StandIn, "on_start", pool.close)
     with pytest.raises(lp.ClosedError):
-        _ = pool.session
-    assert [session.is_closed for session in sessions] == [True]
+        _ = pool.worker_pool
+    assert [each.is_closed for each in started_pools] == [True]
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
