@@ -93,6 +93,7 @@ class LoaderRecord:
     keepers: dict[int, int] = dataclasses.field(default_factory=dict)  # by batch: the worker that has its first sample
     row_s: float = 0.0  # a moving mean
     rows_measured: int = 0
+    outgrown: int = 0  # rows that did not fit their slot
     left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)  # epoch, and as in a ticket
     failure: bytes | None = None
 

@@ -131,7 +131,7 @@ class PoolRun:
                         raise delivery.make_error()
                     self._is_torn = True  # until it is done
                     self._deliver(delivery)
-                    self._is_torn = False
+                    self._is_torn = self._has_collected = False
                     delivery.waited_ns = waited_ns
                     if self._way is not None:
                         self._way.end()
@@ -291,6 +291,8 @@ class PoolRun:
         if self.feed is not None:
             self.fed(self.feed)
         self._is_torn = False
+        if self.is_over:  # it was ended meanwhile, by another thread or a finalizer, which could not end what begins
+            self._end()
 
     def fed(self, feed: Feed) -> None:
         """More of the stream's batches may be made."""

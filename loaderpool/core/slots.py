@@ -19,6 +19,7 @@ _CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost a
 _NODE_CHUNK_S = 0.064  # the same for nodes: each ticket is a call to another machine
 _RANGE_S = 0.1  # a batch that takes longer is cut into ranges of rows. Less: more messages than balance is worth
 _FASTER = 4  # a ticket has at most so many times the batches of what was measured: first times are no rule
+_RARELY = 8  # slots grow if at least one row in so many did not fit
 _LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least, if they are tiny
 
 
@@ -70,6 +71,8 @@ class Slots:
         left = self.most - sum(each.slots for each in self.runs.values())
         room = min(self.most // living - run.slots, left, self._memory.largest // size)
         room = min(room, (self.free_bytes + self.kept_bytes) // size)
+        if run.slots == 0:  # others without a slot need some, too, or they would ask for these
+            room = -(-room // (sum(each.slots == 0 for each in others) + len(self.returning)))
         more = min(wanted - run.slots, room)
         if more > 0:
             offset = self._memory.take(more * size).offset
@@ -102,12 +105,16 @@ class Slots:
         run.free.append(offset)
 
     @staticmethod
-    def grow(loader: LoaderRecord, batch_bytes: int) -> None:
-        """Note that slots shall be larger: a batch was."""
-        layout = loader.layout
-        if layout is not None:
-            grown = -(-(batch_bytes * layout.max_chunk * 5 // 4) // 4096) * 4096
-            loader.layout = layout._replace(slot_bytes=max(grown, layout.slot_bytes))
+    def grow(loader: LoaderRecord, rows: int, nbytes: int, workers: int) -> None:
+        """Note that rows of so many bytes did not fit: slots shall be larger, unless that is rare.
+
+        Nor if too few of them would be within the limit: then what is large comes in files, and small ones have slots.
+        """
+        loader.outgrown += rows
+        layout, grown = loader.layout, -(-(nbytes * 5 // 4) // 4096) * 4096
+        is_rare = loader.outgrown * _RARELY < loader.rows_measured
+        if layout is not None and not is_rare and layout.slot_bytes < grown <= layout.limit_bytes // (workers + 2):
+            loader.layout = layout._replace(slot_bytes=grown)
 
     def _ask(self, starved: RunRecord, others: list[RunRecord]) -> None:
         """Have the run with most bytes begin again, which then finds less room; an error if there is none."""

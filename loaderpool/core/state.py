@@ -423,7 +423,7 @@ class State:
         assert answer is not None
         run.filled[slot.offset] = answer.ticket
         if answer.oversize:
-            self.slots.grow(run.loader, answer.oversize // slot.count)
+            self.slots.grow(run.loader, slot.rows, answer.oversize, self.width)
         size, slots, may_lend = run.sizes[slot.offset], len(run.sizes), slot.may_lend
         place = slot.batch, slot.count, slot.rows, slot.offset, size, slots, run.slots_wanted, may_lend, is_last
         told = Filled(run.number, *place, answer.ticket, answer.oversize, answer.failures)

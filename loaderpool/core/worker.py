@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import os
 import pickle
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,11 @@ class Worker:
             self._read()
         except ChannelClosed:
             return False
+        except (
+            BaseException
+        ):  # it would count as the sample's that is waited for; what was not read another worker gets
+            traceback.print_exc()
+            os._exit(1)
         for ticket in self._tickets:
             if ticket.deaths:  # it is to be alone
                 return False
@@ -108,7 +114,10 @@ class Worker:
 
     def _begin(self, work: Work, ticket: Ticket) -> bool:
         if ticket.is_fresh:
-            self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+            try:
+                self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+            except (MemoryError, OSError):  # its turn will tell
+                return False
         return work.begin(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
 
     def _work(self, loader: int) -> Work:

@@ -457,8 +457,8 @@ class EpochTracker:
             return
         with self._hook_turn:
             while self._ends_owed:
-                self._ends_owed -= 1
                 with InterruptsAllowed():
+                    self._ends_owed -= 1  # here: handlers that were held run first
                     changes = self.hooks.call("on_epoch_end")
                 self._tell(changes)
 

@@ -199,6 +199,10 @@ class Pass:
         if log is None:
             self._run, self.log = _, log = tracker.open_subscription(self._is_followed)
             self._iteration.add(log)
+            if self.is_over:  # closed meanwhile, on another thread or by a signal's handler
+                tracker.give_up(log.place)
+                self._end_run()
+                return None
         if self._make_error is not None:
             raise self._make_error()
         if log.delivered >= log.batches:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.core.session import Session
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -34,6 +36,46 @@ def test_threads_that_share_an_iterator_get_each_batch_once(workers: int) -> Non
             thread.join()
         assert not failed
         assert sorted(item for mine in seen for item in mine) == list(range(20_000))
+
+
+def test_an_iterator_that_is_closed_while_its_first_batch_is_awaited_gives_none() -> None:
+    """It gave all, and kept its slots until the loader was closed."""
+    is_making = threading.Event()
+
+    def slow(item: int) -> Any:
+        time.sleep(0.5 * (item == 0))
+        return np.int64(item)
+
+    with lp.Loader(range(400), slow, batch_size=10, workers=2) as loader:
+        batches, seen = iter(loader), list[Any]()
+
+        def take() -> None:
+            is_making.set()
+            seen.extend(batches)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        is_making.wait()
+        time.sleep(0.1)
+        batches.close()
+        thread.join()
+        assert not seen and not loader._core.engine.runs  # type: ignore[union-attr]
+        assert np.concatenate(list(loader)).tolist() == list(range(400))
+        assert loader.statistics().epoch == 1  # the one that gave nothing does not count
+
+
+def test_a_run_that_is_ended_while_it_begins_again_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end was said before its beginning, so it had slots for ever, for which other runs waited."""
+    with lp.Loader(range(400), np.int64, batch_size=10, workers=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        engine: Any = loader._core.engine
+        (run,) = engine.runs.values()
+        with monkeypatch.context() as patch, engine.pool.lock:
+            patch.setattr(Session, "catch_up", lambda session: batches.close())  # a finalizer, say
+            run._begin_again()
+        assert not engine.runs
+        assert np.concatenate(list(loader)).tolist() == list(range(400))
 
 
 @pytest.mark.parametrize("action", ["raise", "skip"])

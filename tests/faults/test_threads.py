@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.support.child import run_child
 from tests.support.processes import wait_gone
 
 ITEMS = 96
@@ -144,3 +146,59 @@ def test_a_worker_ends_though_its_threads_do_not() -> None:
     with lp.Loader(range(64), fn, batch_size=4, workers=1, threads=8) as loader:
         worker = int(next(iter(loader))[1][0])
     assert not wait_gone([worker], timeout_s=60)
+
+
+def test_a_slot_without_memory_is_no_failure_of_a_sample_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While a call is waited for, later tickets begin: what failed there was taken for that sample's."""
+    monkeypatch.setenv("LOADERPOOL_FAULTS", str(tmp_path))
+
+    def fn(index: int) -> int:
+        if index == 1:
+            (tmp_path / "machine.reserve").write_text("ENOMEM")
+        time.sleep(0.01)
+        return index
+
+    with lp.Loader(range(ITEMS), fn, batch_size=4, workers=1, threads=4, on_error="skip") as loader:
+        with contextlib.suppress(lp.MemoryLimitError):  # of the ticket whose turn it is
+            assert np.concatenate(list(loader)).tolist() == list(range(ITEMS))
+        assert not loader.statistics().skipped_indices
+    assert (tmp_path / "machine.reserve.met").exists()
+
+
+@pytest.mark.slow
+def test_a_ticket_that_is_lost_beside_a_call_is_made_by_another_worker() -> None:
+    """The samples that are left out make tickets long, so that each needs a descriptor. It was waited for for ever."""
+    run_child(
+        """
+        import os, resource, time
+        import loaderpool as lp
+
+        def fn(index):
+            if index < 8:
+                os._exit(3)
+            if index == 200:
+                held = []
+                try:
+                    while True:
+                        held.append(os.open(os.devnull, os.O_RDONLY))
+                except OSError:
+                    time.sleep(0.5)
+                for each in held:
+                    os.close(each)
+            time.sleep(0.003)
+            return index
+
+        if __name__ == "__main__":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+            limits, items = lp.Limits(restarts=None), [*range(8, 58), *range(8), *range(58, 400)]
+            with lp.Loader(items, fn, batch_size=4, workers=1, threads=4, on_error="skip", limits=limits) as loader:
+                seen = []
+                for batch in loader:
+                    seen += batch.tolist()
+                    time.sleep(0.02)
+                assert seen == list(range(8, 400)), seen
+        """,
+        timeout_s=60,
+    ).check()

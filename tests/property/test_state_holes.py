@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.core.channel import Received
-from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, LoaderFailed, Ticket
-from loaderpool.core.records import Abandon, Start, Stop, ToWorker
+from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, GiveBack, LoaderFailed, Ticket
+from loaderpool.core.records import Abandon, Layout, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor
-from tests.support.state import LOADER, RUN, Endless, Pool, look, release
+from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
 
 # ---- an answer is to the ticket whose number it has
 
@@ -166,6 +166,52 @@ def test_where_none_can_be_started_each_loader_is_told_why() -> None:
         look(pool.state, number)
     pool.turn()
     assert {message.loader: message.error for message in pool.of(LoaderFailed)} == {1: b"EAGAIN", 2: b"EAGAIN"}
+
+
+# ---- slots: who has the last ones, and when they grow
+
+
+def test_two_runs_that_want_the_last_slots_share_them() -> None:
+    """One took all that the other gave back for it, was asked for them in turn, and one of both got an error."""
+    pool, other = Pool(2).with_a_run(), LOADER + 1
+    pool.state.end(RUN, ())
+    while pool.busy():
+        pool.step()
+    pool.state.load(other, Endless())
+    pool.state.lay_out(other, Layout(4096, 1, False), 0.001)
+    pool.state.slots.kept_bytes, pool.state.slots.free_bytes = 0, 16 * 4096
+    begin(pool.state, RUN + 1, LOADER, 0)
+    begin(pool.state, RUN + 2, other, 0)
+    assert pool.state.runs[RUN + 1].slots == 16
+    pool.turn()
+    while pool.busy():
+        pool.step()
+    assert pool.of(GiveBack) == [GiveBack(RUN + 1)]
+    pool.state.end(RUN + 1, ())
+    begin(pool.state, RUN + 3, LOADER, 16)
+    assert [pool.state.runs[run].slots for run in (RUN + 2, RUN + 3)] == [8, 8] and not pool.of(BatchFailed)
+
+
+@pytest.mark.parametrize(("large", "slots"), [(1, 32), (20, 25)])
+def test_slots_grow_with_what_is_large_often(large: int, slots: int) -> None:
+    """One batch among many small ones had them grow so far that no later pass had a slot."""
+    pool = Pool(2).with_a_run()
+    pool.state.end(RUN, ())
+    pool.state.loaders[LOADER].layout = Layout(4096, 64, False, limit_bytes=1 << 20)
+    while pool.busy():
+        pool.step()
+    begin(pool.state, RUN + 1, LOADER, 0)
+    pool.turn()
+    for number in range(40):
+        worker = pool.busy()[0]
+        ticket = pool.channels[worker].pop(0)
+        rows, oversize = ticket.stop - ticket.start, 32768 if 20 <= number < 20 + large else 0
+        pool.state.done(worker, Done(ticket.number, rows, 0.0001 * rows, oversize))
+        pool.state.release(RUN + 1, ticket.offset, ticket.number)
+        pool.turn()
+    pool.state.end(RUN + 1, ())
+    begin(pool.state, RUN + 2, LOADER, 0)
+    assert pool.state.runs[RUN + 2].slots == slots
 
 
 # ---- a ticket that kills for ever

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import loaderpool as lp
 from loaderpool.adapters.sequence_hooks import SequenceHooks
 from loaderpool.errors import MemoryLimitError
 from loaderpool.plan.order import Plan
+from loaderpool.system.interrupts import InterruptsHeld, gate_handlers
 from loaderpool.trainer.epoch_tracker import EpochTracker
 
 
@@ -86,6 +90,29 @@ def test_what_a_hook_changed_before_it_failed_is_told_before_the_next_epoch() ->
     assert changes is not None and values(changes)["number"] == 1
 
 
+def book_of(engine: Any) -> EpochTracker:
+    return EpochTracker(
+        lambda: engine, lp.Loader(range(4), workers=0).config, Plan(4, None), SequenceHooks(Shuffling())
+    )
+
+
+def test_an_epochs_end_is_still_due_after_a_handler_that_raised_before_it() -> None:
+    def raise_(*_: object) -> None:
+        raise TimeoutError
+
+    book = book_of(SimpleNamespace(update=lambda changes: None))
+    book.owe_end()
+    before = signal.signal(signal.SIGALRM, raise_)
+    gate_handlers()
+    try:
+        with pytest.raises(TimeoutError), InterruptsHeld():
+            os.kill(os.getpid(), signal.SIGALRM)
+            book.settle_ends()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert book._ends_owed == 1
+
+
 def test_a_pass_sends_what_the_last_one_could_not() -> None:
     class Engine:
         """Takes updates, but for the first."""
@@ -100,9 +127,7 @@ def test_a_pass_sends_what_the_last_one_could_not() -> None:
 
     engine = Engine()
     engine.sent = []
-    book = EpochTracker(
-        lambda: engine, lp.Loader(range(4), workers=0).config, Plan(4, None), SequenceHooks(Shuffling())
-    )  # type: ignore[arg-type]
+    book = book_of(engine)
     book.owe_end()
     with pytest.raises(MemoryLimitError):
         book.settle_ends()
