@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from loaderpool.plan.buckets import BucketPlan, ItemBuckets
 from loaderpool.plan.order import Numbering, Plan, bounds_of
-from loaderpool.worker.work import OrderAhead
 
 EPOCHS = st.integers(0, 2)
 EXAMPLES = settings(max_examples=200, deadline=None)
@@ -164,23 +163,6 @@ def test_shares_follow_the_cluster(fields: dict[str, Any], epoch: int, data: st.
     assert len(seen) == fields["size"] - left_out
     assert sum(seen.values()) - len(seen) == repeated
     assert left_out == 0 or fields["drop_remainder"]
-
-
-@given(all_fields(), st.data())
-@EXAMPLES
-def test_rows_looked_up_ahead_are_those_of_the_plan_in_any_order_of_batches(
-    fields: dict[str, Any], data: st.DataObject
-) -> None:
-    fields.pop("buckets", None), fields.pop("batch_sizes", None)
-    plan = data.draw(st.sampled_from(shards_of({**fields, "size": max(1, fields["size"] * 40)})))
-    ahead = OrderAhead(plan)
-    for _ in range(data.draw(st.integers(1, 12))):
-        rest = plan.after(data.draw(st.sampled_from([0, plan.size // 3, plan.size // 2])))
-        if rest.batches_per_epoch:
-            epoch, batch = data.draw(EPOCHS), data.draw(st.integers(0, rest.batches_per_epoch - 1))
-            positions, indices = ahead.rows_of(epoch, batch, rest.start)
-            assert positions.tolist() == rest.positions(epoch, batch).tolist()
-            assert indices == rest.indices(epoch, rest.positions(epoch, batch))
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=50), st.sets(st.integers(1, 2**40), min_size=1, max_size=300))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import loaderpool as lp
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE, shuffled
 from loaderpool.sources.stream import StreamSource, read_batches
@@ -109,38 +107,3 @@ def test_batches_of_a_stream_are_those_of_a_list(made: tuple[int, Plan, Plan], w
     assert [rows for _, rows in batches] == [[order[position] for position in batch] for batch in expected]
     for batch, (first, rows) in enumerate(batches[:-1]):  # known without the size
         assert stream.positions(epoch, batch).tolist() == list(range(first, first + len(rows)))
-
-
-@given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 3), st.integers(0, 10), st.integers(0, 20))
-def test_no_more_is_read_than_the_batches_need(size: int, rows: int, shards: int, window: int, start: int) -> None:
-    source = Counting(size)
-    plan = Plan(MAX_SIZE, rows, num_shards=shards, is_open=True).after(min(start, size))
-    position = plan.start
-    for first, items in read_batches(StreamSource(source), plan, window=window, seed=0, epoch=0):
-        position += rows * shards
-        assert source.given <= position + window
-        assert len(items) <= rows and first < size
-
-
-@given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 3))
-def test_an_error_comes_behind_the_whole_batches_before_it(at: int, rows: int, shards: int) -> None:
-    def items() -> Any:
-        yield from range(at)
-        raise KeyError("gone")
-
-    got = []
-    plan = Plan(MAX_SIZE, rows, num_shards=shards, shard_index=shards - 1, is_open=True)
-    with pytest.raises(KeyError):
-        for batch in read_batches(StreamSource(items()), plan, window=0, seed=0, epoch=0):
-            got.append(batch)
-    assert len(got) == at // (rows * shards)
-    assert plan.start_after(0, len(got)) == at // (rows * shards) * rows * shards
-
-
-def test_a_stream_that_ends_before_the_place_to_go_on_from() -> None:
-    plan = Plan(MAX_SIZE, 4, is_open=True).after(40)
-    for size in (37, 38, 40):  # the place is behind its last batch, which may have been a smaller one
-        assert list(read_batches(StreamSource(Counting(size)), plan, window=5, seed=0, epoch=0)) == []
-    for size in (0, 30, 36):
-        with pytest.raises(lp.SourceError, match=f"has only {size} items, but .* after item 40"):
-            list(read_batches(StreamSource(Counting(size)), plan, window=5, seed=0, epoch=0))

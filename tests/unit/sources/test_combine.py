@@ -46,11 +46,6 @@ def test_weights_are_proportions_in_any_unit_and_type() -> None:
         assert list(lp.mix([SMALL, LARGE], weights, seed=7, stop=400)) == expected
 
 
-def test_a_weight_of_zero_leaves_a_source_out() -> None:
-    for stop in ("first", "all"):
-        assert list(lp.mix([SMALL, LARGE, SMALL], [0, 1, 0], stop=stop)) == LARGE
-
-
 def test_weights_are_hit_in_every_range_and_by_size_each_record_comes_once() -> None:
     which = np.array([source for source, _ in origins(lp.mix([SMALL, LARGE], seed=5))])
     assert sorted(lp.mix([SMALL, LARGE], seed=5)) == sorted(SMALL + LARGE)

@@ -7,35 +7,13 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
 
 import loaderpool as lp
 
 
 def read_range(file: range) -> Iterator[int]:
     yield from file
-
-
-@given(
-    sizes=st.lists(st.integers(0, 6), min_size=1, max_size=9),
-    cycle_length=st.integers(1, 11),
-    block_length=st.integers(1, 4),
-)
-@settings(max_examples=300, deadline=None)
-def test_every_record_comes_once_and_each_file_in_its_order(
-    sizes: list[int], cycle_length: int, block_length: int
-) -> None:
-    files = [range(100 * number, 100 * number + size) for number, size in enumerate(sizes)]
-    stream = lp.interleave(files, read_range, cycle_length, block_length)
-    got = list(stream)
-    assert sorted(got) == list(itertools.chain(*files))
-    for file in files:
-        assert [number for number in got if number in file] == list(file)
-    assert list(stream) == got
-    if cycle_length == 1:
-        assert got == list(itertools.chain(*files))
 
 
 def test_the_order_is_that_of_tf_data(tf: Any) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import collections
 import pathlib
-import pickle
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 import pytest
 from scipy import sparse
@@ -263,12 +261,3 @@ def test_tensorflows_objects_are_refused_with_advice(tf: Any) -> None:
 
 
 # ---- on the way to the workers ----
-
-
-@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
-def test_sources_travel_with_the_function(pickler: Any) -> None:
-    sources = [as_source(obj) for obj in ([1, 2], range(4), ROWS, Items(), {"x": (ROWS, ["a"] * 4)})]
-    there = pickle.loads(pickler.dumps(sources))
-    assert [len(source) for source in there] == [2, 4, 4, 3, 4]
-    assert there[3][1] == "item 1"
-    assert np.array_equal(there[4][2]["x"][0], ROWS[2]) and there[4][2]["x"][1] == "a"
