@@ -249,18 +249,6 @@ class TestPrepare:
             _prepare(tmp_path)
         assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]
 
-    def test_another_function_is_refused_by_what_differs(self, tmp_path: Path) -> None:
-        _prepare(tmp_path)
-        _prepare(tmp_path)  # the same one again
-        assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]
-        with pytest.raises(CacheError, match=r"code of function \(then 00, now 11\).*Delete the directory") as error:
-            _prepare(tmp_path, {**FIELDS, "code of function": "11"})
-        assert str(tmp_path) in str(error.value)
-        with pytest.raises(CacheError, match=r"size \(then none, now 3\)"):
-            _prepare(tmp_path, {**FIELDS, "size": "3"})
-        with pytest.raises(CacheError, match=r"code of function \(then 00, now none\)"):
-            _prepare(tmp_path, {"function": "a.b"})
-
     def test_a_directory_with_other_things_in_it_and_a_file_in_its_place(self, tmp_path: Path) -> None:
         (tmp_path / "photo.jpg").write_bytes(b"")
         with pytest.raises(CacheError, match=r"^cache: the directory '[^']*' has other files \(photo.jpg\)"):

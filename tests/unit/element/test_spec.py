@@ -194,13 +194,6 @@ def test_what_no_batch_can_hold_is_refused_by_path_with_advice(value: Any, messa
 # ---- specs ----
 
 
-def test_the_spec_of_a_sample_has_its_structure_shapes_and_dtypes() -> None:
-    spec = sample_spec({"image": np.zeros((2, 3), np.float32), "meta": (5, ["a", "b"])})
-    assert spec.paths == ("['image']", "['meta'][0]", "['meta'][1]")
-    assert spec.components == (ArraySpec((2, 3), np.float32), ArraySpec((), np.int64), ArraySpec((2,), object, "str"))
-    assert spec.pack() == {"image": spec.components[0], "meta": spec.components[1:]}
-
-
 def test_the_spec_of_a_sample_names_the_bad_component() -> None:
     with pytest.raises(SpecMismatchError, match=r"component \['a'\]\[1\]: "):
         sample_spec({"a": (1, np.zeros(2, "M8[s]"))})

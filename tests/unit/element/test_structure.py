@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -20,37 +18,6 @@ class Point(NamedTuple):
 
 
 NESTED = {"a": (1, Point(2, {"deep": 3})), 7: 4}
-
-VALUES = [
-    (5, ("",)),
-    ([{"a": 1}, (2, 3)], ("",)),
-    (([1], [2]), ("[0]", "[1]")),
-    ((1, 2), ("[0]", "[1]")),
-    ((1,), ("[0]",)),
-    ({"image": 1}, ("['image']",)),
-    ({"b": 1, "a": 2}, ("['b']", "['a']")),
-    (Point(1, 2), (".x", ".y")),
-    (NESTED, ("['a'][0]", "['a'][1].x", "['a'][1].y['deep']", "[7]")),
-]
-
-
-@pytest.mark.parametrize(("value", "paths"), VALUES, ids=repr)
-def test_a_value_goes_apart_and_together_again(value: Any, paths: tuple[str, ...]) -> None:
-    structure = Structure.of(value)
-    leaves = structure.flatten(value)
-    assert structure.paths == paths
-    assert len(leaves) == structure.num_leaves == len(paths)
-    again = structure.unflatten(leaves)
-    assert again == value
-    assert type(again) is type(value)
-
-
-def test_leaves_are_the_very_objects() -> None:
-    first, second = np.zeros(3), [1, 2]
-    structure = Structure.of({"x": (first, second)})
-    leaves = structure.flatten({"x": (first, second)})
-    assert leaves[0] is first and leaves[1] is second
-    assert structure.unflatten(tuple(leaves))["x"][0] is first
 
 
 @pytest.mark.parametrize(
@@ -151,12 +118,3 @@ def test_equal_structures_number_their_leaves_alike_and_show_them() -> None:
     assert Structure.of(0) != 0
     assert repr(Structure.of(NESTED)) == "Structure({'a': (*, Point(x=*, y={'deep': *})), 7: *})"
     assert repr(Structure.of((1,))) == "Structure((*,))"
-
-
-@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
-def test_a_structure_travels(pickler: Any) -> None:
-    structure = Structure.of(NESTED)
-    there = pickle.loads(pickler.dumps(structure))
-    assert there == structure
-    assert there.unflatten(there.flatten(NESTED)) == NESTED
-    assert type(there.unflatten([1, 2, 3, 4])["a"][1]) is Point

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import gc
 import mmap
-import os
 import random
 import sys
 import threading
@@ -20,11 +19,9 @@ from loaderpool.errors import ArgumentError, MemoryLimitError
 from loaderpool.memory import adoption
 from loaderpool.memory.adoption import LEAST_BYTES, DataFile, place_of, why_copied
 from loaderpool.memory.adoption import share_array as share
-from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity, machine
-from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.transport.payload.ship import place, put_shipment, ship
-from tests.support.processes import read_pss, status_of_fork
+from loaderpool.transport.payload.ship import place, ship
+from tests.support.processes import status_of_fork
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adoption is for Linux"),
@@ -74,17 +71,6 @@ def test_an_adopted_array_keeps_address_and_contents_and_the_file_has_them(nbyte
     assert contents(file)[offset : offset + nbytes] == expected.tobytes()
     files = [line for line in mappings(array) if "memfd:loaderpool-data" in line]
     assert len(files) == 1 and files[0].split()[1] == "rw-p"
-
-
-def test_adoption_takes_no_memory_and_what_is_written_later_is_the_owners() -> None:
-    array = array_of(4 * LARGE)
-    before = read_pss(os.getpid())
-    file, _ = adopted(array)
-    assert array.sum() > 0
-    assert read_pss(os.getpid()) < before + (4 << 20)
-    held = contents(file)
-    array[:] = 7  # its own
-    assert contents(file) == held and (array == 7).all()
 
 
 def test_an_array_is_adopted_once_for_all_loaders_and_anew_when_it_was_written_to() -> None:
@@ -335,26 +321,6 @@ def test_shared_memory_is_free_when_the_last_array_is_gone() -> None:
     del part
     gc.collect()
     assert "memfd:loaderpool-data" not in Path("/proc/self/maps").read_text()
-
-
-def test_payloads_lie_on_files_and_copies_side_by_side() -> None:
-    arena = Arena.create()
-    large, small, shared = array_of(), np.arange(100_000), share(np.arange(70_000))
-    shipment = ship({"large": large[100:], "small": small, "shared": shared, "source": []})
-    placement = place(shipment)
-    assert placement.shared_bytes == LARGE - 100 + shared.nbytes and placement.copied_bytes == small.nbytes
-    assert placement.copied_because == (f"{small.nbytes:,} bytes: it is smaller than 16 MiB",)
-    extents, offset, nbytes = put_shipment(arena, shipment, placement)
-    assert sum(extent.nbytes for extent in extents) < 2 * small.nbytes
-    payloads = Payloads(arena, {1: [os.dup(file) for file in placement.descriptors]})
-    payloads.load(1, offset, nbytes)
-    loaded = payloads.loaded[1]
-    for name, array in {"large": large[100:], "small": small, "shared": shared}.items():
-        assert np.array_equal(loaded[name], array), name
-        loaded[name][0] = 5  # private, as in every worker
-    assert not np.array_equal(loaded["large"], large[100:]) or large[100] == 5
-    payloads.unload(1)
-    arena.close_descriptor()
 
 
 # -- through the arena's table

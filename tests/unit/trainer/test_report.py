@@ -91,11 +91,6 @@ def test_what_looks_like_html_is_text_nothing_is_fetched_and_no_script_runs(stat
     assert not page.links and "http" not in text and "url(" not in text
 
 
-def test_before_there_is_anything_to_show_that_is_said(statistics: lp.Statistics) -> None:
-    page, _ = page_of(statistics, count=1)
-    assert "WARM-UP" in page.text and "waited" not in page.text
-
-
 def test_settings_have_names_and_no_data_and_no_paths(tmp_path: Path) -> None:
     secret = ["a-name-of-a-patient"]
     loader = lp.Loader(

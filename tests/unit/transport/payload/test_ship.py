@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,44 +96,6 @@ def test_a_memmap_made_anew_is_not_emptied_by_its_arrival(tmp_path: Path) -> Non
 
 
 # -- code
-
-
-def test_all_forms_of_functions_arrive_and_compute_the_same() -> None:
-    factor = 3
-
-    def closure(x: int) -> int:
-        return x * factor
-
-    def recursive(n: int) -> int:
-        return 1 if n == 0 else n * recursive(n - 1)
-
-    @functools.lru_cache(maxsize=7)
-    def cached(n: int) -> int:
-        return n if n < 2 else cached(n - 1) + cached(n - 2)
-
-    class Scaler:
-        def __init__(self, by: int) -> None:
-            self.by = by
-
-        def scale(self, x: int) -> int:
-            return self.by * x
-
-        def __call__(self, x: int) -> int:
-            return self.scale(x) + 1
-
-    functions: dict[str, Callable[[int], Any]] = {
-        "lambda_": lambda x: x + 1,
-        "closure": closure,
-        "recursive": recursive,
-        "cached": cached,
-        "partial": functools.partial(math.comb, 9),
-        "bound": Scaler(5).scale,
-        "callable_": Scaler(6),
-        "by_reference": math.factorial,
-    }
-    names = ", ".join(f"{name}={name}" for name in functions)
-    results, _ = in_child(ship(dict(functions)), f"{{name: f(8) for name, f in dict({names}).items()}}")
-    assert results == {name: function(8) for name, function in functions.items()}
 
 
 def test_functions_of_one_payload_share_their_globals() -> None:
