@@ -117,6 +117,7 @@ class Walk:
         memory = ExtentMap(4096, 4096 + chance.choice([150_000, 1_000_000, 100_000_000]))
         self.state = State(chance.randint(1, 4), memory, self.most_slots)
         self.channels: dict[int, list[Message]] = {}  # of each worker: what it has not answered
+        self.started: set[int] = set()
         self.stopping: set[int] = set()
         self.consumers: dict[int, Consumer] = {}
         self.plans: dict[int, WalkedPlan] = {}
@@ -167,6 +168,8 @@ class Walk:
             case Start(worker) if self.channels and self.random.random() < self.failing_starts:
                 self.state.not_started(worker, b"no process")
             case Start(worker):
+                assert worker not in self.started, "what is meant for one that has died would reach it"
+                self.started.add(worker)
                 self.channels[worker] = []
             case Stop(worker):
                 self.stopping.add(worker)
@@ -270,9 +273,13 @@ class Walk:
         self.state.resize(self.random.randint(1, 5))
 
     def stray(self) -> None:
-        """An answer to no ticket, and releases that crossed an end."""
+        """An answer to no ticket, one to another worker's, and releases that crossed an end."""
         if self.channels:
-            self.state.done(self.random.choice([*self.channels]), Done(10**9, 1, 0.1))
+            worker, other = (self.random.choice([*self.channels]) for _ in range(2))
+            self.state.done(worker, Done(10**9, 1, 0.1))
+            for ticket in self.channels[other][:1]:
+                if worker != other and isinstance(ticket, Ticket):
+                    self.state.done(worker, Done(ticket.number, 1, 0.1))
         for consumer in self.consumers.values():
             if consumer.is_ended and not consumer.lent:
                 release(self.state, consumer.number, 4096 * self.random.randint(1, 11))

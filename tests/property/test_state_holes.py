@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.core.channel import Received
-from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, GiveBack, LoaderFailed, Ticket
+from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, GiveBack, LoaderFailed
 from loaderpool.core.records import Abandon, Layout, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
@@ -17,54 +17,7 @@ from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
 # ---- an answer is to the ticket whose number it has
 
 
-@given(st.data())
-def test_a_batch_is_full_only_when_its_own_ticket_was_answered(data: st.DataObject) -> None:
-    """One lost or doubled answer shifted all later ones: batches came with the rows of others."""
-    pool = Pool(3).with_a_run()
-    answered: set[int] = set()
-    last: tuple[int, Ticket] | None = None
-    for _ in range(data.draw(st.integers(1, 60))):
-        busy = pool.busy()
-        what = data.draw(
-            st.sampled_from(["answer", "skip the first", "twice", "another's", "failed twice", "never dealt"])
-        )
-        worker = data.draw(st.sampled_from(busy)) if busy else -1
-        if what in ("answer", "skip the first") and busy:  # where the first one's answer was lost, the next comes first
-            is_lost = what != "answer" and len(pool.channels[worker]) > 1
-            last = worker, pool.answer(worker, int(is_lost))
-            answered.add(last[1].batch)
-        elif what == "twice" and last is not None:
-            pool.state.done(last[0], Done(last[1].number, 4, 0.001))
-        elif what == "failed twice" and last is not None:
-            pool.state.done(last[0], Done(last[1].number, error=b"error"))
-        elif what == "another's" and len(busy) > 1:
-            other = next(each for each in busy if each != worker)
-            pool.state.done(worker, Done(pool.channels[other][0].number, 4, 0.001))
-        elif what == "never dealt" and pool.channels:
-            pool.state.done(next(iter(pool.channels)), Done(10**9, 4, 0.001))
-        pool.turn()
-        assert {message.batch for message in pool.of(Filled)} == answered
-        assert not pool.of(BatchFailed)
-
-
 # ---- instructions for the dead
-
-
-@given(st.lists(st.sampled_from(["kill", "load", "shrink", "grow", "answer"]), max_size=40))
-def test_no_worker_has_the_number_of_one_before_it(events: list[str]) -> None:
-    """What was meant for a worker that has died reached the one that was hired in the same round."""
-    pool = Pool(2).with_a_run()
-    for number, event in enumerate(events):
-        if event == "kill" and pool.channels:
-            pool.die(next(iter(pool.channels)), index=number)
-        elif event == "load":
-            pool.state.load(number + 2, Endless())
-        elif event in ("shrink", "grow"):
-            pool.state.resize(1 if event == "shrink" else 4)
-        elif pool.busy():
-            pool.answer(pool.busy()[0])
-        pool.turn()
-    assert len(set(pool.started)) == len(pool.started)
 
 
 def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
@@ -156,16 +109,6 @@ def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:
     pool.turn()
     pool.wait(2)
     assert not pool.of(LoaderFailed) and len(pool.busy()) == 2
-
-
-def test_where_none_can_be_started_each_loader_is_told_why() -> None:
-    pool = Pool(3)
-    pool.can_start = 0
-    for number in (1, 2):
-        pool.state.load(number, Endless())
-        look(pool.state, number)
-    pool.turn()
-    assert {message.loader: message.error for message in pool.of(LoaderFailed)} == {1: b"EAGAIN", 2: b"EAGAIN"}
 
 
 # ---- slots: who has the last ones, and when they grow
