@@ -217,11 +217,15 @@ def test_what_hooks_change_does_not_pile_up_in_shared_memory() -> None:
 
 def test_an_error_in_a_hook_reaches_the_consumer_and_the_next_pass_is_whole(tmp_path: Path) -> None:
     class Failing(Counting):
-        fails = True
+        fails, more = True, 0
 
         def on_epoch_end(self) -> None:
+            self.more += 100  # what it changed before it failed is told
             if self.fails:
                 raise KeyError("hook")
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 3), index + self.more), np.zeros(2)
 
     sequence = Failing(tmp_path / "log")
     with lp.Loader.from_sequence(sequence, workers=2) as loader:
@@ -229,7 +233,7 @@ def test_an_error_in_a_hook_reaches_the_consumer_and_the_next_pass_is_whole(tmp_
             list(loader)
         assert isinstance(loader.last_error, KeyError)
         sequence.fails = False
-        assert first_column(loader) == list(range(BATCHES))
+        assert first_column(loader) == list(range(100, 100 + BATCHES))
 
 
 def test_a_hook_that_changes_the_number_of_batches_is_an_error_that_says_so() -> None:

@@ -14,9 +14,6 @@ from loaderpool.core.records import Abandon, Layout, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
 
-# ---- an answer is to the ticket whose number it has
-
-
 # ---- instructions for the dead
 
 
