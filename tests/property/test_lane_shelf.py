@@ -89,23 +89,3 @@ def test_each_batch_comes_once_and_a_lanes_in_their_order(
             assert rest.put(Delivery(number, 1, 2, 0)) == (number not in taken[:consumed])
         if in_order and consumed < len(taken):
             assert rest.begin_at <= taken[consumed]
-
-
-@given(lengths=LENGTHS)
-def test_an_end_is_not_a_place_before_all_of_it_is_taken(lengths: list[int]) -> None:
-    """Of a lane whose end is known but whose batches the consumer has not all had, more must come."""
-    lanes = len(lengths)
-    log, numbers = log_of(lanes), in_turn(lengths)
-    for number in numbers:
-        note(log, number, {})
-    if not numbers:
-        return
-    ended = dict(enumerate(lengths))
-    note(log, lanes * 100 + numbers[-1] % lanes, ended)  # one more, after which all are known
-    for consumed in range(len(numbers) + 1):
-        place = log.position(consumed).lanes
-        if place is None:
-            assert consumed == 0
-            continue
-        for lane in range(lanes):
-            assert (lane in place.over) == (place.taken[lane] == lengths[lane])

@@ -50,16 +50,6 @@ def test_shares_sum_up_never_fall_and_stay_near_their_weights(
 
 @given(mixes())
 @settings(max_examples=100)
-def test_a_mix_hits_its_weights(made: Any) -> None:
-    mixed, weights, _, _ = made
-    counts = Counter(mixed.origin(index)[0] for index in range(len(mixed)))
-    total = sum(map(Fraction, weights))
-    for source, weight in enumerate(weights):
-        assert abs(counts[source] - len(mixed) * Fraction(weight) / total) < 3
-
-
-@given(mixes())
-@settings(max_examples=100)
 def test_each_sources_records_come_in_order_and_all_before_any_comes_again(made: Any) -> None:
     mixed, weights, sizes, stop = made
     taken: Counter[int] = Counter()

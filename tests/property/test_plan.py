@@ -9,9 +9,11 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaderpool.errors import ArgumentError
 from loaderpool.plan.buckets import BucketPlan, ItemBuckets
 from loaderpool.plan.order import Numbering, Plan, bounds_of
 
@@ -175,3 +177,9 @@ def test_buckets_are_those_of_tf_data(lengths: list[int], edges: set[int]) -> No
         assert bucket == len(boundaries) or length < boundaries[bucket]
     assert buckets.firsts == tuple(accumulate((0, *buckets.counts[:-1])))
     assert buckets.numbers.dtype == (np.uint8 if len(boundaries) < 256 else np.uint16)
+
+
+@pytest.mark.parametrize("size", [-1, 2**62 + 1])
+def test_a_size_outside_its_range_is_refused(size: int) -> None:
+    with pytest.raises(ArgumentError, match="size must"):
+        Plan(size, 2)

@@ -78,10 +78,3 @@ def test_the_same_numbers_for_ever() -> None:
     assert Permutation(10**6, 2024).take(np.arange(4)).tolist() == [24049, 344661, 324208, 269955]
     largest = Permutation(MAX_SIZE, (1 << 128) - 1)
     assert largest.take(np.array([0, MAX_SIZE - 1])).tolist() == [2113884591116541297, 648363666987153538]
-
-
-@pytest.mark.parametrize("size", [10, 10**6])
-@pytest.mark.parametrize("offset", [-1, 0])
-def test_positions_outside_are_refused(size: int, offset: int) -> None:
-    with pytest.raises(IndexError):
-        Permutation(size, 1).take(np.array([0, offset if offset < 0 else size]))

@@ -29,34 +29,11 @@ def test_the_generator_is_the_documented_philox(batch: bool, kind: int) -> None:
         words = np.array([0, 0, position, kind], np.uint64)
         fresh = np.random.Generator(np.random.Philox(key=stream_key("rng", 11, epoch), counter=words))
         ours = streams.generator(epoch, position, batch=batch)
-        for dtype in (np.uint32, np.uint64):  # 32 bits first: half a word left over would show
-            assert (
-                ours.integers(1 << 32, size=9, dtype=dtype).tolist()
-                == fresh.integers(1 << 32, size=9, dtype=dtype).tolist()
-            )
+        for dtype, size in ((np.uint32, 9), (np.uint64, 8)):  # 17 halves of words: one that is left over would show
+            drawn, expected = (each.integers(1 << 32, size=size, dtype=dtype) for each in (ours, fresh))
+            assert drawn.tolist() == expected.tolist()
         assert ours.random(100).tolist() == fresh.random(100).tolist()
         assert ours.normal(size=50).tolist() == fresh.normal(size=50).tolist()
-
-
-def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
-    streams = SampleStreams(seed=1)
-    expected = streams.generator(0, 5).integers(0, 1 << 32, 9, dtype=np.uint32).tolist()
-    streams.generator(0, 4).random(3)  # leaves a part of the buffer
-    streams.generator(1, 5).integers(0, 1 << 32, 1, dtype=np.uint32)  # leaves half a word
-    assert streams.generator(0, 5).integers(0, 1 << 32, 9, dtype=np.uint32).tolist() == expected
-    assert SampleStreams(seed=1).generator(0, 5).integers(0, 1 << 32, 9, dtype=np.uint32).tolist() == expected
-    assert streams.generator(0, 1) is streams.generator(3, 4, batch=True), "it is one object"
-
-
-def test_seeds_epochs_positions_and_kinds_have_streams_of_their_own() -> None:
-    draws = [
-        tuple(SampleStreams(seed).generator(epoch, position, batch).random(4).tolist())
-        for seed in (0, 1, 2**70)
-        for epoch in (0, 1, 10)
-        for position in (0, 1, 2**32, 2**61)
-        for batch in (False, True)
-    ]
-    assert len(set(draws)) == len(draws)
 
 
 @pytest.mark.skipif(not hasattr(np.random.Generator, "spawn"), reason="came with NumPy 1.25")
