@@ -5,6 +5,13 @@ from __future__ import annotations
 from loaderpool.core.pool import SupervisorDeaths
 
 
+def test_supervisors_that_die_again_and_again_are_not_too_many_where_batches_come_between() -> None:
+    deaths = SupervisorDeaths((1000, 3600.0))
+    for deliveries in range(100):
+        deaths.note((), deliveries)
+    assert not deaths.are_too_many
+
+
 def test_supervisors_deaths_within_the_time_are_limited_and_without_a_limit_they_are_not() -> None:
     limited, unlimited = SupervisorDeaths((2, 3600.0)), SupervisorDeaths(None)
     for deliveries in range(3):
