@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,3 +53,18 @@ def test_a_loader_that_is_replaced_takes_whole_groups() -> None:
     other = loader.replace(limits=lp.Limits(restarts=None))
     assert (other.config.limits, other.config.shard) == (lp.Limits(restarts=None), lp.Shard(3, 2))
     assert [batch.tolist() for batch in loader.replace(shard=None)] == [list(range(30))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((5,), lp.ArgumentError, 'Cache.where must be "memory" or a directory, got 5'),
+        (("",), lp.ArgumentError, "Cache.where must be .* a directory, got ''"),
+        (("a\0b",), lp.ArgumentError, r"Cache.where must be .* a directory, got 'a\\x00b'"),
+        (("memory", 0), lp.ArgumentError, "Cache.max_bytes must be at least 1, got 0"),
+        (("memory", "lots"), lp.ArgumentError, "Cache.max_bytes must be a number of bytes .*, got 'lots'"),
+    ],
+)
+def test_wrong_arguments_of_a_cache_are_named(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        lp.Cache(*arguments)

@@ -65,14 +65,6 @@ def test_the_length_of_an_object_is_asked_once() -> None:
 # ---- columns ----
 
 
-def test_a_tuple_of_arrays_is_zipped_by_row() -> None:
-    source = as_source((ROWS, LABELS))
-    assert len(source) == 4
-    row, label = source[1]
-    assert np.shares_memory(row, ROWS) and np.array_equal(row, ROWS[1])
-    assert label == 1 and label.dtype == LABELS.dtype
-
-
 def test_a_nested_dict_of_columns_is_zipped_by_row() -> None:
     source = as_source({"in": (ROWS, Pair(LABELS, ["a", "b", "c", "d"])), "out": LABELS})
     item = source[2]

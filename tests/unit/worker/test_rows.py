@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +12,6 @@ from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec
 from loaderpool.worker.rows import Converter, share_memory
 
 ROWS = 4
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
 
 
 def write(make: Callable[[int], Any]) -> list[Any] | None:
@@ -31,33 +25,12 @@ def write(make: Callable[[int], Any]) -> list[Any] | None:
     return [array.tolist() for array in arrays] if converter.write_block(arrays, 0, results) else None
 
 
-def returning(kept: Any, fill: Callable[[Any, int], object], wrap: Callable[[Any], Any] = lambda it: it) -> Any:
+def returning(kept: Any, fill: Callable[[Any, int], object]) -> Any:
     def make(index: int) -> Any:
         fill(kept, index)
-        return wrap(kept)
+        return kept
 
     return make
-
-
-def put(target: Any, index: int) -> None:
-    target["x"] = index
-
-
-REFILLED: dict[str, Callable[[int], Any]] = {
-    "dict of numbers": returning({}, put),
-    "OrderedDict": returning(collections.OrderedDict(), put),
-    "in a tuple": returning({}, put, lambda inner: (0, inner)),
-    "in a namedtuple": returning({}, put, lambda inner: Point(inner, 0)),
-    "in a dict": returning({}, put, lambda inner: {"a": 1, "b": inner}),
-    "in a tuple in a dict": returning({}, put, lambda inner: {"a": (1, {"b": inner})}),
-    "beside an array": returning({}, put, lambda inner: (np.zeros(2), inner)),
-}
-
-
-@pytest.mark.parametrize("name", REFILLED)
-def test_a_dict_that_is_filled_again_has_been_read_before(name: str) -> None:
-    rows = write(REFILLED[name])
-    assert rows is not None and list(range(ROWS)) in rows
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,12 @@ def test_thousands_of_arrays_take_no_descriptors_and_one_mapping(arena: Arena) -
     for number, array in enumerate(payload["source"]):
         assert array.shape == (OUT_OF_BAND_BYTES + number,) and (array == number).all()
         assert array.ctypes.data % 128 == 0 and array.flags.writeable
+        array[...] = 255  # this process's own: none that loads it sees that
+    payloads.load(LOADER + 1, *payloads.places[LOADER])
+    assert all((array == number).all() for number, array in enumerate(payloads.loaded[LOADER + 1]["source"]))
     del payload, array
     payloads.unload(LOADER)
+    payloads.unload(LOADER + 1)
     gc.collect()
     assert mappings() == maps
 
