@@ -118,6 +118,7 @@ class Walk:
         self.state = State(chance.randint(1, 4), memory, self.most_slots)
         self.channels: dict[int, list[Message]] = {}  # of each worker: what it has not answered
         self.started: set[int] = set()
+        self.unanswered: dict[int, tuple[int, int]] = {}  # run and slot of each ticket that a worker has
         self.stopping: set[int] = set()
         self.consumers: dict[int, Consumer] = {}
         self.plans: dict[int, WalkedPlan] = {}
@@ -152,7 +153,11 @@ class Walk:
                 self.look_at(message)
                 if worker in self.channels:  # else it could not be started, and another one gets the same ticket
                     self.channels[worker].append(message)
+                    if isinstance(message, Ticket) and message.run:
+                        self.unanswered[message.number] = message.run, message.offset
             case ToMain(Filled(run=run) | BatchFailed(run=run) as message) if not self.consumers[run].is_ended:
+                is_answered = (run, message.offset) not in self.unanswered.values()
+                assert is_answered or isinstance(message, BatchFailed), "SLOT-2"
                 if isinstance(message, BatchFailed) and message.offset < 0:
                     self.consumers[run].is_ended = True
                 else:
@@ -297,6 +302,7 @@ class Walk:
         message = self.channels[worker].pop(0)
         if not isinstance(message, Ticket):
             return
+        self.unanswered.pop(message.number, None)
         plan, layout = self.loaded[message.loader]
         if message.offset < 0:
             found = Found(message.number, message.loader, 0, b"", 0.0)
@@ -320,7 +326,8 @@ class Walk:
             self.die(worker, tickets[0].number if tickets else 0, self.random.randint(0, 2))
 
     def die(self, worker: int, ticket: int, index: int) -> None:
-        del self.channels[worker]
+        for message in self.channels.pop(worker):
+            self.unanswered.pop(getattr(message, "number", 0), None)
         self.stopping.discard(worker)
         hung_s = self.random.choice([0.0, 0.0, 0.0, 1.0])
         self.state.died(worker, self.now, ticket, Death(lambda *_: b"dead", index, hung_s))
