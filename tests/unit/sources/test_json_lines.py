@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -13,23 +12,14 @@ from hypothesis import strategies as st
 import loaderpool as lp
 from loaderpool.sources import text as text_module
 
-VALUES: list[Any] = [{"a": 1, "text": "ä\n\u2028日"}, [1, 2], "x", None, 3.5, {}, {"deep": {"er": [{}]}}]
-
 
 def write(path: Path, text: str | bytes) -> Path:
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
-def test_values_are_those_that_were_dumped(tmp_path: Path) -> None:
-    paths = [write(tmp_path / f"{n}.jsonl", "\n".join(map(json.dumps, VALUES)) + "\n" * n) for n in range(3)]
-    source = lp.JsonLines(paths)
-    assert list(source) == VALUES * 3 and len(source) == 21
-    assert source[-1] == VALUES[-1]
-
-
 @hypothesis.given(
-    lines=st.lists(st.sampled_from(["", "1", '"a"', "[]", '{"b": [2]}']), max_size=12),
+    lines=st.lists(st.sampled_from(["", "1", "null", '"ä\u2028"', "[]", '{"b": [2]}']), max_size=12),
     ends=st.lists(st.sampled_from(["\n", "\r\n"]), min_size=12, max_size=12),
     has_last_end=st.booleans(),
     chunk_bytes=st.integers(1, 9),
