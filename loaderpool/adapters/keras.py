@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +16,14 @@ import numpy as np
 
 from loaderpool.checks import whole_number
 from loaderpool.errors import ArgumentError, StateError, brief
+from loaderpool.system.process import why_not_apart
 from loaderpool.trainer.explain.explanation import explain
 from loaderpool.trainer.explain.verdicts import Verdict
 from loaderpool.trainer.explain.window import Snapshot
 from loaderpool.trainer.loader import Loader
 
 _TRAINING = "training.json"
+_is_ours = re.compile(r"training\.(json|new)|\d+-\d+\.weights\.h5").fullmatch  # of names: others are never deleted
 
 
 class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -36,13 +38,14 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         loader: Loader that `fit` trains on.
-        path: Directory for this backup alone; created if missing.
+        path: Directory for this backup alone, without other files; created if missing.
         save_freq: `"epoch"`, or a number of batches; the end of an epoch is always saved. Default: `"epoch"`.
-        delete_checkpoint: Set to `False` to keep the directory when `fit` finishes. Default: `True`.
+        delete_checkpoint: Set to `False` to keep the backup when `fit` finishes. Default: `True`.
 
     Raises:
-        StateError: If the position cannot be saved; in `fit`, if the backup belongs to another loader, or if the number
-            of steps per epoch is unknown.
+        ArgumentError: If `path` is a file, or a directory with other files.
+        StateError: If the position cannot be saved; in `fit`, if the backup is damaged or belongs to another loader, or
+            if the number of steps per epoch is unknown.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise ArgumentError(f"BackupCallback takes the loader itself and a path, got {type(loader).__name__}")
         if save_freq != "epoch":
             save_freq = whole_number("save_freq", save_freq, at_least=1, hint='batches between two backups, or "epoch"')
+        if problem := why_not_apart(Path(path), _is_ours):
+            raise ArgumentError(f"BackupCallback: {problem}")
         loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
         self._loader, self._path = loader, Path(path)
         self._save_freq, self._deletes = save_freq, delete_checkpoint
@@ -77,20 +82,24 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "that dataset to fit without changes, or pass steps_per_epoch= to fit."
             )
         self._before = 0
-        try:
-            training = json.loads((self._path / _TRAINING).read_text("utf-8"))
-        except FileNotFoundError:
+        if not (self._path / _TRAINING).exists():
             return
         if not self.model.built:
             raise StateError("fit() can restore a backup only into a built model. Add an Input, or call build().")
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
-        self._loader.load_state_dict(training["loader"])
-        self.model.load_weights(self._path / training["weights"])
-        for state, saved in zip(self._seed_states(), training["seeds"], strict=True):
-            state.assign(saved)
-        self.model._initial_epoch = training["epoch"]
-        self._before = training["step"]
+        try:
+            training = json.loads((self._path / _TRAINING).read_bytes())
+            self._loader.load_state_dict(training["loader"])
+            self.model.load_weights(self._path / training["weights"])
+            for state, saved in zip(self._seed_states(), training["seeds"], strict=True):
+                state.assign(saved)
+            self.model._initial_epoch, self._before = training["epoch"], training["step"]
+        except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise StateError(
+                f"The backup in {self._path} is damaged ({type(error).__name__}: {error}). Delete the directory to "
+                "start again."
+            ) from error
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note where the epoch begins."""
@@ -127,7 +136,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Delete the backup, unless `delete_checkpoint=False`."""
         self._loader._core.tracker.looks_ahead = True
         if self._deletes:
-            shutil.rmtree(self._path, ignore_errors=True)
+            self._delete_all_but()
 
     # ---- saving ----
 
@@ -155,11 +164,15 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         _sync(weights, written)
         written.replace(training)  # from here on it is this one
         _sync(self._path)
-        for other in self._path.glob("*.weights.h5"):
-            if other != weights:
-                with contextlib.suppress(OSError):  # the backup stands; the next one tries again
-                    other.unlink()
+        self._delete_all_but(weights.name, _TRAINING)
         self._saved = steps
+
+    def _delete_all_but(self, *kept: str) -> None:
+        with contextlib.suppress(OSError):  # the next backup tries again
+            for name in sorted(os.listdir(self._path), reverse=True):  # first what names the weights
+                if _is_ours(name) and name not in kept:
+                    os.unlink(self._path / name)
+            self._path.rmdir()  # where nothing is left in it
 
 
 def _sync(*paths: Path) -> None:

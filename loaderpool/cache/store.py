@@ -37,6 +37,7 @@ from loaderpool.errors import CacheError, brief, warn
 from loaderpool.memory.arena import Arena, Extent, map_whole_file
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
+from loaderpool.system.process import why_not_apart
 
 FILE_NAME = "entries.log"
 _FORM = 5
@@ -196,15 +197,10 @@ def prepare(plan: CachePlan) -> None:
     """
     named = f"cache: the directory {brief(plan.where)}"
     try:
+        if problem := why_not_apart(plan.where, lambda name: name.startswith(FILE_NAME)):
+            raise CacheError(f"cache: {problem}")
         os.makedirs(plan.where, 0o700, exist_ok=True)  # the last one; those above it are as the user's others
-        names = os.listdir(plan.where)
-        strangers = sorted(name for name in names if not name.startswith(FILE_NAME))
-        if strangers:
-            raise CacheError(
-                f"{named} has other files ({', '.join(strangers[:3])}). Pass a separate directory; it is created if "
-                "it does not exist."
-            )
-        if FILE_NAME not in names:
+        if FILE_NAME not in os.listdir(plan.where):
             _make(plan)
         with open(_open(plan.where), "rb") as file:
             found = _read_head(file.fileno())[0]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from loaderpool.errors import brief
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 Role = Literal["trainer", "supervisor", "worker", "reader", "dispatcher", "node"]
@@ -82,6 +83,18 @@ def why_no_file(path: Path, example: str) -> str:
     if not path.parent.is_dir():
         return f"the directory {brief(str(path.parent))} does not exist"
     return ""
+
+
+def why_not_apart(path: str | Path, is_ours: Callable[[str], object]) -> str:
+    """Return why a directory cannot be for files of ours alone; "": it can, or can be created."""
+    try:
+        others = sorted(name for name in os.listdir(path) if not is_ours(name))
+    except FileNotFoundError:
+        return ""
+    except NotADirectoryError:
+        return f"{brief(str(path))} is {'' if os.path.exists(path) else 'in '}a file, not a directory"
+    named = f"the directory {brief(str(path))} has other files ({', '.join(others[:3])})"
+    return f"{named}. Pass a separate directory; it is created if it does not exist." if others else ""
 
 
 def write_whole(path: Path, data: bytes) -> None:

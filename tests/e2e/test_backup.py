@@ -136,6 +136,40 @@ def test_a_mistake_in_its_arguments_is_told(tmp_path: Path, tf: Any) -> None:
             with pytest.raises(error, match="save_freq"):
                 BackupCallback(loader, tmp_path, save_freq=wrong)  # type: ignore[arg-type]
 
+        (tmp_path / "best.weights.h5").touch()
+        for path, says in ((tmp_path, r"has other files \(best"), (tmp_path / "best.weights.h5", "is a file, not")):
+            with pytest.raises(lp.ArgumentError, match=says):
+                BackupCallback(loader, path)
+
     with lp.Loader.from_sequence(WithHook(), workers=0) as loader, pytest.raises(lp.StateError, match="on_epoch_end"):
-        BackupCallback(loader, tmp_path)
-    assert os.listdir(tmp_path) == []
+        BackupCallback(loader, tmp_path / "backup")
+    assert os.listdir(tmp_path) == ["best.weights.h5"]
+
+
+def test_a_damaged_backup_is_an_error_of_one_sentence_and_other_files_are_never_deleted(
+    tmp_path: Path, tf: Any
+) -> None:
+    import keras
+
+    from loaderpool.adapters.keras import BackupCallback
+
+    def fit(also: str = "", **how: bool) -> None:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        with lp.Loader(range(4), lambda i: (np.zeros(1), np.zeros(1)), batch_size=2, workers=0) as loader:
+            callbacks = [BackupCallback(loader, tmp_path / "backup", **how)]
+            for each in filter(None, [also]):
+                (tmp_path / "backup" / each).touch()
+            model.fit(loader.for_keras(), epochs=2, verbose=0, callbacks=callbacks)
+
+    fit(delete_checkpoint=False)
+    training, weights = tmp_path / "backup" / "training.json", tmp_path / "backup" / "2-0.weights.h5"
+    whole = training.read_bytes()
+    for file, content in ((training, whole[:9]), (training, b"{}"), (training, b"[]"), (weights, b""), (weights, None)):
+        training.write_bytes(whole)
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(lp.StateError, match=r"The backup in .* is damaged \(.*\)\. Delete the directory"):
+            fit()
+    training.unlink()
+    fit(also="best.weights.h5")
+    assert os.listdir(tmp_path / "backup") == ["best.weights.h5"]

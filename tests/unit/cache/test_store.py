@@ -254,8 +254,9 @@ class TestPrepare:
         with pytest.raises(CacheError, match=r"^cache: the directory '[^']*' has other files \(photo.jpg\)"):
             _prepare(tmp_path)
         assert [each.name for each in tmp_path.iterdir()] == ["photo.jpg"]
-        with pytest.raises(CacheError, match="cannot be used"):
-            _prepare(tmp_path / "photo.jpg")
+        for path, says in (("photo.jpg", "photo.jpg' is a file, not"), ("photo.jpg/x", "x' is in a file, not")):
+            with pytest.raises(CacheError, match=says):
+                _prepare(tmp_path / path)
 
     @pytest.mark.parametrize("content", [b"", b"no store at all" * 1000, b'{"form": 5, "mark": ""}\n'])
     def test_what_is_no_store(self, tmp_path: Path, content: bytes) -> None:
