@@ -58,8 +58,11 @@ class EagerConversion(TensorConversion):
             return lambda part: join(convert(part.values), _look(part.row_splits), validate=False)
         return convert
 
-    def can_take_apart(self, component: ArraySpec) -> bool:
-        return can_take_apart(component)
+    @staticmethod
+    def can_take_apart(component: ArraySpec) -> bool:
+        """Whether TensorFlow (2.21) does it: no float8s and the like; without elements it ends the process."""
+        is_known = component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
+        return is_known and 0 not in component.shape[1:]
 
     def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
         if not array[0].nbytes % _ALIGNMENT_BYTES:  # all are at an address that can be looked at
@@ -89,12 +92,6 @@ def _look(part: npt.NDArray[Any]) -> Any:
     if not part.size:
         return tf.zeros(part.shape, part.dtype)
     return _from_dlpack(_aligned(part).__dlpack__())
-
-
-def can_take_apart(component: ArraySpec) -> bool:
-    """Whether TensorFlow (2.21) takes batches apart: no float8s and the like; without elements it ends the process."""
-    is_known = component.dtype.name == "bfloat16" or not is_ml_dtype(component.dtype)
-    return is_known and 0 not in component.shape[1:]
 
 
 def tensor_dtype(component: ArraySpec) -> Any:

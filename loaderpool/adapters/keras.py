@@ -44,7 +44,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         ArgumentError: If `path` is a file, or a directory with other files.
-        StateError: If the position cannot be saved; in `fit`, if the backup is damaged or belongs to another loader, or
+        StateError: If the position cannot be saved. In `fit`: if the backup is damaged or belongs to another loader, or
             if the number of steps per epoch is unknown.
     """
 

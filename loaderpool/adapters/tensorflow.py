@@ -26,7 +26,7 @@ except ImportError as missing:
     raise ImportError("as_dataset needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
 from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs
-from loaderpool.adapters.eager_tensors import can_take_apart, check_device, tensor_dtype
+from loaderpool.adapters.eager_tensors import EagerConversion, check_device, tensor_dtype
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
@@ -197,7 +197,8 @@ class TensorFormat:
                     "for_keras(), or return .astype('float16') from the function, which has the same values."
                 )
         self.spec = spec
-        self.in_chunks = form.fixed is not None and form.max_chunk > 1 and all(map(can_take_apart, spec.components))
+        can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
+        self.in_chunks = form.fixed is not None and form.max_chunk > 1 and can_take_apart
         self.has_ragged = any(component.ragged for component in spec.components)
         self._may_differ = form.unit != "sample"  # a call makes a whole batch, which nothing has compared with it
 

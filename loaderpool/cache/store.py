@@ -88,7 +88,7 @@ class Store:
     def __init__(self, plan: CachePlan, memory_file: str = "") -> None:
         self._plan, self._in_memory = plan, bool(memory_file)
         files: list[int] = []
-        weakref.finalize(self, _close, files).atexit = False
+        weakref.finalize(self, lambda: list(map(os.close, files))).atexit = False
         files += [_open(plan.where, memory_file)]
         files += [_open(plan.where, memory_file, os.O_APPEND)]
         self._file, self._log = files
@@ -281,11 +281,6 @@ def _open(directory: str, memory_file: str = "", flags: int = 0) -> int:
                 f"chmod -R go-w {directory}"
             )
     return file
-
-
-def _close(files: list[int]) -> None:
-    for file in files:
-        os.close(file)
 
 
 # ---- what processes share ----

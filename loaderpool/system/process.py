@@ -91,10 +91,11 @@ def why_not_apart(path: str | Path, is_ours: Callable[[str], object]) -> str:
         others = sorted(name for name in os.listdir(path) if not is_ours(name))
     except FileNotFoundError:
         return ""
-    except NotADirectoryError:
-        return f"{brief(str(path))} is {'' if os.path.exists(path) else 'in '}a file, not a directory"
-    named = f"the directory {brief(str(path))} has other files ({', '.join(others[:3])})"
-    return f"{named}. Pass a separate directory; it is created if it does not exist." if others else ""
+    except OSError as error:
+        why = "is a file, not a directory" if os.path.isfile(path) else f"cannot be used ({error.strerror})"
+        return f"{brief(str(path))} {why}"
+    cure = "Pass a separate directory; it is created if it does not exist."
+    return f"the directory {brief(str(path))} has other files ({', '.join(others[:3])}). {cure}" if others else ""
 
 
 def write_whole(path: Path, data: bytes) -> None:

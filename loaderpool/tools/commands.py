@@ -1,13 +1,15 @@
 """The commands by name, checked values of their options, and where their output goes.
 
 Results go to stdout, progress to stderr; plain text wherever that is no terminal. Where `--json -` asks for stdout,
-stdout has the JSON and nothing else, and the results for people go to stderr, too.
+stdout has the JSON and nothing else: the results for people, and what the user's code prints, go to stderr, too.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,13 @@ from loaderpool.system.process import why_no_file
 STDOUT = "-"
 
 
-SECONDS = click.FloatRange(0, 86_400, min_open=True)
+class _Finite(click.FloatRange):
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        found: float = super().convert(value, parameter, context)  # is within the range, or is NaN
+        return found if math.isfinite(found) else self.fail(f"{value} is not a number.", parameter, context)
+
+
+SECONDS = _Finite(0, 86_400, min_open=True)
 
 
 def numbers(what: str, least: int, most: int) -> Callable[..., tuple[int, ...] | None]:
@@ -48,12 +56,14 @@ def output(*endings: str) -> Callable[..., str | None]:
     """
 
     def read(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-        if value is None or (value == STDOUT and not endings):
-            return value
-        if problem := why_no_file(Path(value), f"{context.command.name}{''.join(endings[:1])}"):
-            raise click.BadParameter(f"{problem}.")
-        if endings and not value.endswith(endings):
-            raise click.BadParameter(f"{brief(value)} must end in {', '.join(endings)}.")
+        if value == STDOUT and not endings:
+            context.obj = os.dup(1)
+            os.dup2(2, 1)  # for good, and for workers: what the user's code prints, also at exit, is no JSON
+        elif value is not None:
+            if problem := why_no_file(Path(value), f"{context.command.name}{''.join(endings[:1])}"):
+                raise click.BadParameter(f"{problem}.")
+            if endings and not value.endswith(endings):
+                raise click.BadParameter(f"{brief(value)} must end in {', '.join(endings)}.")
         return value
 
     return read
@@ -72,8 +82,11 @@ def write_json(json_to: str | None, command: str, data: dict[str, Any]) -> None:
     # The format's number is raised when a key changes its meaning or goes away.
     head = {"format": 1, "command": command, "loaderpool": loaderpool.__version__}
     if json_to is not None:
-        with click.open_file(json_to, "w", "utf-8") as file:
-            file.write(json.dumps({**head, **data}, indent=2) + "\n")
+        try:
+            with open(click.get_current_context().obj if json_to == STDOUT else json_to, "w", encoding="utf-8") as file:
+                file.write(json.dumps({**head, **data}, indent=2) + "\n")
+        except OSError as error:  # of a full disk: it names no file
+            raise OSError(error.errno, error.strerror, json_to) from None
 
 
 _NAMES = ("doctor", "profile", "replay", "top", "trace", "tune")  # each of a module of its own

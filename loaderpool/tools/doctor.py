@@ -58,27 +58,18 @@ def check(name: str, found: str, change: str = "", *, fails: bool = False, warns
 
 def machine_checks() -> list[Check]:
     """Return a check of CPUs, memory and descriptors; of shared memory the start of a pool tells."""
-    return [_cpus(), _memory(), _descriptors()]
-
-
-def _cpus() -> Check:
-    change = "with one CPU, workers overlap waiting (files, network) with training, but computing gets no faster"
-    return check("CPUs", describe_cpus(), change, warns=capacity.usable_cpu_count() == 1)
-
-
-def _memory() -> Check:
-    free, limit = capacity.available_memory_bytes(), capacity.cgroup_memory_limit()
-    found = f"{readable_bytes(free)} free, cgroup limit {'none' if limit is None else readable_bytes(limit)}"
-    change = "stop other programs, give the container more memory (docker --memory), or set a smaller Limits.memory"
-    return check("memory", found, change, fails=free < _LEAST_MEMORY, warns=free < _GOOD_MEMORY)
-
-
-def _descriptors() -> Check:
-    (soft, hard), workers = machine.descriptor_limits(), capacity.usable_cpu_count()
-    needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * workers
-    found = f"soft limit {soft:,}, hard limit {hard:,}; {counted(workers, 'worker')} may need {needed}"
-    change = f"ulimit -n {max(1024, needed)}"  # RLIM_INFINITY is -1
-    return check("file descriptors", found, change, fails=0 <= soft < needed // 2, warns=0 <= soft < needed)
+    cpus, free, limit = capacity.usable_cpu_count(), capacity.available_memory_bytes(), capacity.cgroup_memory_limit()
+    one = "with one CPU, workers overlap waiting (files, network) with training, but computing gets no faster"
+    memory = f"{readable_bytes(free)} free, cgroup limit {'none' if limit is None else readable_bytes(limit)}"
+    more = "stop other programs, give the container more memory (docker --memory), or set a smaller Limits.memory"
+    (soft, hard), needed = machine.descriptor_limits(), _DESCRIPTORS + _WORKER_DESCRIPTORS * cpus
+    files = f"soft limit {soft:,}, hard limit {hard:,}; {counted(cpus, 'worker')} may need {needed}"
+    ulimit, few = f"ulimit -n {max(1024, needed)}", 0 <= soft < needed  # RLIM_INFINITY is -1
+    return [
+        check("CPUs", describe_cpus(), one, warns=cpus == 1),
+        check("memory", memory, more, fails=free < _LEAST_MEMORY, warns=free < _GOOD_MEMORY),
+        check("file descriptors", files, ulimit, fails=few and soft < needed // 2, warns=few),
+    ]
 
 
 def pool_checks(workers: int, deadline_s: float = _DEADLINE_S) -> list[Check]:

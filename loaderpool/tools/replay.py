@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import pdb
 import reprlib
+import sys
 from typing import Any
 
 import click
@@ -36,6 +37,8 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     this process: breakpoint() works, errors show their traceback, and a crash in a C extension prints the Python
     stack. With batch_fn, the whole batch that contains the index is loaded.
     """
+    if debug and sys.stdin is None:
+        raise click.UsageError("--pdb reads its commands from stdin, which is closed.")
     faulthandler.enable(2)
     with without_workers():
         loader = load_target(target)

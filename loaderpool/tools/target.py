@@ -7,6 +7,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -28,8 +29,10 @@ _NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # a package that is insta
 def load_target(target: str) -> Loader:
     """The Loader that TARGET names, or that the function it names returns; else an error of click's says what is."""
     module_name, _, name = target.partition(":")
-    if not name or module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
-        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".") or "train"
+    dotted = re.sub(r"[./]+", ".", module_name.removesuffix(".py")).strip(".") or "train"
+    if wrong := [part for part in dotted.split(".") if not part.isidentifier()]:
+        raise _wrong(target, f"has {brief(wrong[0])}, which is not a Python identifier. Rename the file or directory")
+    if not name or dotted != module_name:
         raise _wrong(target, f"must have the form package.module:name, without .py, such as {dotted}:{name or 'name'}")
     module = _import(target, module_name)
     failures.command_target = target  # what errors of its function advise to replay

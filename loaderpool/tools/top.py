@@ -77,11 +77,10 @@ def _of_process(pid: int) -> dict[str, Any]:
 
 def read_training(pid: int) -> dict[str, Any]:
     """Return what a training tells of itself; an error says why it cannot be looked at."""
-    told, problem = {}, "has no loader that has delivered a first batch"
     try:
-        told = _of_process(pid)
+        told, problem = _of_process(pid), "has no loader that has delivered a first batch"
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
+        told, problem = {}, f"cannot be read: {error.strerror}"
     if not machine.start_time(pid):
         told, problem = {}, "does not exist"
     elif told and told["format"] != FORMAT:

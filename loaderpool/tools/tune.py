@@ -224,6 +224,9 @@ def tune(
     cpus = capacity.usable_cpu_count()
     loader = load_target(target)
     loader.close()  # its own workers would idle beside the measured ones, in memory that those want
+    if (stream := loader._core.stream) is not None and stream.is_one_shot:
+        cure = "Use a source whose __iter__ starts from the beginning each time"
+        raise click.ClickException(f"{target} reads a {stream.kind}, which can be read only once. {cure}.")
     if threads is not None:
         with Setting(0, max(threads)).applied(loader):  # a loader that can have none says so now
             pass

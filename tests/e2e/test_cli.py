@@ -28,6 +28,11 @@ def wait(i):
     return np.full(4, i, np.float32)
 
 
+def wait_and_print(i):
+    print("sample", i, flush=True)
+    return wait(i)
+
+
 def generate():
     yield from range(50)
 
@@ -48,7 +53,8 @@ def make_waiting():
 
 
 def make_cached():
-    return lp.Loader(range(50), wait, batch_size=4, workers=2, cache="kept")
+    print("using 2 GPUs")
+    return lp.Loader(range(50), wait_and_print, batch_size=4, workers=2, cache="kept")
 
 
 def make_failing():
@@ -57,6 +63,10 @@ def make_failing():
 
 def make_generating():
     return lp.Loader.from_generator(generate, batch_size=4, workers=1)
+
+
+def make_one_shot():
+    return lp.Loader((i for i in range(50)), batch_size=4, workers=1)
 
 
 def make_interrupting():
@@ -184,6 +194,7 @@ def test_tune_leaves_a_cache_out_and_json_to_stdout_is_all_there_is(
     """Fifty samples, each kept after it was made once, would come at once in all but the first window."""
     result = command("tune", "jobs:make_cached", "--seconds", "0.6", "--workers", "0,1", "--json", "-").check()
     assert all(each["samples_per_s"] < 1 / 0.005 for each in json.loads(result.stdout)["measurements"])
+    assert "using 2 GPUs\n" in result.stderr and "sample 7\n" in result.stderr
     assert "Note: measured without the loader's cache" in result.stderr
     assert "samples/s" in result.stderr and "usable CPU" in result.stderr and "Wrote" not in result.stderr
     assert not (project / "-").exists()
@@ -200,6 +211,8 @@ def test_tune_leaves_a_cache_out_and_json_to_stdout_is_all_there_is(
         ("jobs", 2, "package.module:name"),
         ("jobs.py", 2, "such as jobs:name"),
         ("jobs.py:make_waiting", 2, "without .py, such as jobs:make_waiting"),
+        ("./my-jobs.py:make", 2, "has 'my-jobs', which is not a Python identifier. Rename the file"),
+        ("jobs:make_one_shot", 1, "a generator, which can be read only once. Use a source whose __iter__ starts"),
         ("jobs:", 2, "package.module:name"),
         ("missing:make", 2, "{cwd}"),
         ("missing.part:make", 2, "no module missing"),
@@ -229,6 +242,8 @@ def test_a_wrong_target_is_explained(
     ("options", "says"),
     [
         (["--seconds", "0"], "not in the range 0<x<=86400"),
+        (["--seconds", "nan"], "nan is not a number"),
+        (["--seconds", "inf"], "not in the range"),
         (["--seconds", "soon"], "not a valid float"),
         (["--workers", "1,x"], "numbers of workers must be integers from 0 to 1024, such as 1,2,4"),
         (["--workers", "1,99999"], "numbers of workers must be integers from 0 to 1024"),
@@ -245,6 +260,13 @@ def test_a_wrong_option_fails_before_anything_is_imported(
     code, text = main_here("tune", "script:make", *options)
     assert code == 2
     assert says in text
+
+
+def test_a_disk_that_is_full_is_told_with_the_file() -> None:
+    from loaderpool.tools.commands import write_json
+
+    with pytest.raises(OSError, match=r"No space left .*/dev/full"):
+        write_json("/dev/full", "tune", {})
 
 
 def test_a_function_that_fails_on_a_sample_shows_its_error_and_where(command: Callable[..., ChildResult]) -> None:

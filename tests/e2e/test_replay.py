@@ -239,12 +239,13 @@ def test_a_crash_shows_its_stack_here(command: Callable[..., ChildResult]) -> No
         (["jobs:sharded", "--index", "1"], 2, "Shard(2, 0)"),
         (["jobs:nothing", "--index", "1"], 2, "was not found"),
         (["jobs:refuse", "--index", "1"], 1, "no shard here"),
+        (["jobs:make", "--index", "3", "--pdb"], 2, "stdin, which is closed"),
     ],
 )
 def test_a_wrong_call_is_one_clear_line(
     command: Callable[..., ChildResult], arguments: list[str], status: int, says: str
 ) -> None:
-    result = command("replay", *arguments)
+    result = command("replay", *arguments, before="sys.stdin = None")
     assert result.returncode == status
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert says in line

@@ -254,7 +254,7 @@ class TestPrepare:
         with pytest.raises(CacheError, match=r"^cache: the directory '[^']*' has other files \(photo.jpg\)"):
             _prepare(tmp_path)
         assert [each.name for each in tmp_path.iterdir()] == ["photo.jpg"]
-        for path, says in (("photo.jpg", "photo.jpg' is a file, not"), ("photo.jpg/x", "x' is in a file, not")):
+        for path, says in (("photo.jpg", "photo.jpg' is a file, not"), ("photo.jpg/x", "x' cannot be used")):
             with pytest.raises(CacheError, match=says):
                 _prepare(tmp_path / path)
 
