@@ -325,6 +325,9 @@ def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
         return array if dtype == native else array.astype(native)
     except (ArgumentError, SpecMismatchError) as error:
         raise SpecMismatchError(f"{named(path)}: {error}") from error.__cause__
+    except UnicodeEncodeError:
+        cure = 'return text.encode(errors="replace").decode(), or bytes'
+        raise SpecMismatchError(f"{named(path)}: text has a lone surrogate, unknown to UTF-8: {cure}") from None
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
@@ -414,8 +417,12 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
 def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     objects = array if array.dtype == OBJECT else array.astype(object)
     # An object array may hold millions: the types are collected in C, then looked at once each.
-    types = set(map(type, objects.ravel().tolist()))
-    if all(issubclass(t, str) for t in types) or all(issubclass(t, bytes) for t in types):
+    pieces = objects.ravel().tolist()
+    types = set(map(type, pieces))
+    is_str = all(issubclass(t, str) for t in types)
+    if is_str and not (text := "".join(pieces)).isascii():
+        text.encode("utf-8", "surrogateescape")  # as it will be; UnicodeEncodeError
+    if is_str or all(issubclass(t, bytes) for t in types):
         return objects
     names = ", ".join(sorted(t.__name__ for t in types))
     dense = next(filter(None, map(dense_of, types)), "")

@@ -391,9 +391,10 @@ def test_failed_rows_are_left_out_or_another_stands_in(
     assert statistics.errors == len(bad)
 
 
-def test_results_that_do_not_fit_are_skipped_like_errors(made_in: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("good", "bad"), [(np.zeros(3), np.zeros(4)), ("\udc80", "\ud800")], ids=["shape", "text"])
+def test_results_that_do_not_fit_are_skipped_like_errors(good: Any, bad: Any, made_in: dict[str, Any]) -> None:
     def fn(item: int) -> Any:
-        return np.zeros(3 if item != BAD else 4)
+        return good if item != BAD else bad
 
     with lp.Loader(range(20), fn, batch_size=BATCH, on_error="skip", **made_in) as loader:
         assert sum(len(batch) for batch in loader) == 19

@@ -155,6 +155,7 @@ REFUSED = [
     (["a", 1], r"\(int, str\) cannot be batched: return only str or only bytes"),
     (["a", b"b"], r"\(bytes, str\) cannot be batched: return only str or only bytes"),
     (["a", None], r"\(NoneType, str\)"),
+    (["a", "\ud800"], "text has a lone surrogate, .*errors="),
     ([{"a": 1}], r"an array of objects \(dict\) cannot be batched"),
     (np.array([1, 2.5], object), r"\(float, int\) cannot be batched: convert it with \.astype"),
     (np.array([b"a", "b"], object), "only str or only bytes"),
