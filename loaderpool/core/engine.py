@@ -375,7 +375,7 @@ class PoolEngine:
             if feed.made == 1 and feed.end is None:
                 self._look_at_stream()
             elif not feed.made:
-                nothing = functools.partial(SourceError, nothing_there(self.config.drop_remainder))
+                nothing = functools.partial(SourceError, nothing_there(self.plan))
                 self._fail(feed.make_error or nothing, None if self.feeds.is_one_shot else self._read_again)
         for run in [*self.runs.values()]:
             if run.feed is feed and not run.is_over:

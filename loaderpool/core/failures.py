@@ -178,8 +178,8 @@ def sample_error(
     if failure.load_advice:
         return setup_error(failure, "a worker could not load the function and the source", failure.load_advice)
     original = original_of(cause) if cause is not None else unpickled(failure)
-    is_of_call = failure.worker is not None or failure.index is not None or bool(failure.indices)
-    # A SourceError that is of no call a dispatcher has found.
+    is_of_call = failure.index is not None or bool(failure.indices)
+    # A SourceError that is of no call a dispatcher has found, or it is of generators that end too early.
     for ours in (SpecMismatchError, SourceError)[: 1 if is_of_call else 2]:
         if original is not None and issubclass(original.cls, ours):
             return _with_context(ours(preface + failure.text), failure, cause)

@@ -151,7 +151,7 @@ class LocalEngine:
     def _put(self, batch: tuple[int, list[Any]] | None) -> None:
         """Have these items be the next ticket's."""
         if batch is None:
-            raise SourceError(nothing_there(self.config.drop_remainder))
+            raise SourceError(nothing_there(self.plan))
         assert isinstance(self.work.items, StreamedItems)
         self.work.items.put(*batch)
 

@@ -52,9 +52,9 @@ class StreamSource:
         return not plan.start and (epoch == read_for or not window or self.is_one_shot)
 
 
-def nothing_there(drops_remainder: bool) -> str:
-    """Return what is said of a stream that gives no batch."""
-    if drops_remainder:
+def nothing_there(plan: Plan) -> str:
+    """Return what is said of a stream, or of generators, that give no batch."""
+    if plan.drop_remainder and plan.batch_size is not None:
         return "The stream ended before its first batch was full, and drop_remainder=True leaves out smaller batches."
     return "source is empty: the stream ended before its first item"
 

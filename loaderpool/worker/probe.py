@@ -19,6 +19,7 @@ from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure, convert_leaf
 from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.plan.order import Plan, Ticket
+from loaderpool.sources.stream import nothing_there
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.tickets import Abandoned, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
@@ -82,8 +83,7 @@ class Prober:
                 break
         if first_error is not None:
             raise first_error
-        enough = " enough for a batch" if self._config.batch_size is not None and self._config.drop_remainder else ""
-        raise self._progress.failed(SourceError(f"source is empty: no generator yielded anything{enough}"), epoch)
+        raise self._progress.failed(SourceError(nothing_there(self._plan)), epoch)
 
     def probe_batch(self, epoch: int, batch: int) -> Probe:
         """Make the probe of one batch that a call makes whole."""

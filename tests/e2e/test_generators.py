@@ -285,7 +285,14 @@ def test_mistakes_are_named() -> None:
             lp.Loader.from_generator(make, workers=0, **settings)
     with lp.Loader.from_generator(lambda: 5, workers=0) as loader, pytest.raises(lp.SampleError, match="got a int"):
         next(iter(loader))
-    with lp.Loader.from_generator(lambda: iter([]), workers=0) as loader, pytest.raises(lp.LoaderpoolError):
-        next(iter(loader))
     with lp.Loader.from_generator(itertools.count, workers=0) as loader, pytest.raises(TypeError, match="unknown"):
         len(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("drops", "told"), [(False, "source is empty: .* item"), (True, "The stream .* batches.")])
+def test_generators_without_a_batch_are_an_empty_stream(on: Place, workers: int, drops: bool, told: str) -> None:
+    settings: dict[str, Any] = {"batch_size": 2, "drop_remainder": drops, **on(workers)}
+    loader = lp.Loader.from_generator(lambda: iter(range(drops)), **settings)
+    with loader, pytest.raises(lp.SourceError, match=f"^{told}$"):
+        next(iter(loader))
