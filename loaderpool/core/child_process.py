@@ -9,13 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.system import clock, machine
 
-_MOMENT_S = 0.0005
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
 _ONE_THREAD = (
     "OMP_NUM_THREADS",
@@ -139,9 +137,7 @@ def kill_group(pid: int) -> None:
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> int:
     """Return how a child that is apart has ended: by itself within some seconds, or killed with its group."""
-    ends_s = clock.monotonic_s() + grace_s
-    while clock.monotonic_s() < ends_s and not has_ended(process.pid):
-        time.sleep(_MOMENT_S)
+    clock.wait_until(lambda: has_ended(process.pid), grace_s)
     kill_group(process.pid)
     return process.wait()
 

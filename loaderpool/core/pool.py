@@ -10,7 +10,6 @@ import itertools
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
@@ -404,9 +403,7 @@ class WorkerPool:
 
 def _wait_for_ends(pids: list[int]) -> None:
     """Wait until killed workers are gone, so that none writes to a cell that another one has; some seconds at most."""
-    ends_s = clock.monotonic_s() + _WORKERS_END_S
-    while clock.monotonic_s() < ends_s and any(pid and machine.start_time(pid) for pid in pids):
-        time.sleep(0.001)
+    clock.wait_until(lambda: not any(pid and machine.start_time(pid) for pid in pids), _WORKERS_END_S)
 
 
 # Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 monotonic_ns = time.monotonic_ns  # comparable between processes of one machine (CLOCK_MONOTONIC)
 monotonic_s = time.monotonic
 wall_s = time.time  # for people and other programs' files: it may jump, so that nothing is measured with it
 wall_ns = time.time_ns
 process_cpu_ns = time.process_time_ns
+
+
+def wait_until(is_so: Callable[[], bool], at_most_s: float) -> None:
+    """Return when it is so, or after so many seconds."""
+    ends_s = monotonic_s() + at_most_s
+    while monotonic_s() < ends_s and not is_so():
+        time.sleep(0.0005)
 
 
 def cpu_ns_of(pid: int) -> int:

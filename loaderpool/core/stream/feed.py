@@ -17,7 +17,6 @@ import contextlib
 import functools
 import queue
 import threading
-import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
 _CHEAP_BYTES = 16 << 20
 _EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
-_MOMENT_S = 0.0005
 
 
 # How far a stream may be read ahead: batches without which workers would idle, the most batches, the most bytes.
@@ -355,7 +353,5 @@ class StreamFeeds:
         for feed in feeds:
             feed.stop()
         # No lock is waited for: a finalizer may have it.
-        ends_s = clock.monotonic_s() + 2 * GRACE_S
         processes = [feed.process for feed in feeds if feed.is_started and feed.process is not None]
-        while clock.monotonic_s() < ends_s and not all(process.is_gone for process in processes):
-            time.sleep(_MOMENT_S)
+        clock.wait_until(lambda: all(process.is_gone for process in processes), 2 * GRACE_S)
