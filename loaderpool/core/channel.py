@@ -35,6 +35,9 @@ _ROOM_FOR_DESCRIPTORS = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS) if hasattr(sock
 _RECEIVE = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) | int(getattr(socket, "MSG_DONTWAIT", 0))
 _DONTWAIT, _CTRUNC = int(getattr(socket, "MSG_DONTWAIT", 0)), int(getattr(socket, "MSG_CTRUNC", 0))
 _GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})  # the other end is gone; or ours was closed
+# How long a process may take, once it is not wanted any more, to let go of a stream or of generators, and to end.
+# Smaller: the user's code that happens to wait is killed instead of closed. Larger: the loader's end waits as long.
+GRACE_S = 0.5
 
 
 class ChannelClosed(Exception):

@@ -29,7 +29,6 @@ from loaderpool.system.process import RestartLimit, is_library_file, is_trainer
 
 _WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
 
-
 SUPERVISOR = Program("loaderpool.core.supervisor")
 _library: set[str] = set()  # modules that are known to be none of the user's
 live: weakref.WeakSet[WorkerPool] = weakref.WeakSet()  # that are open in this process
@@ -262,7 +261,9 @@ class WorkerPool:
                 return
             self.check_usable()
             how = lost.reap()
-            _wait_for_ends([worker.pid for worker in self.workers.values()])
+            # Until killed workers are gone, or one would write to a cell that another one has.
+            pids = [worker.pid for worker in self.workers.values() if worker.pid]
+            clock.wait_until(lambda: not any(map(machine.start_time, pids)), _WORKERS_END_S)
             indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.workers.values()}
             self.arena.board.clear_workers()
             self.workers.places.clear()
@@ -399,11 +400,6 @@ class WorkerPool:
                     self._news.notify_all()
                 finally:
                     self.lock.release()
-
-
-def _wait_for_ends(pids: list[int]) -> None:
-    """Wait until killed workers are gone, so that none writes to a cell that another one has; some seconds at most."""
-    clock.wait_until(lambda: not any(pid and machine.start_time(pid) for pid in pids), _WORKERS_END_S)
 
 
 # Supervisors in a row that may die before a consumer has taken anything. Smaller: a few kills from outside, while one

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import MAX_WORKERS
-from loaderpool.core.channel import Channel
+from loaderpool.core.channel import GRACE_S, Channel
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.memory.board import Field
@@ -61,9 +61,10 @@ class ForkedProcess:
             serve(run)
 
     def kill(self) -> None:
-        """End it: it is not reaped yet, so the number is still its own."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """End it, unless it is reaped: the number may be another one's by now."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def poll(self) -> int | None:
         """Return its exit status, minus the signal's number where one ended it; None: it runs."""
@@ -173,6 +174,7 @@ class Processes:
         with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be
             self._directory = os.getcwd()
         self.by_number: dict[int, WorkerProcess] = {}
+        self.has_lanes = False  # there is, or was, a loader of generators
         self.without_pidfd: list[WorkerProcess] = []  # their end is found only by a look
         self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # that are free
         self._pid = os.getpid()
@@ -285,8 +287,12 @@ class Processes:
                 worker.kill()
 
     def end_all(self) -> None:
-        """Kill and reap them."""
+        """Kill and reap them, those with generators after a moment in which they may close these."""
         workers = [*self.by_number.values()]
+        if self.has_lanes:
+            for worker in workers:
+                worker.channel.end_sending()
+            clock.wait_until(lambda: all(worker.process.poll() is not None for worker in workers), GRACE_S)
         for worker in workers:
             worker.kill()
         for worker in workers:

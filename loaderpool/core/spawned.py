@@ -247,6 +247,7 @@ class SpawnedProcess:
 
     def __init__(self, process: Any) -> None:
         self._process, self.pid, self.kill = process, process.pid, process.kill
+        self.poll: Callable[[], int | None] = lambda: process.exitcode
 
     def look(self) -> None:
         """Raise EOFError if it has ended."""

@@ -101,6 +101,8 @@ class Supervisor:
         except ChannelClosed:
             pass
         finally:
+            for run in self._state.runs:
+                self._arena.board.abandon(run)
             self._workers.end_all()
 
     # ---- waiting
@@ -216,6 +218,8 @@ class Supervisor:
     def _on_loaded(self, number: int, seconds: float) -> None:
         payload = self._payloads.loaded[number]
         config: LoaderConfig = payload["config"]
+        if payload["plan"].lanes:
+            self._workers.has_lanes = True
         by_sample = payload["batch_fn"] is None and config.batch_size is not None
         leaves_out = config.on_error.action == "skip" or (config.on_error.action == "replace" and by_sample)
         if config.limits.timeout_s is not None:

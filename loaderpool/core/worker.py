@@ -76,6 +76,8 @@ class Worker:
                 try:
                     self._read()
                 except ChannelClosed:
+                    for work in self._works.values():
+                        work.close()
                     return
             self._answer(self._tickets.popleft())
 

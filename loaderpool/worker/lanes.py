@@ -136,6 +136,12 @@ class LaneItems:
         for key in [key for key in self._lanes if key[0] == epoch]:
             self._lanes.pop(key).close()
 
+    def close(self) -> None:
+        """End all generators."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
+
     def _take(self, key: tuple[int, int], start: int, count: int) -> list[int]:
         while True:
             if key not in self._lanes:
@@ -153,9 +159,7 @@ class LaneItems:
                 return list(positions)
             # From here on each lane has a state of its own: they begin again, as if it had been so from the start.
             self.keeps_globals = True
-            for open_lane in self._lanes.values():
-                open_lane.close()
-            self._lanes.clear()
+            self.close()
 
     # ---- what a lane is made of ----
 

@@ -159,6 +159,12 @@ class Work:
         in_blocks = is_small and not self.calls.takes_out and self.config.limits.timeout_s is None
         self._block_rows = _BLOCK_ROWS if in_blocks else 1
 
+    def close(self) -> None:
+        """End the generators that run here."""
+        if self.plan.lanes:
+            items: Any = self.items
+            items.close()
+
     def probe(self, epoch: int, feed: int = 0, batch: int = 0) -> Probe:
         """Call the function for an epoch's first sample (or batch), keep the result, and tell what it is like.
 

@@ -21,9 +21,10 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.config import LoaderConfig
+from loaderpool.core.channel import GRACE_S
 from loaderpool.core.child_process import Surroundings
 from loaderpool.core.failures import reading_error
-from loaderpool.core.stream.reader import GRACE_S, Arriving, ReaderProcess, Shipped, StreamEnded
+from loaderpool.core.stream.reader import Arriving, ReaderProcess, Shipped, StreamEnded
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.plan.order import Plan

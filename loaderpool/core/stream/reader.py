@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from loaderpool.config import LoaderConfig
 from loaderpool.core import child_process
+from loaderpool.core.channel import GRACE_S
 from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.failures import reader_lost_error, reading_error, setup_error
 from loaderpool.core.stream.reading import HEADER
@@ -26,9 +27,6 @@ from loaderpool.system import capacity, fault_points, machine
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.reports import GivenUp, LostReport
 
-# How long a reader may take to let go of a stream that is not wanted any more, and to end. Smaller: the user's code
-# that happens to wait is killed instead of closed. Larger: the loader's end waits as long.
-GRACE_S = 0.5
 # Batches that a reader may send without being asked for each: more, and this process need not keep up with tiny ones.
 _MOST_ASKED = 16
 _SENT_BYTES = 1 << 20  # asked for, of which the kernel may grant less: the reader goes on while they are on their way
