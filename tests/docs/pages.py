@@ -17,8 +17,6 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["ROOT", "Block", "all_pages", "matches", "name_of", "needs_tensorflow", "program", "read_blocks"]
-
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = r"^<!-- (?P<mark>no-run|file|run)(?:: (?P<argument>.+?))? -->\n+"
 _BLOCK = re.compile(

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MOST_WORDS", "findings", "sentences"]
-
 MOST_WORDS = 25  # of a sentence
 
 _IS = r"(is|are|has|have|may|can|does|do|would|was|were)"

@@ -23,8 +23,6 @@ from typing import Any
 
 from tests.docs.pages import ROOT, Block, matches, name_of, read_blocks
 
-__all__ = ["run_page"]
-
 _SHELL_TIMEOUT_S = 60.0
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from tests.e2e.test_resume import WithHook
 from tests.support.child import ChildResult, run_child
-from tests.support.sequences import WithHook
 
 TRAIN = """
 import json, os, signal, sys

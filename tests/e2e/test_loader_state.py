@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from tests.e2e.test_resume import ITEMS, SHAPES, plain, sample
+from tests.e2e.test_resume import ITEMS, SHAPES, WithHook, plain, sample
 from tests.support import tensorflow_runtime
 from tests.support.batches import Place, shared_pools
-from tests.support.sequences import WithHook
 
 WIDE = (128, 256)  # four of these travel alone, smaller ones several at once
 EPOCHS = 3

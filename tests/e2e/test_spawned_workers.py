@@ -22,7 +22,6 @@ from tests.support.batches import assert_same, kill_worker, read, read_while, to
 from tests.support.child import run_child
 from tests.support.notes import bytes_copied, bytes_shared, notes
 from tests.support.processes import is_alive, wait_gone
-from tests.support.shuffled_loader import loader_of
 
 ELSEWHERE = Path(__file__).parents[1] / "support" / "elsewhere"
 SHAPES = (
@@ -44,6 +43,15 @@ SHAPES = (
 QUICK = ("chunks of tiny batches", "row ranges of slow batches", "oversize batches", "from_sequence, hooks")
 # One for the life of this process: no test leaves it behind.
 resource_tracker.ensure_running()
+
+
+def sample(item: int, rng: np.random.Generator) -> Any:
+    time.sleep(0.0005)
+    return {"item": np.full((30, 40), item, np.float32), "noise": rng.random(5)}
+
+
+def loader_of(workers: int | lp.Pool, items: int = 600, **settings: Any) -> lp.Loader:
+    return lp.Loader(range(items), sample, batch_size=6, shuffle=True, seed=3, workers=workers, **settings)
 
 
 def spawned(workers: int = 2, **settings: Any) -> lp.Pool:

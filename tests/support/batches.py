@@ -16,11 +16,6 @@ from tests.support import leaks
 from tests.support.processes import found as found_process
 from tests.support.processes import is_alive, parents, strike, supervisors, wait_gone
 
-__all__ = [
-    "Place", "assert_same", "copied", "indices_in", "kill_supervisor", "kill_worker", "read",
-    "read_while", "shared_pools", "supervisor_of", "told_when",
-]  # fmt: skip
-
 # Arguments of a Loader that say where it runs: a pool's workers, or (0) this process.
 Place = Callable[[int], dict[str, Any]]
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["JOIN", "small_cgroup"]
-
 _ROOT = Path("/sys/fs/cgroup")
 # Where the limit is set: by controller, cgroup v1's file and v2's.
 _FILES = {"memory": ("memory.limit_in_bytes", "memory.max"), "pids": ("pids.max", "pids.max")}

@@ -32,8 +32,6 @@ from typing import Any
 from tests.support import forks
 from tests.support.processes import POLL_S, describe, end_all, is_alive, marked, wait_gone
 
-__all__ = ["ChildHungError", "ChildLeftProcessesError", "ChildResult", "run_child", "run_command"]
-
 _REPOSITORY = Path(__file__).resolve().parents[2]
 # A supervisor ends its workers within a second of the trainer's death; larger, because the machine may be busy.
 GRACE_S = 5.0

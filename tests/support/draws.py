@@ -6,8 +6,6 @@ import random
 
 import numpy as np
 
-__all__ = ["global_draws"]
-
 
 def global_draws() -> tuple[float, ...]:
     """What each kind of draw gives, a cached Gaussian first where there is one."""

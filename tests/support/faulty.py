@@ -14,8 +14,6 @@ import numpy as np
 import loaderpool as lp
 from loaderpool.system import fault_points
 
-__all__ = ["AT", "BATCH", "ITEMS", "Faults", "Reducing", "expected_of", "make_loader", "read"]
-
 ITEMS, BATCH = 48, 4
 AT = 9  # the item at which code of the user's passes its fault point
 # Numbers in a row, where the first sample, from which slots are sized, has one: a batch is larger than a slot is that

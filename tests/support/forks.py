@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["MARK", "Fork", "start"]
-
 MARK = "LOADERPOOL_TEST_CHILD"
 """The variable by whose value each child of `run_child` is found, with all it starts."""
 _NOBODY = "0" * len(uuid.uuid4().hex)

@@ -13,8 +13,6 @@ import loaderpool as lp
 from loaderpool.element.spec import RaggedArray
 from tests.support import tensorflow_runtime
 
-__all__ = ["FRAMEWORKS", "Framework"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Framework:

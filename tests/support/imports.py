@@ -9,9 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Import", "Module", "find_cycle", "read_package"]
-
-
 When = Literal["import", "call", "types"]
 
 

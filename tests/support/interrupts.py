@@ -16,8 +16,6 @@ from typing import Any
 
 from loaderpool.system import interrupts
 
-__all__ = ["CountBytecodes", "hear_ctrl_c", "interrupted_at"]
-
 _OURS = "/loaderpool/"
 # A Ctrl-C that came in a finalizer has been sent again by then, however busy the machine is.
 _SENT_AGAIN_S = 0.5

@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from tests.support import tensorflow_runtime
 from tests.support.processes import POLL_S, descendants, describe, end_all, marked
 
-__all__ = ["GRACE_S", "Snapshot", "guard", "mark_children", "take_snapshot"]
-
 # A closed pool's supervisor ends by itself a moment later. Smaller fails tests on a busy machine, larger only makes a
 # test that really leaks slower.
 GRACE_S = 3.0

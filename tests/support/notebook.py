@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["Cell", "Notebook", "notebook"]
-
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _START_S = 60.0
 _CELL_S = 60.0  # for one cell; TensorFlow's import is in one

@@ -14,12 +14,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-__all__ = [
-    "command_of", "count_fds", "cpu_ns", "descendants", "describe", "end_all", "found", "in_session", "is_alive",
-    "lies_in_shared_memory", "marked", "parents", "read_pss", "shared_bytes", "status_of_fork", "strike", "supervisors",
-    "wait_gone", "wait_until",
-]  # fmt: skip
-
 _PROC = Path("/proc")
 # Far below what a test would notice, far above what a look at /proc costs (some ms with hundreds of processes).
 POLL_S = 0.02

@@ -23,8 +23,6 @@ from typing import Any, NamedTuple
 import loaderpool as lp
 from tests.support.processes import command_of, descendants, parents
 
-__all__ = ["STORE_BYTES", "RayCluster", "Stores", "impatient_pool"]
-
 STORE_BYTES = 200 << 20
 _ROOT = Path(__file__).resolve().parents[2]
 

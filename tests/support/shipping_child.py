@@ -12,8 +12,6 @@ from typing import Any
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import receive
 
-__all__ = ["in_child"]
-
 _REPOSITORY = str(Path(__file__).resolve().parents[2])
 _SCRIPT = """
 import pickle, sys

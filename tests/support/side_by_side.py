@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.child import ChildResult, run_child
 
-__all__ = ["run_side_by_side"]
-
 
 def run_side_by_side(
     code: str,

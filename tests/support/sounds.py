@@ -10,8 +10,6 @@ import numpy as np
 
 import loaderpool as lp
 
-__all__ = ["BUCKETS", "BY_LENGTH", "SOUNDS", "frames_of", "load_sound", "write_sounds"]
-
 SOUNDS = 150  # how many the fixture `sounds` has
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Blocking", "Ending", "Failing", "Large", "Numbers", "Telling", "end_process", "make"]
-
 
 class Numbers:
     """Begins anew each time.

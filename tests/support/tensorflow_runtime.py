@@ -10,8 +10,6 @@ import numpy as np
 
 from loaderpool.system import ctrl_c
 
-__all__ = ["address_of", "aliases_arrays", "let_go_of_arrays", "load", "quieten"]
-
 LOGICAL_CPUS = 3  # the host's own, and two more to place things on
 _loaded: Any = None
 
