@@ -11,8 +11,8 @@ import pytest
 
 import loaderpool as lp
 from tests.e2e.test_resume import over_json
-from tests.support.batches import Place, assert_same, read
-from tests.support.sounds import BUCKETS, BY_LENGTH, SOUNDS, frames_of, load_sound
+from tests.support.batches import Place, read
+from tests.support.sounds import BUCKETS, BY_LENGTH, frames_of, load_sound
 
 
 def bucket_of(length: int) -> int:
@@ -95,19 +95,6 @@ def test_what_is_not_padded_counts_for_nothing(sounds: list[str], on: Place) -> 
 
 
 # ---- with other settings ----
-
-
-def test_a_batch_is_what_batch_fn_makes_of_a_bucket(sounds: list[str], on: Place) -> None:
-    def together(some: list[str], rng: np.random.Generator) -> Any:
-        longest = max(map(frames_of, some))
-        return np.array([longest] * len(some)), rng.random(len(some))
-
-    how = {**BY_LENGTH, "pad": False}
-    with lp.Loader(sounds, batch_fn=together, workers=0, **how) as loader:
-        expected = read(loader)
-    with lp.Loader(sounds, batch_fn=together, **on(2), **how) as loader:
-        assert_same(read(loader), expected)
-    assert sum(len(lengths) for lengths, _ in expected) == SOUNDS
 
 
 def test_a_sample_is_replayed(sounds: list[str], two_epochs: list[Any], on: Place) -> None:

@@ -202,23 +202,6 @@ class TestRandomFunctions:
 
 class TestAugmentAlone:
     @pytest.mark.parametrize("workers", PLACES)
-    def test_both_functions_share_the_samples_stream(self, on: Place, workers: int) -> None:
-        def fn(item: int, rng: np.random.Generator) -> float:
-            return rng.random()
-
-        def then(drawn: float, rng: np.random.Generator) -> tuple[float, float]:
-            return drawn, rng.random()
-
-        def both(item: int, rng: np.random.Generator) -> tuple[float, float]:
-            return rng.random(), rng.random()
-
-        with (
-            lp.Loader(range(20), fn, batch_size=4, augment=then, **on(workers)) as two,
-            lp.Loader(range(20), both, batch_size=4, workers=0) as one,
-        ):
-            assert_same(read(two, 2), read(one, 2))
-
-    @pytest.mark.parametrize("workers", PLACES)
     def test_plain_functions_and_no_fn(self, on: Place, workers: int) -> None:
         items = np.arange(1000, dtype=np.int64)
         with (

@@ -187,43 +187,6 @@ def test_ctrl_c_through_tf_data_is_left_to_a_handler_of_the_program(tf: Any) -> 
     assert (result.returncode, result.stdout) == (0, "25 1\n")
 
 
-def test_a_ctrl_c_that_the_program_has_met_ends_no_later_pass(tf: Any) -> None:
-    """Stop, look, go on: in the loop's body, and in a loop over what is none of ours."""
-    result = run(
-        """
-        import os, signal
-
-        def slow(index):
-            time.sleep(0.004)  # two workers are behind the loop over what they make, and before it in its body
-            return quick(index)
-
-        another = tf.data.Dataset.range(10**9)
-        for first in "dataset", "loader", "another":
-            loader = lp.Loader(range(200), slow, batch_size=4, workers=2)
-            dataset = loader.as_dataset()
-            for turn in range(2):
-                if turn and first != "another":
-                    loader.close()
-                    loader = lp.Loader(range(200), slow, batch_size=4, workers=2)
-                    dataset = loader.as_dataset()
-                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-                try:
-                    for batch in {"dataset": dataset, "loader": loader, "another": another}[first]:
-                        time.sleep(0.05)
-                    raise AssertionError("it never came")
-                except KeyboardInterrupt:
-                    pass
-                batches = loader if turn else dataset
-                print(sum(1 for _ in batches), end=" ")
-            loader.close()
-        """,
-        timeout_s=100.0,
-        imported="tensorflow",
-    )
-    assert (result.returncode, result.stdout) == (0, "50 " * 6), result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_a_wait_that_began_before_a_ctrl_c_which_the_program_has_met_goes_on(tf: Any, impatient: Path) -> None:
     """An interrupt belongs to the wait that it came in, or to none: a slow batch is not broken off for it later."""
     result = run(

@@ -228,20 +228,6 @@ def test_an_error_of_a_generator_comes_in_its_turn(on: Place, workers: int) -> N
         assert got == [[0, 1, 2, 3]] * copies + [[4, 5, 6, 7]] * copies + [[8]] * (copies - 1)
 
 
-def test_a_function_for_each_item_and_its_errors(on: Place) -> None:
-    def fn(item: Any, rng: np.random.Generator) -> Any:
-        if item[0] % 10 == 3:
-            raise ValueError("bad")
-        return item[0], rng.random()
-
-    settings: dict[str, Any] = {"fn": fn, "shards": SHARDS, "batch_size": 4, "on_error": "skip"}
-    with lp.Loader.from_generator(of_shard, workers=0, **settings) as loader:
-        expected = read(loader)
-    with lp.Loader.from_generator(of_shard, **on(3), **settings) as loader:
-        assert_same(read(loader), expected)
-    assert sorted(numbers_in(expected)) == [n for shard in SHARDS for n in shard if n % 10 != 3]
-
-
 def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
     def make(worker: lp.WorkerInfo) -> Iterator[int]:
         begun = tmp_path / f"begun-{worker.epoch}-{worker.index}"

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import loaderpool as lp
@@ -25,10 +26,10 @@ def copies(worker: lp.WorkerInfo) -> Iterator[Any]:
         yield worker.index, number, random.random()
 
 
-def failing(item: Any) -> int:
+def failing(item: Any, rng: np.random.Generator) -> tuple[int, float]:
     if item[0] % 10 > 3:
         raise ValueError("bad")
-    return int(item[0])
+    return int(item[0]), rng.random()
 
 
 @pytest.mark.parametrize("way", [*WAYS, "skipping"])

@@ -56,13 +56,6 @@ if __name__ == "__main__":
 
 
 class Training(RunningTraining):
-    def trace(self, *options: str) -> Loaded:
-        """What is shown of its trace."""
-        path = self.folder / "trace.json"
-        said = trace(self.pid, *options, "-o", path).stdout
-        assert f"train.py waiting (pid {self.pid})" in said
-        return load(path.read_text())
-
     def until(self, is_there: Callable[[Loaded], object], *options: str) -> Loaded:
         """The first trace in which it is there; at first it may have delivered no batch yet."""
         until_s = time.monotonic() + DEADLINE_S
@@ -90,12 +83,6 @@ def run(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
         [*COMMAND, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert "Traceback" not in result.stderr
-    return result
-
-
-def trace(*arguments: object, status: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    result = run(*arguments, cwd=cwd)
-    assert result.returncode == status, result.stderr
     return result
 
 
