@@ -116,12 +116,6 @@ def storm_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Mo
         del sys.modules[name]
 
 
-@pytest.fixture
-def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The test fails if it leaves a process, thread, descriptor or mapping behind; the marker does the same."""
-    yield from _guard(request)
-
-
 @pytest.fixture(scope="session")
 def tf() -> Any:
     """TensorFlow with three logical CPU devices and no GPU; skips where it is not installed (scripts/test has it)."""

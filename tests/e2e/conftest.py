@@ -11,7 +11,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, read
-from tests.support.sounds import BY_LENGTH, SOUNDS, load_sound, write_sounds
+from tests.support.sounds import BY_LENGTH, load_sound, write_sounds
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +33,7 @@ def pool(on: Place) -> lp.Pool:
 @pytest.fixture(scope="session")
 def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Paths of sound files of varied length."""
-    return write_sounds(tmp_path_factory.mktemp("sounds"), SOUNDS, 50, 1000)
+    return write_sounds(tmp_path_factory.mktemp("sounds"))
 
 
 @pytest.fixture(scope="session")

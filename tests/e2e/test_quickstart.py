@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +17,6 @@ import pytest
 from tests.support.child import run_child
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-_Demo = Callable[[str], ModuleType]
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
 pytest.importorskip("PIL", reason="Pillow is not installed: scripts/test installs it")
@@ -25,17 +24,12 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: scripts/te
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Demo]:
-    """Imports a module of quickstart_demo, which is no part of the package."""
+def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of quickstart_demo, which is no part of the package."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
-    yield lambda name: importlib.import_module(f"quickstart_demo.{name}")
+    yield importlib.import_module("quickstart_demo.images")
     for name in [name for name in sys.modules if name.partition(".")[0] == "quickstart_demo"]:
         del sys.modules[name]
-
-
-@pytest.fixture
-def images(demo: _Demo) -> ModuleType:
-    return demo("images")
 
 
 def _installed_checkout(folder: Path) -> Path:

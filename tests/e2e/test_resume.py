@@ -48,10 +48,7 @@ SHAPES: dict[str, Callable[..., lp.Loader]] = {
     "samples": lambda **how: lp.Loader(range(ITEMS), sample, batch_size=4, shuffle=True, seed=3, pad=True, **how),
     "tiny": lambda **how: lp.Loader(range(20 * ITEMS), lambda i: i, batch_size=2, shuffle=True, **how),
     "in order": lambda **how: lp.Loader(np.arange(ITEMS), batch_size=7, drop_remainder=True, **how),
-    "batch_fn": lambda **how: lp.Loader(list(range(ITEMS)), batch_fn=whole, batch_size=6, shuffle=True, seed=1, **how),
-    "elements": lambda **how: lp.Loader(range(30), lambda i: np.arange(i % 5), batch_size=None, shuffle=True, **how),
     "skip": lambda **how: lp.Loader(range(ITEMS), failing, batch_size=4, on_error="skip", **how),
-    "replace": lambda **how: lp.Loader(range(ITEMS - 61), failing, batch_size=5, on_error="replace", **how),
     "sequence": lambda **how: lp.Loader.from_sequence(Pairs(), shuffle=True, **how),
 }
 

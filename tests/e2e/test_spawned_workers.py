@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,36 +71,6 @@ def test_spawned_workers_make_the_same_bits(shapes: ModuleType, tmp_path: Path, 
 
     with spawned(restarts=None) as pool:
         assert_same(made(2 * shape.faults_one_in, workers=pool), made(0, workers=0))
-
-
-class Numbers:
-    """A stream that begins anew each time."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(50))
-
-
-def draws(rng: np.random.Generator) -> Iterator[Any]:
-    for number in range(40):
-        yield number, rng.random(3)
-
-
-@pytest.mark.parametrize("of", ["generators", "a stream"])
-def test_generators_and_streams(of: str) -> None:
-    def made(workers: int | lp.Pool) -> list[Any]:
-        settings: dict[str, Any] = {"batch_size": 4, "seed": 5, "workers": workers}
-        is_stream = of == "a stream"
-        with (
-            lp.Loader(Numbers(), shuffle=7, **settings)
-            if is_stream
-            else lp.Loader.from_generator(draws, copies=2, **settings)
-        ) as loader:
-            got = read(loader, passes=2)
-            assert not workers or ("the stream is read on a thread" in str(loader.statistics().notes)) is is_stream
-        return got
-
-    with spawned() as pool:
-        assert_same(made(pool), made(0))
 
 
 def test_a_large_array_and_a_captured_one_are_copied_and_writes_stay_private() -> None:
@@ -290,8 +259,9 @@ ANOTHER_SYSTEM = """
             starts = loader.statistics().workers_start
         with lp.Loader({lines!r} and lp.TextLines({lines!r}), batch_size=3, workers=workers) as loader:
             got += [batch.copy() for batch in loader]
-        with lp.Loader(Numbers(), batch_size=4, workers=workers) as loader:
-            got += [batch.copy() for batch in loader]
+        with lp.Loader(Numbers(), batch_size=4, shuffle=7, workers=workers) as loader:
+            got += [batch.copy() for _ in range(2) for batch in loader]
+            assert not workers or "the stream is read on a thread" in str(loader.statistics().notes)
         with lp.Loader.from_generator(draws, copies=2, batch_size=4, seed=5, workers=workers) as loader:
             got += [leaf.copy() for batch in loader for leaf in batch]
         return got, starts

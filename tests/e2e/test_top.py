@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import POLL_S
 from tests.support.running_trainings import DEADLINE_S, ROOT, RunningTraining, running_trainings
 
 pytest.importorskip("rich", reason="pip install 'loaderpool[cli]'")
@@ -100,20 +99,12 @@ def top(*arguments: object, before: str = "", status: int = 0) -> subprocess.Com
 
 
 def look_until(training: RunningTraining, is_wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """The first look at it that is wanted; it may not have delivered a batch yet."""
-    until_s = time.monotonic() + DEADLINE_S
-    while time.monotonic() < until_s:
-        result = subprocess.run(
-            [*COMMAND, f"{training.pid}", "--once", "--json"], cwd=ROOT, capture_output=True, text=True
-        )
-        if result.returncode == 0:
-            found: dict[str, Any] = json.loads(result.stdout)
-            if is_wanted(found):
-                return found
-        else:
-            assert "no loader that has delivered a first batch" in result.stderr
-        time.sleep(POLL_S)
-    raise AssertionError(f"the latest look was {result.stdout or result.stderr}")
+    """The first look at it that is wanted."""
+    command = [*COMMAND, f"{training.pid}", "--once", "--json"]
+    found: dict[str, Any] = training.look_until(
+        lambda: subprocess.run(command, cwd=ROOT, capture_output=True, text=True), json.loads, is_wanted
+    )
+    return found
 
 
 def at_held(found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ from multiprocess import resource_tracker
 
 import loaderpool as lp
 from tests.support.chrome_traces import Loaded, load
-from tests.support.processes import POLL_S
 from tests.support.running_trainings import DEADLINE_S, ROOT, RunningTraining, running_trainings
 
 # One for the life of this process, for workers that are spawned: no test leaves it behind.
@@ -55,25 +54,18 @@ if __name__ == "__main__":
 """
 
 
-class Training(RunningTraining):
-    def until(self, is_there: Callable[[Loaded], object], *options: str) -> Loaded:
-        """The first trace in which it is there; at first it may have delivered no batch yet."""
-        until_s = time.monotonic() + DEADLINE_S
-        while time.monotonic() < until_s:
-            result = run(self.pid, *options, "-o", self.folder / "trace.json")
-            if result.returncode == 0:
-                found = load((self.folder / "trace.json").read_text())
-                if is_there(found):
-                    return found
-            else:
-                assert "no loader that has delivered a first batch" in result.stderr
-            time.sleep(POLL_S)
-        raise AssertionError(result.stdout or result.stderr)
+def until(training: RunningTraining, is_there: Callable[[Loaded], object]) -> Loaded:
+    """The first trace in which it is there."""
+    path = training.folder / "trace.json"
+    found: Loaded = training.look_until(
+        lambda: run(training.pid, "-o", path), lambda _: load(path.read_text()), is_there
+    )
+    return found
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Training]]:
-    with running_trainings(tmp_path, TRAINING, Training) as begin:
+def start(tmp_path: Path) -> Iterator[Callable[[str], RunningTraining]]:
+    with running_trainings(tmp_path, TRAINING) as begin:
         yield begin
 
 
@@ -110,10 +102,10 @@ def check_slow_sample(found: Loaded, least_us: float) -> None:
 
 
 def test_a_slow_item_is_found_by_its_index_and_leads_to_the_step_that_waited_for_it(
-    start: Callable[[str], Training],
+    start: Callable[[str], RunningTraining],
 ) -> None:
     training = start("waiting")
-    found = training.until(lambda found: len(found.named(f"sample {SLOW}")) > 1)
+    found = until(training, lambda found: len(found.named(f"sample {SLOW}")) > 1)
     check_slow_sample(found, 150_000)
     assert found.processes[training.pid].endswith("train.py waiting")
     assert sorted(found.processes.values()) == [found.processes[training.pid], "worker 0", "worker 1"]
@@ -174,8 +166,10 @@ def test_in_passes_and_after_them_from_any_thread(tmp_path: Path, start: Any) ->
         loader.trace(tmp_path / "closed.json")
 
 
-def test_workers_that_are_spawned_cannot_be_read_from_outside_which_is_said(start: Callable[[str], Training]) -> None:
-    found = start("spawned").until(lambda found: len(found.named("step")) > 20)
+def test_workers_that_are_spawned_cannot_be_read_from_outside_which_is_said(
+    start: Callable[[str], RunningTraining],
+) -> None:
+    found = until(start("spawned"), lambda found: len(found.named("step")) > 20)
     assert not found.named("sample")
     assert any("spawned" in note for note in found.head["loaderpool"]["notes"])
 

@@ -36,14 +36,13 @@ class Notebook:
     def __init__(self, manager: Any, client: Any) -> None:
         self._manager, self._client = manager, client
 
-    def run(self, code: str, interrupt_after_s: float | None = None, after: str = "GO") -> Cell:
+    def run(self, code: str, interrupt_after_s: float | None = None) -> Cell:
         """Run a cell.
 
         Args:
             code: of the cell.
-            interrupt_after_s: press the stop button so long after the cell has printed `after`, and again where nothing
+            interrupt_after_s: press the stop button so long after the cell has printed GO, and again where nothing
                 follows; None: do not.
-            after: what it prints.
 
         Raises:
             AssertionError: it did not end within a minute.
@@ -53,7 +52,7 @@ class Notebook:
         deadline_s = time.monotonic() + _CELL_S
         press_s = deadline_s
         while time.monotonic() < deadline_s:
-            if interrupt_after_s is not None and after in printed:
+            if interrupt_after_s is not None and "GO" in printed:
                 time.sleep(interrupt_after_s)
                 self._manager.interrupt_kernel()
                 interrupt_after_s, presses = None, 1

@@ -6,14 +6,15 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
+
+from tests.support.processes import POLL_S
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 40.0
-
-_Kind = TypeVar("_Kind", bound="RunningTraining")
 
 
 class RunningTraining:
@@ -33,6 +34,22 @@ class RunningTraining:
         self.process = subprocess.Popen([sys.executable, "train.py", kind], cwd=folder, env=environment)
         self.pid = self.process.pid
 
+    def look_until(
+        self, look: Callable[[], subprocess.CompletedProcess[str]], read: Callable[[str], Any], is_wanted: Any
+    ) -> Any:
+        """What is read of the first look at it that is wanted; it may not have delivered a batch yet."""
+        until_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < until_s:
+            result = look()
+            if result.returncode == 0:
+                found = read(result.stdout)
+                if is_wanted(found):
+                    return found
+            else:
+                assert "no loader that has delivered a first batch" in result.stderr
+            time.sleep(POLL_S)
+        raise AssertionError(f"the latest look was {result.stdout or result.stderr}")
+
     def release(self) -> None:
         (self.folder / "release").touch()
 
@@ -43,16 +60,12 @@ class RunningTraining:
 
 
 @contextlib.contextmanager
-def running_trainings(
-    folder: Path,
-    script: str,
-    kind: type[_Kind] = RunningTraining,  # type: ignore[assignment]
-) -> Iterator[Callable[[str], _Kind]]:
+def running_trainings(folder: Path, script: str) -> Iterator[Callable[[str], RunningTraining]]:
     """Gives what starts one with an argument; they end with the block."""
-    trainings: list[_Kind] = []
+    trainings: list[RunningTraining] = []
 
-    def begin(argument: str) -> _Kind:
-        trainings.append(kind(folder / f"{len(trainings)}", script, argument))
+    def begin(argument: str) -> RunningTraining:
+        trainings.append(RunningTraining(folder / f"{len(trainings)}", script, argument))
         return trainings[-1]
 
     try:

@@ -13,7 +13,6 @@ def run_side_by_side(
     code: str,
     env: Callable[[int, list[str]], Mapping[str, str | None]],
     *,
-    timeout_s: float = 90.0,
     imported: str | None = None,
 ) -> list[ChildResult]:
     """How the two processes ended, which run the same code.
@@ -21,7 +20,6 @@ def run_side_by_side(
     Args:
         code: as `run_child` takes it.
         env: of the process with that number, given an address of this machine for each process.
-        timeout_s: from start to exit of each.
         imported: as `run_child` takes it.
     """
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
@@ -30,7 +28,7 @@ def run_side_by_side(
         listener.close()
 
     def run(number: int) -> ChildResult:
-        return run_child(code, env=env(number, addresses), timeout_s=timeout_s, imported=imported)
+        return run_child(code, env=env(number, addresses), timeout_s=90.0, imported=imported)
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(run, range(2)))

@@ -13,11 +13,11 @@ import loaderpool as lp
 SOUNDS = 150  # how many the fixture `sounds` has
 
 
-def write_sounds(folder: Path, count: int, least: int, most: int, seed: int = 0) -> list[str]:
-    """Write `count` mono files of `least` to `most` frames of noise; returns their paths."""
-    rng = np.random.default_rng(seed)
+def write_sounds(folder: Path) -> list[str]:
+    """Write `SOUNDS` mono files of 50 to 1000 frames of noise; returns their paths."""
+    rng = np.random.default_rng(0)
     paths = []
-    for number, frames in enumerate(rng.integers(least, most + 1, count).tolist()):
+    for number, frames in enumerate(rng.integers(50, 1001, SOUNDS).tolist()):
         path = folder / f"{number:04d}.wav"
         with wave.open(str(path), "wb") as file:
             file.setnchannels(1)

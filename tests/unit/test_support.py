@@ -61,9 +61,9 @@ def test_a_child_that_leaves_an_orphan_fails(monkeypatch: pytest.MonkeyPatch) ->
 # -- leaks
 
 
-def leaked(block: Callable[[], object], grace_s: float = 0.1) -> str:
+def leaked(block: Callable[[], object]) -> str:
     """What the guard says about a block that leaves something behind."""
-    with pytest.raises(AssertionError, match="left behind") as caught, leaks.guard(grace_s):
+    with pytest.raises(AssertionError, match="left behind") as caught, leaks.guard(0.1):
         block()
     return str(caught.value)
 
@@ -91,21 +91,18 @@ def test_the_guard_finds_descriptors() -> None:
         os.close(descriptor)
 
 
-def test_fixture_marker_and_directory_each_fail_a_leaking_test(tmp_path: Path) -> None:
+def test_marker_and_directory_each_fail_a_leaking_test(tmp_path: Path) -> None:
     head = "import os\nimport pytest\nopened = []\n"
     leak = "(): opened.append(os.pipe())\n"
     (tmp_path / "conftest.py").write_text(
-        "from tests.conftest import _guard_leaks, no_leaks\nfrom tests.support import leaks\nleaks.GRACE_S = 0.1\n"
+        "from tests.conftest import _guard_leaks\nfrom tests.support import leaks\nleaks.GRACE_S = 0.1\n"
     )
     (tmp_path / "e2e").mkdir()
     (tmp_path / "e2e" / "test_a.py").write_text(
         f"{head}def test_directory{leak}@pytest.mark.may_leak('shown')\ndef test_allowed{leak}"
     )
-    (tmp_path / "test_b.py").write_text(
-        f"{head}@pytest.mark.usefixtures('no_leaks')\ndef test_fixture{leak}"
-        f"@pytest.mark.no_leaks\ndef test_marker{leak}def test_unguarded{leak}"
-    )
+    (tmp_path / "test_b.py").write_text(f"{head}@pytest.mark.no_leaks\ndef test_marker{leak}def test_unguarded{leak}")
     report = run_child("import sys, pytest; sys.exit(pytest.main(['-rA', '--rootdir', '.']))", cwd=tmp_path).stdout
     failed = set(re.findall(r"^ERROR \S+::(\w+)", report, re.MULTILINE))
-    assert failed == {"test_directory", "test_fixture", "test_marker"}
-    assert "5 passed" in report
+    assert failed == {"test_directory", "test_marker"}
+    assert "4 passed" in report
