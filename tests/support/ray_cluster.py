@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import loaderpool as lp
-from tests.support.processes import command_of, descendants, parents
+from tests.support.processes import command_of, descendants, end_all, parents
 
 STORE_BYTES = 200 << 20
 _ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +129,14 @@ class RayCluster:
     def remove(self, node: int) -> None:
         """End a node: its raylet, and with that all that runs there."""
         self._ask("remove", node)
+
+    def cut_off(self, node: int) -> None:
+        """End all processes of a node at once, as a power cut does: none of them says a word of it."""
+        (raylet,) = self.pids(node)["raylet"]
+        of_node = [raylet, *descendants(raylet)]
+        for pid in of_node:  # else those that end last say that the others have ended
+            os.kill(pid, signal.SIGSTOP)
+        end_all(of_node)
 
     def add(self) -> int:
         """Have another node join; returns its number."""
