@@ -69,10 +69,10 @@ class Slots:
         wanted = slots_of(size, layout.max_chunk, workers, layout.room, min(limit, self._memory.size // living))
         wanted = min(wanted, 1) if run.is_whole else wanted
         left = self.most - sum(each.slots for each in self.runs.values())
-        room = min(self.most // living - run.slots, left, self._memory.largest // size)
-        room = min(room, (self.free_bytes + self.kept_bytes) // size)
+        room = min(left, self._memory.largest // size, (self.free_bytes + self.kept_bytes) // size)
         if run.slots == 0:  # others without a slot need some, too, or they would ask for these
             room = -(-room // (sum(each.slots == 0 for each in others) + len(self.returning)))
+        room = min(self.most // living - run.slots, room)
         more = min(wanted - run.slots, room)
         if more > 0:
             offset = self._memory.take(more * size).offset
