@@ -132,7 +132,7 @@ class LaneBuffer(OrderedBuffer):
         return True
 
     def _look(self) -> None:
-        while (front := self._first()) is not None and front.slot is None and front.make_error is None:
+        while (front := self._first()) is not None and front.slot is None:
             self._end_lane(front.first)
         self.front = front
 

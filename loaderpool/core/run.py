@@ -229,8 +229,7 @@ class PoolRun:
         elif not self.buffer.put(arrived):
             self._release(arrived)
         if message.is_last:  # where its lane's next batch would be, there is none
-            error = functools.partial(made_of, message.failures) if message.failures and not message.rows else None
-            self.buffer.put(Delivery(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None, error))
+            self.buffer.put(Delivery(arrived.first + self._plan.lanes * bool(message.rows), 1, 0, None))
 
     def _hear_other(self, message: Any, descriptors: Sequence[int]) -> None:
         if isinstance(message, Ended):

@@ -25,7 +25,7 @@ from loaderpool.transport import reports
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.own_process import end_stray
-from loaderpool.worker.tickets import Abandoned, LaneTooShort, Progress, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Progress, WorkFailed
 from loaderpool.worker.work import Work
 
 
@@ -168,8 +168,6 @@ class Worker:
             answer = Done(ticket.number)
         except WorkFailed as error:
             answer = Done(ticket.number, error=reports.of_sample(error.failure))
-        except LaneTooShort as error:  # an end; an error only in its turn: tickets may be dealt after a lane's end
-            answer = Done(ticket.number, failures=error.told)
         except (MemoryError, OSError) as error:  # no pages for the slot
             failure = describe_failure(error, epoch=ticket.epoch, worker=self._number)
             answer = Done(ticket.number, error=reports.of_sample(failure))

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import SourceError
 from loaderpool.plan.order import Plan, Ticket, first_position, item_name
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo
 from loaderpool.system import clock
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals
 from loaderpool.worker.rows import copy_of, share_memory
-from loaderpool.worker.tickets import Abandoned, GeneratorRaised, LaneTooShort, Progress
+from loaderpool.worker.tickets import Abandoned, GeneratorRaised, Progress
 
 if TYPE_CHECKING:
     from loaderpool.system.long_work import LongWork
@@ -115,18 +114,11 @@ class LaneItems:
         return self._latest.give(position)
 
     def positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
-        """Return the positions of a ticket's rows; none where the lane has ended; LaneTooShort: long before."""
+        """Return the positions of a ticket's rows; none where the lane has ended."""
         round_number, number = divmod(ticket.batch, self._plan.lanes)
         rows = self._plan.most_rows
         self._run, self._is_timed = ticket.run, self._times_items or ticket.deaths > 0
         positions = self._take((ticket.epoch, number), round_number * rows, rows)
-        assert self._latest is not None
-        if self._latest.at <= (round_number - 1) * rows:
-            error = SourceError(
-                f"Generators yielded only {self._latest.at} items, but {round_number} batches of {rows} were taken "
-                "from them. The state was saved for another source, or the generators have become shorter."
-            )
-            raise error if self.progress.worker is None else LaneTooShort(error)
         if self._plan.drop_remainder and len(positions) < rows:
             positions = []
         return np.array(positions, np.int64)
@@ -227,7 +219,7 @@ class Lane:
         self._globals: SavedGlobals | None = None  # as its generators left them
         self._position = 0  # of its next item, which is named where it raises
         self._pairs: _Pairs | None = None  # where they come in another order
-        self.at = 0  # items read so far
+        self._at = 0  # items read so far
         self._block = 1
         self._start, self._wanted = 0, -1  # the latest batch
         self._positions: list[int] = []
@@ -242,7 +234,7 @@ class Lane:
         """
         if (start, count) == (self._start, self._wanted):
             return self._positions
-        if start < self.at:
+        if start < self._at:
             self.close()
         self._batch = {}
         positions, items = self._outside_restored(lambda: self._read_from(start, count))
@@ -296,13 +288,14 @@ class Lane:
             self._left = self._owner.infos(self._epoch, self._number)
             self._pairs = self._owner.mixed(self._all_pairs(), self._epoch, self._number)
         if self._pairs is not None:
-            self.at += sum(1 for _ in itertools.islice(self._pairs, start - self.at))
+            for _ in itertools.islice(self._pairs, start - self._at):
+                pass
             pairs = list(itertools.islice(self._pairs, count))
             positions, items = [position for position, _ in pairs], [item for _, item in pairs]
         else:
-            self._skip(start - self.at)
+            self._skip(start - self._at)
             positions, items = self._read(count)
-        self.at += len(items)
+        self._at = start + len(items)
         if not self._owner.copies and not _IMMUTABLE.issuperset(map(type, items)) and share_memory(items):
             raise BuffersReused
         return positions, items
@@ -329,14 +322,11 @@ class Lane:
                 jump = max(0, min(count, len(self._made) - number))
                 self._items = _items_of(self._made, number + jump)
                 self._position += jump
-                self.at += jump
                 count -= jump
                 if count:
                     self._close_items()
             else:
-                read = self._read_block(count, [])
-                self.at += read
-                count -= read
+                count -= self._read_block(count, [])
 
     def _read_block(self, most: int, items: list[Any]) -> int:
         """Append some of the running generator's items, at most so many; return how many."""

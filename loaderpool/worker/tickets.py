@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.element.spec import ElementSpec
-from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
@@ -19,7 +18,7 @@ from loaderpool.memory.recorder import CallKind
 from loaderpool.plan.order import Plan, Ticket, bounds_of
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.reports import Failure, RowFailure, describe_failure, describe_timeout, how_it_ended, of_error
+from loaderpool.transport.reports import Failure, RowFailure, describe_failure, describe_timeout, how_it_ended
 from loaderpool.worker.own_process import end_stray
 
 if TYPE_CHECKING:
@@ -36,14 +35,6 @@ class WorkFailed(Exception):
     def __init__(self, failure: Failure, error: BaseException) -> None:
         super().__init__(failure.text)
         self.failure, self.error = failure, error
-
-
-class LaneTooShort(Exception):
-    """A lane ended before the last one of the batches that come before this one; `told` says it to who waits for it."""
-
-    def __init__(self, error: LoaderpoolError) -> None:
-        super().__init__(error)
-        self.told = of_error(error)
 
 
 class GeneratorRaised(Exception):
@@ -291,7 +282,7 @@ class Progress:
         Raises:
             Exception: the error itself: it was told of before, or the handler of a signal has raised it.
         """
-        if isinstance(error, (Abandoned, LaneTooShort, WorkFailed)) or is_of_a_handler(error):
+        if isinstance(error, (Abandoned, WorkFailed)) or is_of_a_handler(error):
             raise error
         if isinstance(error, GeneratorRaised):
             return self.failed(error.error, epoch, [error.position], error.position)

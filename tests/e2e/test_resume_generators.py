@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 from collections.abc import Iterator
@@ -84,24 +83,6 @@ def test_a_generator_without_end_is_saved_in_few_words(on: Place) -> None:
     with lp.Loader.from_generator(itertools.count, copies=2, batch_size=1, **on(2)) as again:
         again.load_state_dict(state)
         assert [int(batch[0]) for batch in itertools.islice(again, 3)] == [1500, 1501, 1501]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_generators_that_became_shorter_are_told(on: Place, workers: int) -> None:
-    lengths = [20]
-
-    def make(shard: int) -> Iterator[int]:
-        return iter(range(lengths[0]))
-
-    with lp.Loader.from_generator(make, shards=[1, 2], batch_size=2, **on(workers)) as loader:
-        batches = iter(loader)
-        take(batches, 7)
-        state = batches.state_dict()  # type: ignore[attr-defined]
-    error = pytest.raises(lp.SourceError, match=r"^Generators .* only 6 items, but 4 batches of 2 .*shorter\.$")
-    for lengths[0], expected in ((7, contextlib.nullcontext()), (6, error)):
-        with lp.Loader.from_generator(make, shards=[1, 2], batch_size=2, **on(workers)) as again, expected:
-            again.load_state_dict(state)
-            assert read(again)[0].tolist() == [6]
 
 
 def test_states_of_others_and_damaged_ones_are_refused(on: Place) -> None:
