@@ -202,8 +202,8 @@ class Cutter:
         if batch_s > self._chunk_s / 2 or not loader.rows_measured or loader.layout is None:
             return 1
         left = run.alike(run.next)
-        # Towards the end of an epoch all workers have something to do.
-        share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END))
+        # Towards the end of an epoch all workers have something to do, and its first batches come soon.
+        share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END), max(plan.locate(run.next)[1], 1))
         measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
         most = max(
             1, min(loader.layout.max_chunk, int(self._chunk_s / batch_s) if batch_s else 1 << 30, share, measured)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.core.channel import Received
-from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, GiveBack, LoaderFailed
+from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, GiveBack, LoaderFailed, Ticket
 from loaderpool.core.records import Abandon, Layout, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
@@ -152,6 +152,34 @@ def test_slots_grow_with_what_is_large_often(large: int, slots: int) -> None:
     pool.state.end(RUN + 1, ())
     begin(pool.state, RUN + 2, LOADER, 0)
     assert pool.state.runs[RUN + 2].slots == slots
+
+
+def test_an_epochs_first_tickets_are_small() -> None:
+    """Between two epochs of tiny batches a consumer waited for a ticket of 8 ms, which was longer than the epoch."""
+
+    class Epochs(Endless):
+        def locate(self, number: int) -> tuple[int, int, int]:
+            return *divmod(number, 1000), 0
+
+        def alike(self, number: int) -> int:
+            return 1000 - number % 1000
+
+    pool = Pool(2).with_a_run()
+    pool.state.end(RUN, ())
+    pool.state.loaders[LOADER].layout = Layout(4096, 64, False)
+    while pool.busy():
+        pool.step()
+    begin(pool.state, RUN + 1, LOADER, 0)
+    pool.state.runs[RUN + 1].plan = Epochs()  # type: ignore[assignment]
+    pool.turn()
+    counts, ticket = dict[int, int](), Ticket()
+    while ticket.epoch < 2:
+        ticket = pool.answer(pool.busy()[0], row_s=1e-6)
+        counts[1000 * ticket.epoch + ticket.batch] = ticket.batches
+        pool.state.release(RUN + 1, ticket.offset, ticket.number)
+        pool.turn()
+    firsts = [counts[batch] for batch in (1000, 1001, 1002, 1004, 1008)]
+    assert firsts == [1, 1, 2, 4, 8] and max(counts.values()) == 64
 
 
 # ---- a ticket that kills for ever
