@@ -19,7 +19,6 @@ from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure, convert_leaf
 from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.plan.order import Plan, Ticket
-from loaderpool.sources.stream import nothing_there
 from loaderpool.system import clock
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.tickets import Abandoned, Opened, PlannedItems, Probe, Progress, StreamedItems, WorkFailed
@@ -83,6 +82,8 @@ class Prober:
                 break
         if first_error is not None:
             raise first_error
+        from loaderpool.sources.stream import nothing_there  # few loaders have nothing
+
         raise self._progress.failed(SourceError(nothing_there(self._plan)), epoch)
 
     def probe_batch(self, epoch: int, batch: int) -> Probe:
