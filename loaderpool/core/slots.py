@@ -1,5 +1,6 @@
-"""Which run has which slots, and what is made in each: some tiny batches, one, or some rows of a slow one. Pure:
-a part of the supervisor's state.
+"""Which run has which slots, and what is made in each: some tiny batches, one, or some rows of a slow one. Pure.
+
+Part of the supervisor's state.
 """
 
 from __future__ import annotations
@@ -72,8 +73,7 @@ class Slots:
         room = min(left, self._memory.largest // size, (self.free_bytes + self.kept_bytes) // size)
         if run.slots == 0:  # others without a slot need some, too, or they would ask for these
             room = -(-room // (sum(each.slots == 0 for each in others) + len(self.returning)))
-        room = min(self.most // living - run.slots, room)
-        more = min(wanted - run.slots, room)
+        more = min(wanted - run.slots, self.most // living - run.slots, room)
         if more > 0:
             offset = self._memory.take(more * size).offset
             kept = min(more * size, self.kept_bytes)
@@ -168,12 +168,13 @@ class Cutter:
         loader, plan, layout, offset, lane = run.loader, run.plan, run.loader.layout, run.free.pop(), None
         assert layout is not None
         batch_s, may_lend, count, ranges = loader.row_s * plan.batch_size, lendable(len(run.sizes), workers), 1, 1
+        epoch, of_epoch, rest = plan.locate(batch)
         run.window = None
         if run.lanes:
             lane = run.lanes[batch % len(run.lanes)]
             lane.turn += 1
         elif batch == run.next:
-            count = self._batches_in_ticket(run, batch_s, workers)
+            count = self._batches_in_ticket(run, of_epoch, batch_s, workers)
             run.next += count
         else:  # of `again`: later batches may fill all other slots, so this one must come back even while it has views
             may_lend = 0
@@ -182,7 +183,6 @@ class Cutter:
         if batch_s > _RANGE_S and count == 1 and layout.splits and lane is None and not self._of_nodes:
             ranges = min(rows, round(batch_s / _RANGE_S))
         slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
-        epoch, of_epoch, rest = plan.locate(batch)
         place = offset, run.sizes[offset], offset in run.fresh, run.feed, 0, ()
         run.fresh.discard(offset)
         jobs = []
@@ -195,7 +195,7 @@ class Cutter:
             jobs.append(Job(ticket, loader, slot, (stop - start) * loader.row_s))
         return jobs
 
-    def _batches_in_ticket(self, run: RunRecord, batch_s: float, workers: int) -> int:
+    def _batches_in_ticket(self, run: RunRecord, of_epoch: int, batch_s: float, workers: int) -> int:
         loader, plan = run.loader, run.plan
         if run.is_whole:
             return run.stop - run.next
@@ -203,11 +203,10 @@ class Cutter:
             return 1
         left = run.alike(run.next)
         # Towards the end of an epoch all workers have something to do, and its first batches come soon.
-        share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END), max(plan.locate(run.next)[1], 1))
+        share = min(left, max(-(-left // (2 * workers)), _LEAST_AT_END), max(of_epoch, 1))
         measured = _FASTER * max(loader.rows_measured // plan.batch_size, 1)
-        most = max(
-            1, min(loader.layout.max_chunk, int(self._chunk_s / batch_s) if batch_s else 1 << 30, share, measured)
-        )
+        in_time = int(self._chunk_s / batch_s) if batch_s else 1 << 30
+        most = max(1, min(loader.layout.max_chunk, in_time, share, measured))
         if not run.had:
             return most
         return next((count for count in range(1, most) if run.next + count in run.had), most)

@@ -98,9 +98,7 @@ class Worker:
             self._read()
         except ChannelClosed:
             return False
-        except (
-            BaseException
-        ):  # it would count as the sample's that is waited for; what was not read another worker gets
+        except BaseException:  # it would count as the sample's that is waited for: another worker gets the tickets
             traceback.print_exc()
             os._exit(1)
         for ticket in self._tickets:

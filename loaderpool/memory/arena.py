@@ -96,7 +96,7 @@ def room_bytes(nbytes: int) -> int:
 
 
 class ExtentPool:
-    """The extents that are not in use now. The caller holds the session's lock.
+    """The extents that are not in use now. The caller holds the pool's lock.
 
     Args:
         arena: where from.
