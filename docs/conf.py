@@ -61,8 +61,13 @@ _PAGES = {
 
 def setup(app):
     app.connect("autodoc-process-docstring", _with_fields)
+    app.connect("autodoc-process-signature", _without_private)
     app.connect("include-read", _with_links)
     app.connect("build-finished", _write_for_agents)
+
+
+def _without_private(app, what, name, thing, options, signature, annotation):
+    return re.sub(r", _\w+[^,)]*", "", signature or "") or None, annotation
 
 
 def _with_links(app, relative_path, parent_docname, content):

@@ -67,9 +67,7 @@ __all__ = ["__version__", *_ERRORS, *sorted(_HOMES, key=str.lower)]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        from loaderpool.checks import attribute_hint
-
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{attribute_hint(name)}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 

@@ -5,7 +5,6 @@ Each returns the value in one form, or raises an ArgumentError that names the ar
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import math
@@ -16,7 +15,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import ArgumentError, brief, shortened
 
@@ -29,78 +28,6 @@ _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 0.001, 10**9
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-# Arguments of other loaders, and what there is here.
-_FOREIGN = {
-    "num_workers": "did you mean workers?",
-    "num_parallel_calls": "did you mean workers?",
-    "drop_last": "did you mean drop_remainder?",
-    "worker_init_fn": "did you mean setup?",
-    "collate_fn": "use batch_fn, which takes the list of a batch's items and returns the batch",
-    "prefetch_factor": "remove it, because batches are prefetched as far as Limits.memory allows",
-    "pin_memory": "remove it, because as_torch(device=...) and as_dataset(device=...) prefetch to a device",
-    "sampler": "use shuffle and seed, or pass the indices in your own order as the source",
-    "persistent_workers": "remove it, because workers always persist from epoch to epoch",
-}
-# What others have as methods or classes.
-_ATTRIBUTES = {
-    "batch": "write Loader(..., batch_size=n)",
-    "map": "write Loader(source, fn)",
-    "shuffle": "write Loader(..., shuffle=True)",
-    "cache": 'write Loader(..., cache="memory")',
-    "take": "write itertools.islice(loader, n), or loader.as_dataset().take(n)",
-    "repeat": "each iteration is an epoch: write loader.as_dataset(epochs=n), or fit(loader.for_keras(), epochs=n)",
-    "prefetch": "remove it, because batches are prefetched anyway",
-    "DataLoader": "write lp.Loader(dataset, batch_size=n, shuffle=True)",
-    "Dataset": "write lp.Loader(source, fn), where source has __len__ and __getitem__",
-    "BackupCallback": "it is in loaderpool.adapters.keras",
-    "ReportCallback": "it is in loaderpool.adapters.keras",
-    "LoaderState": "it is in loaderpool.adapters.tensorflow",
-}
-_P = ParamSpec("_P")
-_Returned = TypeVar("_Returned")
-
-
-def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returned]:
-    """A method that answers names of arguments which it does not have with what was probably meant.
-
-    Python's own answer would be that of the first one that is missing, as of `index` in `Shard(num_shards=2, rank=1)`.
-    """
-    signature = inspect.signature(function)
-    public = [each for each in signature.parameters.values() if each.name == "_" or not each.name.startswith("_")]
-    known = [each.name for each in public[1:]]
-
-    @functools.wraps(function)
-    def answering(*given: _P.args, **named: _P.kwargs) -> _Returned:
-        for name in named:
-            if name in known or name.startswith("_"):
-                continue
-            import difflib  # for the error alone
-
-            near = difflib.get_close_matches(name.lower(), known, 1)
-            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            meant = _if_for_a_function(name, {**dict(zip(known, given[1:], strict=False)), **named}) or meant
-            owner = type(given[0]).__name__ if function.__name__ == "__init__" else function.__name__
-            raise ArgumentError(f"{owner} has no argument named {name}: {_FOREIGN.get(name, meant)}")
-        return function(*given, **named)
-
-    answering.__signature__ = signature.replace(parameters=public)  # type: ignore[attr-defined]
-    return answering
-
-
-def _if_for_a_function(name: str, given: Mapping[str, Any]) -> str:
-    """Return what to write where one of the functions among the arguments takes an argument of this name."""
-    for argument in ("fn", "batch_fn", "augment"):
-        with contextlib.suppress(TypeError, ValueError):  # none, or a C function without a signature
-            if name in inspect.signature(given.get(argument)).parameters:  # type: ignore[arg-type]
-                text = getattr(given[argument], "__name__", argument)  # a lambda's is "<lambda>"
-                return f"write functools.partial({text if text.isidentifier() else argument}, {name}=...)"
-    return ""
-
-
-def attribute_hint(name: str) -> str:
-    """Return what follows the error for a name that others have, and a loader or this package has not."""
-    return f"; {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
-
 
 def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = "") -> int:
     """A whole number within bounds, from anything that is one for Python."""
@@ -110,10 +37,6 @@ def whole_number(name: str, value: Any, *, at_least: int, at_most: int | None = 
     try:
         number = operator.index(value)
     except TypeError:
-        if isinstance(value, str) and value.isdecimal():
-            suffix += f"; did you mean {shortened(value)}?"
-        elif isinstance(value, numbers.Real) and float(value).is_integer():
-            suffix += f"; did you mean {int(float(value))}?"
         raise ArgumentError(
             f"{name} must be an integer, got {brief(value)} of type {type(value).__name__}{suffix}"
         ) from None
@@ -186,10 +109,7 @@ def check_signature(name: str, function: Callable[..., Any], example: str, may_t
         signature.bind(*arguments, **keywords)
     except TypeError as error:
         called = f"{getattr(function, '__qualname__', type(function).__name__)}{shortened(str(signature))}"
-        is_for_rng = "missing" in str(error) and "rng" in may_take and "rng" not in keywords
-        more = ". Name a parameter rng to get a random number generator" * is_for_rng
-        text = f"{name} must be callable as {name}({example}), but {called} is not: {error}{more}"
-        raise ArgumentError(text) from None
+        raise ArgumentError(f"{name} must be callable as {name}({example}), but {called} is not: {error}") from None
 
 
 def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Parameter | None:

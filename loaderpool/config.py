@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from loaderpool.checks import known_names_only, read_bytes_count, read_seconds, whole_number, whole_numbers
+from loaderpool.checks import read_bytes_count, read_seconds, whole_number, whole_numbers
 from loaderpool.element.spec import check_padding
 from loaderpool.errors import ArgumentError, brief
 
@@ -42,7 +41,7 @@ class Buckets:
     """Batches of items of similar length, like `tf.data.Dataset.bucket_by_sequence_length`.
 
     Args:
-        by: Function `by(item)` that returns the length of an item, called in the workers; or a sequence of all lengths.
+        by: Length of each item of the source, as a list or integer array.
         boundaries: Increasing lengths. Bucket `i` has the lengths from `boundaries[i-1]` to below `boundaries[i]`.
         batch_sizes: Batch size of each bucket, one more than `boundaries`. Default: the loader's `batch_size`.
 
@@ -50,36 +49,28 @@ class Buckets:
         >>> import numpy as np
         >>> import loaderpool as lp
         >>> items = [np.ones(n) for n in (3, 9, 4, 8)]
-        >>> buckets = lp.Buckets(len, boundaries=[5])
+        >>> buckets = lp.Buckets([len(item) for item in items], boundaries=[5])
 
         >>> with lp.Loader(items, batch_size=2, buckets=buckets, pad=True, workers=2) as loader:
         ...     print([batch.shape for batch in loader])
         [(2, 4), (2, 9)]
     """
 
-    by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike
+    by: Sequence[int] | npt.ArrayLike
     boundaries: tuple[int, ...]
     batch_sizes: tuple[int, ...] | None
 
-    @known_names_only
     def __init__(
         self,
-        by: Callable[[Any], int] | Sequence[int] | npt.ArrayLike,
+        by: Sequence[int] | npt.ArrayLike,
         boundaries: Sequence[int],
         batch_sizes: Sequence[int] | None = None,
     ) -> None:
-        if by is None:
-            raise ArgumentError(
-                "Buckets.by must be a function that returns an item's length, or the lengths of all items as a list or "
-                "integer array, got None"
-            )
         edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
-        if not 1 <= len(edges) <= _MOST_BOUNDARIES:
-            raise ArgumentError(f"Buckets.boundaries must have 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}")
-        for number, (before, edge) in enumerate(itertools.pairwise(edges), start=1):
-            if edge <= before:
-                at, below = f"boundaries[{number}]={edge}", f"boundaries[{number - 1}]={before}"
-                raise ArgumentError(f"Buckets.boundaries must increase, but {at} is not above {below}")
+        if not 1 <= len(edges) <= _MOST_BOUNDARIES or list(edges) != sorted(set(edges)):
+            raise ArgumentError(
+                f"Buckets.boundaries must be 1 to {_MOST_BOUNDARIES} increasing numbers, got {brief(list(edges))}"
+            )
         sizes = None if batch_sizes is None else whole_numbers("Buckets.batch_sizes", batch_sizes, at_most=_MAX_ROWS)
         if sizes is not None and len(sizes) != len(edges) + 1:
             raise ArgumentError(
@@ -101,7 +92,6 @@ class Shard:
     num_shards: int
     index: int
 
-    @known_names_only
     def __init__(self, num_shards: int, index: int) -> None:
         num_shards = whole_number("Shard.num_shards", num_shards, at_least=1)
         index = whole_number("Shard.index", index, at_least=0)
@@ -127,7 +117,6 @@ class Limits:
     restarts: tuple[int, float] | None
     restarts_per_item: int
 
-    @known_names_only
     def __init__(
         self,
         *,
@@ -257,10 +246,8 @@ class LoaderConfig(NamedTuple):
             raise ArgumentError(f'seed_globals must be True, False or "auto", got {brief(seed_globals)}')
         if threads > 1 and seed_globals is True:
             raise ArgumentError(
-                f"seed_globals=True and threads={threads} cannot be combined. All threads of a process share the "
-                "global generators of random and numpy.random. Choose one:\n"
-                "    rng: add this parameter to the function, draw from it, and remove seed_globals=True\n"
-                "    threads=1: run one call at a time in each worker"
+                f"seed_globals=True and threads={threads} cannot be combined, as threads share the global generators. "
+                "Give the function a parameter rng and draw from it, or set threads=1"
             )
         return LoaderConfig(
             batch_size=batch_size,
@@ -304,10 +291,8 @@ def check_workers(value: Any, of_pool: bool = False) -> int | Auto:
     if isinstance(value, str) and value == "auto":
         return Auto()
     if isinstance(value, tuple) or (isinstance(value, str) and not value.isdecimal()):
-        also = "or a pair (fewest, most)" if of_pool else "a pair (fewest, most), or a loaderpool.Pool"
-        raise ArgumentError(f'workers must be a number, "auto", {also}, got {brief(value)}')
-    here = "workers=0 is a setting of a Loader" if of_pool else "0: run in the main process"
-    hint = f'{here}; "auto": find the number' + ("" if of_pool else "; a loaderpool.Pool: share it")
+        raise ArgumentError(f'workers must be a number, "auto" or a pair (fewest, most), got {brief(value)}')
+    hint = 'of a Loader also 0: run in the main process, or a loaderpool.Pool; "auto": find the number'
     return whole_number("workers", value, at_least=int(of_pool), at_most=MAX_WORKERS, hint=hint)
 
 
@@ -334,12 +319,11 @@ def _error_policy(value: Any) -> ErrorPolicy:
         )
     if budget is None:
         return ErrorPolicy(action)  # type: ignore[arg-type]
-    if action == "raise":
-        raise ArgumentError('on_error="raise" takes no number or fraction of errors')
     is_count = isinstance(budget, numbers.Integral)
     is_number = isinstance(budget, numbers.Real) and not isinstance(budget, bool)
-    if not is_number or not 0 <= budget <= (math.inf if is_count else 1):  # not NaN either
+    if action == "raise" or not is_number or not 0 <= budget <= (math.inf if is_count else 1):  # not NaN either
         raise ArgumentError(
-            f"on_error[1] must be a number of errors (int) >= 0 or a fraction (float) from 0 to 1, got {brief(budget)}"
+            f'on_error[1], of "skip" or "replace", must be a number of errors (int) >= 0 or a fraction (float) from 0 '
+            f"to 1, got {brief(budget)}"
         )
     return ErrorPolicy(action, int(budget) if is_count else float(budget))  # type: ignore[arg-type]

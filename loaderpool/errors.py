@@ -5,7 +5,6 @@ A message says what happened, to whom, the likely cause, and the setting to chan
 
 from __future__ import annotations
 
-import itertools
 import os
 import reprlib
 import sys
@@ -103,22 +102,9 @@ class ClosedError(LoaderpoolError, RuntimeError):
     """Raised when a loader or pool is used after it was closed, or in a process that does not own it."""
 
 
-class _Look(reprlib.Repr):
-    """Cuts what would be written, or sorted, before it is cut, also within others."""
-
-    def repr1(self, value: Any, level: int) -> str:
-        if isinstance(value, (bytes, bytearray)):
-            value = value[: self.maxstring // 2]
-        elif type(value) is dict:
-            value = dict(itertools.islice(value.items(), self.maxdict + 1))
-        elif type(value) in (set, frozenset):
-            value = type(value)(itertools.islice(value, self.maxset + 1))
-        return super().repr1(value, level)
-
-
 def brief(value: Any, most: int = _MOST_SHOWN) -> str:
-    """Return a value as messages show it: its repr in one line, cut to `most` characters; little of it is looked at."""
-    look = _Look()
+    """Return a value as messages show it: its repr in one line, cut to `most` characters."""
+    look = reprlib.Repr()
     look.maxlevel, look.maxstring, look.maxlong, look.maxother = 4, 2 * most, 2 * most, 2 * most
     look.maxlist = look.maxtuple = look.maxdict = look.maxset = look.maxfrozenset = 30
     try:

@@ -46,12 +46,12 @@ OUTER_ROOMS = (
 )  # fmt: skip
 # Lines and files, which only fall: who takes something out lowers them, and who needs more takes out something else.
 BUDGETS = {
-    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (11_665, 66),
-    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "worker", "memory", "plan")): (10_520, 43),
-    (f"{PACKAGE}/core",): (7_230, 27),
-    (f"{PACKAGE}/ray",): (1_100, 5),
+    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (9_730, 64),
+    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "worker", "memory", "plan")): (9_230, 42),
+    (f"{PACKAGE}/core",): (6_340, 25),
+    (f"{PACKAGE}/ray",): (940, 5),
     ("scripts",): (4_150, 27),
-    ("tests",): (36_000, 237),
+    ("tests",): (33_700, 228),
 }
 MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 
@@ -59,10 +59,9 @@ MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
     "loaderpool.core.spawned": {"multiprocess"},
-    "loaderpool.core.spawned_worker": {"multiprocess"},
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},
-    "loaderpool.tools": {"click", "matplotlib", "rich"},
+    "loaderpool.tools": {"click", "rich"},
 }
 # And there only in functions: who names a source of files does not wait for its library until one is made; and of the
 # others there is a tensor, so they are imported already, or must be.

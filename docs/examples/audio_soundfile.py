@@ -49,7 +49,7 @@ with tempfile.TemporaryDirectory() as folder:
     paths = write_sounds(folder)
     without = padding_share(paths, None)
     boundaries = [int(seconds * RATE) for seconds in (0.75, 1.25, 1.75, 2.25)]
-    with_buckets = padding_share(paths, lp.Buckets(length, boundaries))
+    with_buckets = padding_share(paths, lp.Buckets([length(path) for path in paths], boundaries))
 
 print(f"padding: {without:.0%} of the values in batches at random, {with_buckets:.0%} in buckets")
 assert with_buckets < without / 2

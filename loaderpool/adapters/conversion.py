@@ -13,12 +13,11 @@ import numpy.typing as npt
 from loaderpool.checks import whole_number
 from loaderpool.core.delivery import Delivery
 from loaderpool.element.spec import ArraySpec
-from loaderpool.errors import ArgumentError, SpecMismatchError
+from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import AheadIterator, Conversion, LoaderIterator, Opened
 
-LARGEST_INT64 = 2**63 - 1  # what tf.data counts with
 TEXT_CURE = "Return numbers for it from the function, or iterate over the loader itself, which supports strings."
 
 Convert = Callable[[Any], Any]  # of one component of a batch
@@ -133,14 +132,6 @@ class ConvertedBatches:
 
 def check_epochs(core: LoaderCore, epochs: Any) -> int | None:
     """How many passes over a loader an iteration has; None: no end, as of every endless sequence."""
-    plan = core.tracker.plan
-    if epochs is None:
-        return None
-    most = LARGEST_INT64 // (1 if plan.is_open or plan.is_endless else max(1, plan.batches_per_epoch))
-    epochs = whole_number("epochs", epochs, at_least=1, at_most=most, hint="None: repeat forever")
-    if plan.is_endless and epochs > 1:
-        raise ArgumentError(
-            f"epochs={epochs} of an endless sequence, whose first epoch never ends. Remove epochs, and pass "
-            "steps_per_epoch to fit; each of its epochs continues with the next index"
-        )
-    return None if plan.is_endless else epochs
+    if epochs is not None:
+        epochs = whole_number("epochs", epochs, at_least=1, at_most=2**31, hint="None: repeat forever")
+    return None if core.tracker.plan.is_endless else epochs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ except ImportError as missing:
 from loaderpool.adapters.conversion import Convert, ConvertedBatches, TensorConversion, is_ml_dtype
 from loaderpool.core.delivery import address_of, aligned_empty
 from loaderpool.element.spec import ArraySpec
-from loaderpool.errors import ArgumentError, SpecMismatchError, brief
 from loaderpool.trainer.loader_core import LoaderCore
 
 # At such an address TensorFlow looks at memory instead of copying it; at another its DLPack ends the process (2.21).
@@ -31,8 +29,6 @@ _unpack = tf.raw_ops.Unpack
 
 
 def tensors(core: LoaderCore, device: Any, prefetch: Any) -> ConvertedBatches:
-    check_device(device)
-
     def move(tensors: Sequence[Any]) -> Sequence[Any]:
         with tf.device(device):
             return [tf.identity(tensor) for tensor in tensors]
@@ -96,24 +92,4 @@ def _look(part: npt.NDArray[Any]) -> Any:
 
 def tensor_dtype(component: ArraySpec) -> Any:
     """The dtype of its tensors."""
-    if component.text is not None:
-        return tf.string
-    try:
-        return tf.dtypes.as_dtype(component.dtype)
-    except TypeError as error:
-        raise SpecMismatchError(
-            f"TensorFlow {tf.__version__} has no dtype {component.dtype}. Return .astype('float16') from the "
-            "function, or pass an element_spec with another dtype."
-        ) from error
-
-
-def check_device(device: Any) -> None:
-    """Refuse a device that is not there: TensorFlow would put a dataset on one that is, in silence."""
-    if device is None:
-        return
-    there = [f"/{each.device_type}:{each.name.rpartition(':')[2]}" for each in tf.config.list_logical_devices()]
-    with contextlib.suppress(ValueError):  # no name of any device
-        asked = tf.DeviceSpec.from_string(str(device))
-        if f"/{asked.device_type}:{asked.device_index or 0}" in there:
-            return
-    raise ArgumentError(f"device must be a device of TensorFlow ({', '.join(there)}), got {brief(device)}")
+    return tf.string if component.text is not None else tf.dtypes.as_dtype(component.dtype)

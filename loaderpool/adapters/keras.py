@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ import keras
 import numpy as np
 
 from loaderpool.checks import whole_number
-from loaderpool.errors import ArgumentError, StateError, brief
+from loaderpool.errors import ArgumentError, StateError
 from loaderpool.system.process import why_not_apart
 from loaderpool.trainer.explain.explanation import explain
 from loaderpool.trainer.explain.verdicts import Verdict
@@ -30,8 +29,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Save the model, its optimizer and the loader's position, and resume when `fit` is called again.
 
     Create it before `as_dataset()`, and list it before callbacks that set `model.stop_training`. In a resumed epoch,
-    loss and metrics are those of the remaining steps; `fit` prints their number. If saving is interrupted, the previous
-    backup is kept. Pass the callback to `fit`::
+    loss and metrics are those of the remaining steps. If saving is interrupted, the previous backup is kept. Pass the
+    callback to `fit`::
 
         backup = BackupCallback(loader, "backup")
         model.fit(loader.for_keras(), epochs=10, callbacks=[backup])
@@ -105,12 +104,6 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Note where the epoch begins."""
         self._epoch = epoch
         self._epoch_began = self._saved = self._steps()
-        if self._before and self.params.get("verbose"):
-            steps = self.params["steps"]
-            print(
-                f"Epoch {epoch + 1} resumes after step {self._before} of {steps}. Its loss and metrics, also in "
-                f"History, are those of the remaining {steps - self._before} steps."
-            )
         self._loader._core.tracker.looks_ahead = epoch + 1 < self.params["epochs"]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -189,8 +182,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Add `data_wait` and `samples_per_s` to the logs of each epoch, and report why training waits for data.
 
     `data_wait` is the share of the epoch spent waiting for data, 0.0 to 1.0. A line on stderr reports each new
-    bottleneck, and `loader.explain()` is printed at the end. Errors in the callback are printed and do not stop
-    training. List it before `CSVLogger`, `TensorBoard` and others that write logs::
+    bottleneck, and `loader.explain()` is printed at the end. List it before `CSVLogger`, `TensorBoard` and others that
+    write logs::
 
         model.fit(loader.for_keras(), epochs=10, callbacks=[ReportCallback(loader)])
 
@@ -203,53 +196,31 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         if not isinstance(loader, Loader):
             raise ArgumentError(f"ReportCallback takes the loader itself, got {type(loader).__name__}")
-        if verbose not in (0, 1, 2):
-            raise ArgumentError(f"ReportCallback's verbose must be 0 (print nothing) or 1, got {brief(verbose)}")
         # It has no method for batches, for which Keras would have the device wait in each step.
         self._loader, self._verbose = loader, verbose
-        self._begun: Snapshot | None = None  # when the epoch began
+        self._begun: Snapshot  # when the epoch began
         self._told: Verdict | None = None
-        self._epochs = 0  # how many there were
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start measuring the epoch."""
-        with self._ending_no_training():
-            self._begun = self._loader._core.observer.now()
-            self._epochs += 1
+        self._begun = self._loader._core.observer.now()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the measurements to the logs, and report a new bottleneck."""
-        if self._begun is None:
-            return
-        with self._ending_no_training():
-            observed = self._loader._core.observer.since(self._begun)
-            if isinstance(logs, dict) and observed.seconds > 0:
-                logs.update(data_wait=observed.wait_share, samples_per_s=observed.samples_per_s)
-            if observed.samples:
-                explanation = explain(observed)
-                if explanation.verdict is not self._told:
-                    self._told = explanation.verdict
-                    self._say(f"Epoch {epoch + 1}: {explanation.headline}")
-            elif self._epochs == 1:
-                self._say(
-                    f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the loader "
-                    "that is passed to fit."
-                )
+        observed = self._loader._core.observer.since(self._begun)
+        if isinstance(logs, dict) and observed.seconds > 0:
+            logs.update(data_wait=observed.wait_share, samples_per_s=observed.samples_per_s)
+        if observed.samples:
+            explanation = explain(observed)
+            if explanation.verdict is not self._told:
+                self._told = explanation.verdict
+                self._say(f"Epoch {epoch + 1}: {explanation.headline}")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print `loader.explain()`."""
-        with self._ending_no_training():
-            self._say(str(self._loader.explain()))
-
-    @contextlib.contextmanager
-    def _ending_no_training(self) -> Iterator[None]:
-        """Print what goes wrong in the block, if that can be done."""
-        try:
-            yield
-        except Exception as error:
-            with contextlib.suppress(Exception):  # stderr may be closed, or its terminal gone
-                self._say(f"ReportCallback: {type(error).__name__}: {error}")
+        self._say(str(self._loader.explain()))
 
     def _say(self, text: str) -> None:
         if self._verbose:
-            print(f"\n{text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # stderr may be closed, or its terminal gone
+                print(f"\n{text}", file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ import functools
 import math
 import numbers
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -62,7 +61,6 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         self._latest: _Passes | Position | None = None
         self._left: _Passes | Position | None = None
         self._again: _Passes | None = None  # goes on with the next iterator
-        self._was_warned = False
 
     def __len__(self) -> int:
         """Batches of one of Keras' epochs. Raises TypeError where that is unknown, or there is no end."""
@@ -117,45 +115,22 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     @property
     def num_batches(self) -> int | None:
         """Batches of one of Keras' epochs; None: unknown, or no end."""
-        self._look_at_arguments()
+        self._refuse_dropped()
         self._left, self._latest = self._latest, None
         try:
             return len(self)
         except TypeError:
             return None
 
-    def _look_at_arguments(self) -> None:
-        """Refuse arguments of `fit` that Keras drops, and warn of an epoch that it does not tell the loader.
-
-        They stand in variables of Keras' functions, from here to the caller.
-        """
-        given: dict[str, Any] = {}
+    def _refuse_dropped(self) -> None:
+        """Refuse arguments of `fit` that Keras drops. They stand in variables of its functions, up to the caller."""
         frame: FrameType | None = sys._getframe(2)
-        level = 3  # of that frame, for a warning
         while frame is not None and frame.f_globals.get("__name__", "").startswith("keras."):
-            # An `evaluate` within `fit` has the callbacks, too; and what `fit` validates with is not its `x`.
-            if frame.f_code.co_name in ("__init__", "fit") and frame.f_locals.get("x") is self:
-                given.update(frame.f_locals)
-            frame, level = frame.f_back, level + 1
-        for name, cure in _DROPPED.items():
-            if given.get(name) is not None:
-                raise ArgumentError(f"Keras ignores {name}= with loader.for_keras(); {cure}")
-        callbacks, first = given.get("callbacks") or (), given.get("initial_epoch")
-        epoch, text = self._core.tracker.epoch, ""
-        if any(type(each).__name__ == "BackupAndRestore" for each in getattr(callbacks, "callbacks", callbacks)):
-            text = (
-                "Keras' BackupAndRestore restores only the model. After a restart, for_keras() starts with the order "
-                f"of the loader's epoch {epoch}.\n"
-                "Use loaderpool.adapters.keras.BackupCallback(loader, path) instead."
-            )
-        elif isinstance(first, int) and first != epoch and not epoch:
-            text = (
-                f"fit(initial_epoch={first}) does not set the loader's epoch: for_keras() starts with the order of "
-                f"epoch {epoch}.\nBefore fit, set loader.epoch = {first}"
-            )
-        if text and not self._was_warned:  # Keras asks several times
-            self._was_warned = True
-            warnings.warn(text, UserWarning, stacklevel=level)
+            given = frame.f_locals
+            for name, cure in _DROPPED.items():
+                if given.get("x") is self and given.get(name) is not None:
+                    raise ArgumentError(f"Keras ignores {name}= with loader.for_keras(); {cure}")
+            frame = frame.f_back
 
     def on_epoch_begin(self) -> None:
         """Under a strategy its dataset begins a pass."""

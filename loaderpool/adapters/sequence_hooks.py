@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import array
 import collections
-import contextlib
+import copyreg
 import hashlib
 import io
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaderpool.errors import ArgumentError, LoaderpoolError, brief
-from loaderpool.sources.recognise import length_of
-from loaderpool.sources.sequence import FIRST_BATCH, BatchSequence, ImageFlow, attributes_of, is_image_flow
+from loaderpool.sources.sequence import BatchSequence
 
 if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
@@ -37,12 +35,17 @@ def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settin
         raise ArgumentError(
             f"from_sequence needs an instance whose __getitem__(batch_index) returns a batch, got {brief(sequence)}"
         )
-    hook_kind, source_kind = (FlowHooks, ImageFlow) if is_image_flow(sequence) else (SequenceHooks, BatchSequence)
-    found, source = hook_kind(sequence), source_kind(sequence)
+    if hasattr(sequence, "_set_index_array"):
+        raise ArgumentError(
+            "from_sequence does not take what ImageDataGenerator returns: its order and its lock stay in this process. "
+            "Pass the paths as the source of a Loader, and a function that loads one image as fn"
+        )
+    hooks = SequenceHooks(sequence)
     if workers is None:
         own = getattr(sequence, "workers", 1)
         workers = own if isinstance(own, int) and own >= 0 and own != 1 else "auto"
-    return make(source, batch_size=None, workers=workers, _hooks=found if found.overridden else None, **settings)
+    source, told = BatchSequence(sequence), hooks if hooks.overridden else None
+    return make(source, batch_size=None, workers=workers, _hooks=told, **settings)
 
 
 class SequenceHooks:
@@ -57,20 +60,18 @@ class SequenceHooks:
         self.overridden = [name for name in _HOOKS if self._finds_hook(name)]
         if not self.overridden:
             return
-        if isinstance(sequence, _CONTAINERS):
-            base = next(base.__name__ for base in type(sequence).__mro__ if base in _CONTAINERS)
+        if isinstance(sequence, _CONTAINERS) or copyreg._slotnames(type(sequence)):  # type: ignore[attr-defined]
             raise ArgumentError(
-                f"from_sequence: {type(sequence).__name__} has {self.overridden[0]} and is itself a {base}, whose "
-                "items are not sent to the workers again. Keep them in an attribute, as collections.UserList does."
+                f"from_sequence: {type(sequence).__name__} has {self.overridden[0]}, and has __slots__ or is itself "
+                "a list, dict or array. Only its attributes are sent again: keep the data in them, as UserList does."
             )
         batches = BatchSequence(sequence)
         if batches.is_endless:
             raise ArgumentError(
-                f"from_sequence: {type(sequence).__name__} is endless (num_batches is None, or it has no length), so "
-                f"its {self.overridden[0]} would not run. Set its num_batches to the steps_per_epoch of fit. Its hooks "
-                "then run between epochs, and each epoch starts with index 0."
+                f"from_sequence: {type(sequence).__name__} is endless, so its {self.overridden[0]} would not run. Set "
+                "its num_batches to the steps_per_epoch of fit. Each epoch then starts with index 0."
             )
-        self._batches = length_of(batches)
+        self._batches = len(batches)
         self._parts = _checksums(sequence)  # as the workers got it at first
         self._changed: set[str] = set()  # parts that were ever something else since
         self._ran = ""  # the hook that ran; what it changed was not told yet
@@ -84,19 +85,16 @@ class SequenceHooks:
         self._ran = ""
 
     def _finds_hook(self, name: str) -> bool:
-        if callable(attributes_of(self._sequence).get(name)):
+        if callable(getattr(self._sequence, "__dict__", {}).get(name)):
             return True
         owner = next((cls for cls in type(self._sequence).__mro__ if name in vars(cls)), None)
         return owner is not None and owner.__module__.partition(".")[0] not in _BASE_MODULES
-
-    def _run(self, name: str) -> None:
-        getattr(self._sequence, name)()
 
     def call(self, name: str) -> dict[str, Any] | None:
         """Call a hook, if it is overridden, and return what `BatchSequence.update` takes; None: nothing to tell."""
         if name in self.overridden:
             self._ran = name  # first: where the hook raises, it may have changed something before
-            self._run(name)
+            getattr(self._sequence, name)()
         if not self._ran:
             return None
         batches, owner = len(BatchSequence(self._sequence)), type(self._sequence).__name__
@@ -111,54 +109,15 @@ class SequenceHooks:
         if not self._changed:
             self._ran = ""
             return None
-        attributes = attributes_of(self._sequence)
+        attributes = vars(self._sequence)
         # What cannot be pickled is named by the key that it has here.
         keys = {part: f"attribute .{part} of {owner}, after {self._ran}" for part in found if part in self._changed}
         deleted = sorted(self._changed - set(found))
         return {"set": keys, "deleted": deleted, **{key: attributes[part] for part, key in keys.items()}}
 
 
-class FlowHooks(SequenceHooks):
-    """The same of an `ImageDataGenerator`'s flow: its order is made here, at first and after each epoch.
-
-    It is drawn by the flow's own seed and the batches before it, where there is a seed; else from `numpy.random`.
-    """
-
-    def __init__(self, sequence: Any) -> None:
-        if getattr(sequence, FIRST_BATCH, None) is None:
-            setattr(sequence, FIRST_BATCH, 0)
-        if sequence.index_array is None:
-            with _drawing_by(sequence):
-                sequence._set_index_array()
-        super().__init__(sequence)
-
-    def _finds_hook(self, name: str) -> bool:
-        has_order = self._sequence.shuffle or self._sequence.seed is not None
-        return (name == "on_epoch_end" and has_order) or super()._finds_hook(name)
-
-    def _run(self, name: str) -> None:
-        if name != "on_epoch_end":
-            return super()._run(name)
-        setattr(self._sequence, FIRST_BATCH, getattr(self._sequence, FIRST_BATCH) + len(self._sequence))
-        with _drawing_by(self._sequence):
-            return super()._run(name)
-
-
-@contextlib.contextmanager
-def _drawing_by(flow: Any) -> Iterator[None]:
-    """`numpy.random` is what the flow's seed makes it, if it has one, and afterwards what it was."""
-    state = np.random.get_state()
-    try:
-        if flow.seed is not None:
-            np.random.seed(flow.seed + getattr(flow, FIRST_BATCH))
-        yield
-    finally:
-        if flow.seed is not None:
-            np.random.set_state(state)
-
-
 def _checksums(sequence: Any) -> dict[str, bytes]:
-    return {name: _checksum(value) for name, value in attributes_of(sequence).items()}
+    return {name: _checksum(value) for name, value in vars(sequence).items()}
 
 
 def _checksum(value: Any) -> bytes:

@@ -83,11 +83,6 @@ def check_distribution(core: LoaderCore, epochs: int | None) -> bool:
 
 
 def _shard_in(distribution: Any) -> Shard:
-    if not hasattr(distribution, "data_shard_id"):
-        raise ArgumentError(
-            'shard="auto" needs Keras 3.15 or later, which reports the data shard of each process. '
-            "Upgrade Keras, or pass shard=lp.Shard(num_shards, index)."
-        )
     return Shard(min(distribution.num_model_replicas, distribution.num_processes), distribution.data_shard_id)
 
 

@@ -25,19 +25,18 @@ try:
 except ImportError as missing:
     raise ImportError("as_dataset needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
-from loaderpool.adapters.conversion import LARGEST_INT64, check_epochs
-from loaderpool.adapters.eager_tensors import EagerConversion, check_device, tensor_dtype
+from loaderpool.adapters.conversion import check_epochs
+from loaderpool.adapters.eager_tensors import EagerConversion, tensor_dtype
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
-from loaderpool.element.spec import ElementSpec, RaggedArray, mismatch, widening_code
-from loaderpool.element.structure import Structure
+from loaderpool.element.spec import ElementSpec, RaggedArray, mismatch
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.memory.layout import BatchForm
 from loaderpool.system import ctrl_c, machine
 from loaderpool.system.clock import monotonic_s
-from loaderpool.system.interrupts import LastInterruptsHeld
+from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.epoch_tracker import IterationLog
 from loaderpool.trainer.loader import Loader
 from loaderpool.trainer.loader_core import LoaderCore
@@ -48,11 +47,10 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     is_endless = core.tracker.plan.is_endless
     epochs = check_epochs(core, epochs)
     hint = "a number of batches, or tf.data.AUTOTUNE"
-    prefetch = whole_number("prefetch", prefetch, at_least=tf.data.AUTOTUNE, at_most=LARGEST_INT64, hint=hint)
-    check_device(device)
+    prefetch = whole_number("prefetch", prefetch, at_least=tf.data.AUTOTUNE, at_most=2**31, hint=hint)
     ctrl_c.watch()
     form = core.running_engine().form()
-    wire = TensorFormat(form, core.running_engine().spec())
+    wire = TensorFormat(form, form.spec)
     first_pass = core.tracker.next_log()
     has_length = core.config.on_error.action != "skip" and not core.tracker.plan.is_open
     tells_length = has_length and not core.tracker.is_backed_up
@@ -114,8 +112,8 @@ class _Elements:
             raise ClosedError("The loader is closed, because no variable refers to it. Keep it in a variable.")
         # By now the first `from_generator` of a process has had glibc return each block above 128 KiB to the system at
         # once (TensorFlow's issue 65675), a page fault for each page of each new array.
-        if not machine.is_malloc_told():  # arrays that can be adopted in place must not come from the heap
-            machine.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
+        # Arrays that can be adopted in place must not come from the heap.
+        machine.keep_freed_blocks(LEAST_BYTES, LEAST_BYTES)
         if self._first_batches not in (None, core.tracker.next_log().batches):
             raise StateError(
                 "This dataset has the length of another epoch. It was made before load_state_dict(), or for the rest "
@@ -148,7 +146,7 @@ class _Elements:
             if not exit_gate.is_shut:  # else the interpreter ends: end quietly, this is read no more
                 raise
         except SpecMismatchError as error:  # a whole batch is not as the dataset says
-            tracker.last_error.note(error)
+            tracker.note_error(error)
             raise
         finally:
             tracker.live.pop(id(iteration), None)
@@ -189,7 +187,6 @@ class TensorFormat:
     """
 
     def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
-        _check_keys(spec.structure)
         for path, component in zip(spec.paths, spec.components, strict=True):
             if component.dtype.name == "float8_e5m2":
                 raise SpecMismatchError(
@@ -197,10 +194,10 @@ class TensorFormat:
                     "for_keras(), or return .astype('float16') from the function, which has the same values."
                 )
         self.spec = spec
+        self._may_differ = form.unit != "sample"  # a call makes a whole batch, which nothing has compared with it
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))
         self.in_chunks = form.fixed is not None and form.max_chunk > 1 and can_take_apart
         self.has_ragged = any(component.ragged for component in spec.components)
-        self._may_differ = form.unit != "sample"  # a call makes a whole batch, which nothing has compared with it
 
     @property
     def signature(self) -> Any:
@@ -236,21 +233,7 @@ class TensorFormat:
         for number, (part, component) in enumerate(zip(parts, self.spec.components, strict=True)):
             if component.ragged or all(n in (None, got) for n, got in zip(component.shape, part.shape, strict=True)):
                 continue
-            cure = widening_code(self.spec, number, part.shape)
-            raise mismatch(self.spec.paths[number], None, component, part.shape, part.dtype, "whole", cure)
-
-
-def _check_keys(structure: Structure) -> None:
-    try:
-        sorted(structure.keys)  # type: ignore[type-var]  # as tf.nest does, to go through a dict
-    except TypeError:
-        keys = ", ".join(f"{brief(key)} ({type(key).__name__})" for key in structure.keys)
-        raise SpecMismatchError(
-            f"as_dataset: the function returns a dict whose keys TensorFlow cannot sort: {keys}. Use keys of one "
-            "type, such as str, or iterate over the loader itself, which supports any keys."
-        ) from None
-    for child in structure.children:
-        _check_keys(child)
+            raise mismatch(self.spec.paths[number], None, component, part.shape, part.dtype, "spec")
 
 
 # ---- the end of the interpreter ----
@@ -286,7 +269,7 @@ class ExitGate:
 
     def shut(self) -> None:
         """Let no thread in any more and wait until all are out, 2 s at most."""
-        with LastInterruptsHeld():
+        with InterruptsHeld():
             self.is_shut = True
             close_all()
             if not self._calls:
@@ -372,7 +355,7 @@ class LoaderState(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def __init__(self, loader: Loader) -> None:
         if not isinstance(loader, Loader):
-            raise ArgumentError(f"LoaderState needs the Loader, got a {type(loader).__name__}")
+            raise ArgumentError(f"LoaderState needs the Loader, got {type(loader).__name__}")
         loader.state_dict(batches_taken=0)  # where it cannot be saved, it says so here
         self._loader = loader
         self._log: IterationLog | None = None  # of the latest iteration; None: the next pass says where it begins

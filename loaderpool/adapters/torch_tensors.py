@@ -15,21 +15,13 @@ except ImportError as missing:
 
 from loaderpool.adapters.conversion import TEXT_CURE, Convert, ConvertedBatches, Move, TensorConversion, is_ml_dtype
 from loaderpool.element.spec import ArraySpec
-from loaderpool.errors import ArgumentError, brief, shortened
 from loaderpool.trainer.loader_core import LoaderCore
 
 _SAME_BITS = {"float8": np.uint8, "bfloat": np.int16}  # by a name's beginning: NumPy hands these to no other library
 
 
 def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
-    try:
-        place = None if device is None else torch.device(device)
-        torch.empty(0, device=place)
-    except (AssertionError, RuntimeError, TypeError) as error:
-        raise ArgumentError(
-            f'device must be an available device, such as "cuda" or a torch.device, got {brief(device)}: '
-            f"{shortened(str(error))}"
-        ) from None
+    place = None if device is None else torch.device(device)
     is_far = place is not None and place.type != "cpu"
 
     def move(tensors: Sequence[Any]) -> Sequence[Any]:
@@ -55,13 +47,9 @@ class TorchConversion(TensorConversion):
             if self._keeps_text:
                 return lambda text: text
             raise self.refuse(path, f"text ({component.text}), and PyTorch has no string tensors", TEXT_CURE)
-        dtype = _torch_dtype(component.dtype)
-        if dtype is None:
-            cure = "Return another dtype from the function, or iterate over the loader itself."
-            raise self.refuse(path, f"{component.dtype}, which PyTorch {torch.__version__} does not support", cure)
         convert: Convert = torch.from_numpy
         if is_ml_dtype(component.dtype):
-            bits = _SAME_BITS[component.dtype.name[:6]]
+            bits, dtype = _SAME_BITS[component.dtype.name[:6]], getattr(torch, component.dtype.name)
             convert = lambda part: torch.from_numpy(part.view(bits)).view(dtype)  # noqa: E731
         if component.ragged:
             join = torch.nested.nested_tensor_from_jagged
@@ -73,13 +61,3 @@ class TorchConversion(TensorConversion):
 
     def take_apart(self, convert: Convert, array: npt.NDArray[Any]) -> Sequence[Any]:
         return convert(array).unbind(0)  # type: ignore[no-any-return]
-
-
-def _torch_dtype(dtype: np.dtype[Any]) -> Any:
-    """The same dtype there, or None."""
-    if is_ml_dtype(dtype):
-        return getattr(torch, dtype.name, None) if dtype.name[:6] in _SAME_BITS else None
-    try:
-        return torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError:
-        return None

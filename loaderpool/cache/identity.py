@@ -1,4 +1,4 @@
-"""What a cache on disk is of: the function, what it uses, and the source, as texts that are compared one by one.
+"""What a cache on disk is of: the function and what it uses, the setup hook, the source, each a name and a checksum.
 
 Of a function count its bytecode and constants, defaults, captured variables, the globals that it uses, and all of that
 of the user's own functions and classes that it calls. Libraries count by name. Values count by their pickles, without
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import functools
 import hashlib
 import os
 import pathlib
@@ -28,10 +27,6 @@ from loaderpool.system.walk import CODE, parts_of
 # What pickle writes by itself; what these hold comes one by one.
 _WORDS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 _PLAIN = _WORDS | {bytearray, list, tuple, dict}
-# Arrays up to this are read whole; of a larger one so many pieces, evenly spaced, so that a matrix of many gigabytes
-# takes no minute.
-_WHOLE_BYTES = 64 << 20
-_PIECES, _PIECE_BYTES = 64, 1 << 20
 # How deep objects in objects are looked into. Not as deep as Python allows: that depends on how deep the caller stands.
 _MOST_LEVELS = 50
 
@@ -39,51 +34,31 @@ _MOST_LEVELS = 50
 def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
     """Return what the function whose results are kept is and uses, and the setup hook and the source, in texts by name.
 
-    Blocks: while the source is read once, about a second for a million plain items.
+    Blocks: while the source is read once, about a second for a million plain items, or for a gigabyte of arrays.
     """
+    kind = f"{type(source.items if isinstance(source, Sized) else source).__name__} {len(source)} items"
     found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}  # each has another bytecode
-    given = source.items if isinstance(source, Sized) else source
-    kind = f"{type(given).__name__} {len(source)} items" if hasattr(type(source), "__len__") else type(given).__name__
-    for name, value, shown in (
-        ("function", fn, _name_of(fn)),
-        ("setup", setup, _name_of(setup)),
-        ("source", source, kind),
-    ):
+    things = ("function", fn, _name_of(fn)), ("setup", setup, _name_of(setup)), ("source", source, kind)
+    for name, value, shown in things:
         if value is not None:
-            identity = _Identity(value)
-            # By two words, for what the function uses may be named `code`.
-            found |= {name: shown, f"the code of {name}": identity.code.hexdigest()}
-            found |= {f"{what} of {name}": state.hexdigest() for what, state in identity.values.items()}
+            found[name] = f"{shown} {_Identity(value).checksum.hexdigest()}"
     return found
 
 
 class _Identity:
-    """Checksums of what a function, class or object is and uses, all that these use included.
-
-    Attributes:
-        code: of all functions and classes; each has a number in the order in which they were met.
-        values: of what has this name, in any of them.
-    """
+    """A checksum of what a function, class or object is and uses, all that these use included."""
 
     def __init__(self, root: Any, within: Iterable[int] = ()) -> None:
-        self.code = hashlib.blake2b(digest_size=8)
-        self.values: dict[str, hashlib.blake2b] = {}
+        self.checksum = hashlib.blake2b(digest_size=8)
+        self._met: list[Any] = []  # functions and classes, each with a number in the order in which they were met
         self._numbers: dict[int, int] = {}
-        self._met: list[Any] = []
         self._within = set(within)
         self._use("value", root)
         for thing in self._met:  # which grows meanwhile
             self._add(thing)
 
-    def whole(self) -> str:
-        """Return one checksum for all of it."""
-        return self._digest([self.code.digest(), {name: state.digest() for name, state in self.values.items()}])
-
     def _use(self, name: str, value: Any) -> None:
-        if isinstance(value, CODE):
-            self.code.update(self._digest((name, value)).encode())
-        else:
-            self.values.setdefault(name, hashlib.blake2b(digest_size=8)).update(self._digest(value).encode())
+        self.checksum.update(f"{name} {self._digest(value)}\n".encode())
 
     def _add(self, thing: Any) -> None:
         if isinstance(thing, (type, types.FunctionType)) and is_library(str(thing.__module__)):
@@ -94,7 +69,7 @@ class _Identity:
             codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
             constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
             does = [code.co_code, code.co_names, code.co_argcount, code.co_kwonlyargcount, code.co_flags, constants]
-            self.code.update(self._digest(does).encode())
+            self._use("code", does)
         used = [(part.name or part.label, part.value) for part in parts_of(thing)]
         modules = set()
         for name, value in used:
@@ -138,8 +113,10 @@ class _Identity:
         try:
             if isinstance(value, (set, frozenset)):
                 # Each by itself: numbers would be those of the set's order, which is another one in each process.
-                within = self._within
-                return name, sorted(repr(e) if type(e) in _WORDS else _Identity(e, within).whole() for e in value)
+                return name, sorted(
+                    repr(each) if type(each) in _WORDS else _Identity(each, self._within).checksum.hexdigest()
+                    for each in value
+                )
             return type(value), self._digest(_pickle_parts(value))
         finally:
             self._within.discard(id(value))
@@ -172,17 +149,11 @@ def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[Any]:
             yield status.st_size, status.st_mtime_ns
     elif array.dtype.hasobject:
         yield array.ravel().tolist()
-    elif array.nbytes <= _WHOLE_BYTES:
-        yield array.tobytes()
-    else:
-        rows = array.ravel(order="K") if array.flags.forc else array
-        size = max(1, _PIECE_BYTES * len(rows) // array.nbytes)
-        for start in np.unique(np.linspace(0, len(rows) - size, _PIECES).astype(int)):
-            yield rows[start : start + size].tobytes()
+    else:  # as it lies there: one of many gigabytes is not copied
+        flat = np.asarray(array.T if array.flags.fnc else array).reshape(-1)
+        yield array.flags.fnc, hashlib.blake2b(flat.view(np.uint8).data).hexdigest()
 
 
 def _name_of(function: Any) -> str:
-    if isinstance(function, functools.partial):
-        return f"partial of {_name_of(function.func)}"
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', '')}.{named.__qualname__}"

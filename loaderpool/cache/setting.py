@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from loaderpool.checks import known_names_only, read_bytes_count
+from loaderpool.checks import read_bytes_count
 from loaderpool.errors import ArgumentError, brief
 
 MEMORY = "memory"
@@ -21,9 +21,8 @@ class Count(enum.IntEnum):
     MISSES = 1  # the function gave a result
     DAMAGED = 2  # an entry did not have what was written
     OVER_BOUND = 3  # an item was not kept: there is no room for it within `max_bytes`
-    NO_ROOM = 4  # nor was this one: the machine has too little memory left, or the disk is full
-    BROKEN = 5  # the file cannot be written any more
-    BYTES = 6  # no worker's: what the entries take
+    NO_ROOM = 4  # nor was this one: the machine has too little memory left, the disk is full, or the file is gone
+    BYTES = 5  # no worker's: what the entries take
 
 
 NO_COUNTS = [0] * len(Count)
@@ -39,11 +38,6 @@ class CachePlan(NamedTuple):
     fields: Mapping[str, str] = {}  # on disk: what entries are of
     counters_at: int = 0  # where in the arena the counters are
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether entries are in a memory file."""
-        return self.where == MEMORY
-
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Cache:
@@ -57,11 +51,10 @@ class Cache:
     where: str
     max_bytes: int | None
 
-    @known_names_only
     def __init__(self, where: str | os.PathLike[str], max_bytes: int | str | None = None) -> None:
         place = os.fspath(where) if isinstance(where, (str, os.PathLike)) else None
         if not isinstance(place, str) or not place or "\0" in place:
-            raise ArgumentError(f'Cache.where must be "memory" or a directory, got {brief(where)}')
+            raise ArgumentError(f'cache must be "memory", a directory or a loaderpool.Cache, got {brief(where)}')
         # pathlib makes "memory" of "./memory", and who has a Path means a directory.
         in_memory = isinstance(where, str) and place == MEMORY
         object.__setattr__(self, "where", MEMORY if in_memory else os.path.abspath(os.path.expanduser(place)))
@@ -75,8 +68,4 @@ class Cache:
 
 def as_cache(value: Any) -> Cache | None:
     """Return the checked `cache` argument of `Loader`."""
-    if value is None or isinstance(value, Cache):
-        return value
-    if not isinstance(value, (str, os.PathLike)) or not value:
-        raise ArgumentError(f'cache must be "memory", a directory or a loaderpool.Cache, got {brief(value)}')
-    return Cache(value)
+    return value if value is None or isinstance(value, Cache) else Cache(value)

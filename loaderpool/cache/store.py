@@ -11,27 +11,22 @@ disk each entry has a checksum as well: what a failing disk or a loss of power h
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import io
 import json
 import os
-import pickle
 import shutil
 import stat
 import struct
 import sys
 import tempfile
 import threading
-import types
 import weakref
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from cloudpickle import cloudpickle as internals
-
-from loaderpool.cache.setting import Cache, CachePlan, Count
+from loaderpool.cache.setting import MEMORY, Cache, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import CacheError, brief, warn
 from loaderpool.memory.arena import Arena, Extent, map_whole_file
@@ -40,7 +35,7 @@ from loaderpool.system.interrupts import InterruptsHeld, Undoing
 from loaderpool.system.process import why_not_apart
 
 FILE_NAME = "entries.log"
-_FORM = 5
+_FORM = 6
 _PLACE = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQQ")  # item, length of the pickle, its CRC32 (of a memory file 0)
 _MOST_HEAD_BYTES = 64 << 20
@@ -53,21 +48,16 @@ _HEADROOM_BYTES = 128 << 20
 # The share of what is free that one process fills before it looks again: so many of them may do so at the same time.
 _LOOKS = 64
 _FREE_SHARE = 20  # on disk without a bound: this part of it stays free
-_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _MEMORY_SHARE = 2  # in memory without a bound: this part of what is free
-_GOES_ON = "Training continues, and fn is called in every epoch for items that are not stored."
 _TEXTS = {
-    Count.NO_ROOM: "does not store all items: {no_room}. " + _GOES_ON,
-    Count.BROKEN: "does not store all items: it can no longer be written (deleted, damaged, or its files were closed). "
-    + _GOES_ON,
-    Count.DAMAGED: "is damaged: {damaged} entries could not be read, so fn was called again for them. If this "
+    Count.NO_ROOM: "does not store all items: memory or the disk is full, or its file was deleted or closed. Training "
+    "continues, and fn is called in every epoch for the others. Set a smaller max_bytes, or another directory.",
+    Count.DAMAGED: "is damaged: {} entries could not be read, so fn was called again for them. If this "
     "continues, delete the directory and check the disk.",
 }
-_NO_MEMORY = "the machine has too little free memory. Set a smaller max_bytes, or pass a directory as cache="
-_NO_DISK = "the disk is full. Free some space, or set max_bytes"
 
-_COUNTS = 8  # of a worker, one of them unused: one line of the processor's cache
+_COUNTS = 8  # of a worker, two of them unused: one line of the processor's cache
 _COUNTER_BYTES = 8 * _COUNTS * MAX_WORKERS
 
 
@@ -101,8 +91,7 @@ class Store:
         if memory_file and plan.max_bytes is not None:
             # Address space, of which nothing is looked at but entries that are there: they are copied once. Not on
             # disk, where a file that is cut short would end the process (SIGBUS).
-            with contextlib.suppress(OSError):  # a limit on it (ulimit -v)
-                self._view = memoryview(map_whole_file(self._file, plan.max_bytes)).cast("B")
+            self._view = memoryview(map_whole_file(self._file, plan.max_bytes)).cast("B")
         self._spare_bytes = 0  # may be written before memory is looked at again
 
     def get(self, item: int) -> memoryview | None:
@@ -124,38 +113,34 @@ class Store:
 
     def put(self, item: int, pickled: bytes) -> Count | None:
         """Keep the item's pickle; returns why it is not kept."""
-        try:
-            return self._put(item, pickled)
-        except OSError as error:
-            # In memory: the machine has no pages left, or RLIMIT_FSIZE is reached.
-            return Count.NO_ROOM if self._in_memory or error.errno in _FULL_ERRORS else Count.BROKEN
-
-    def _put(self, item: int, pickled: bytes) -> Count | None:
         nbytes = _ENTRY.size + len(pickled)
-        status = os.fstat(self._log)
-        # Deleted, or the function has closed our descriptors, and this is another file.
-        if (status.st_dev, status.st_ino) != self._identity or not (status.st_nlink or self._in_memory):
-            return Count.BROKEN
-        most = sys.maxsize if self._plan.max_bytes is None else self._plan.max_bytes
-        if item >= self._items or nbytes > _MOST_ENTRY_BYTES or status.st_size + nbytes > most:
-            return Count.OVER_BOUND
-        if not self._has_room(nbytes):
+        try:
+            status = os.fstat(self._log)
+            # Deleted, or the function has closed our descriptors, and this is another file.
+            if (status.st_dev, status.st_ino) != self._identity or not (status.st_nlink or self._in_memory):
+                return Count.NO_ROOM
+            most = sys.maxsize if self._plan.max_bytes is None else self._plan.max_bytes
+            if item >= self._items or nbytes > _MOST_ENTRY_BYTES or status.st_size + nbytes > most:
+                return Count.OVER_BOUND
+            if not self._has_room(nbytes):
+                return Count.NO_ROOM
+            entry = _ENTRY.pack(item, len(pickled), self._checksum(pickled))
+            write = getattr(os, "writev", lambda file, parts: os.write(file, b"".join(parts)))  # Windows has no writev
+            written = write(self._log, (entry, pickled))
+            end = os.lseek(self._log, 0, os.SEEK_CUR)
+            if written < nbytes or end > most:
+                # There was no room, or another process has written since the look: the bytes are given back.
+                machine.return_pages(self._file, end - written, written)
+                return Count.NO_ROOM if written < nbytes else Count.OVER_BOUND
+            # SYNC: stored last; pairs with Store.get.
+            at, place = self._table_at + _PLACE.size * item, _PLACE.pack(end - nbytes)
+            if self._view is not None:
+                self._view[at : at + _PLACE.size] = place
+            else:
+                os.lseek(self._file, at, os.SEEK_SET)
+                os.write(self._file, place)
+        except OSError:  # no pages or disk are left, RLIMIT_FSIZE is reached, or our descriptors are closed
             return Count.NO_ROOM
-        entry = _ENTRY.pack(item, len(pickled), self._checksum(pickled))
-        write = getattr(os, "writev", lambda file, parts: os.write(file, b"".join(parts)))  # Windows has no writev
-        written = write(self._log, (entry, pickled))
-        end = os.lseek(self._log, 0, os.SEEK_CUR)
-        if written < nbytes or end > most:
-            # There was no room, or another process has written since the look: the bytes are given back.
-            machine.return_pages(self._file, end - written, written)
-            return Count.NO_ROOM if written < nbytes else Count.OVER_BOUND
-        # SYNC: stored last; pairs with Store.get.
-        at, place = self._table_at + _PLACE.size * item, _PLACE.pack(end - nbytes)
-        if self._view is not None:
-            self._view[at : at + _PLACE.size] = place
-        else:
-            os.lseek(self._file, at, os.SEEK_SET)
-            os.write(self._file, place)
         return None
 
     def _read(self, at: int, nbytes: int) -> memoryview:
@@ -183,9 +168,7 @@ class Store:
             disk = shutil.disk_usage(self._plan.where)
             return disk.free - nbytes >= disk.total // _FREE_SHARE
         if self._spare_bytes < nbytes:
-            self._spare_bytes = capacity.available_memory_bytes() - _HEADROOM_BYTES
-            if self._spare_bytes >= nbytes:
-                self._spare_bytes = max(nbytes, self._spare_bytes // _LOOKS)
+            self._spare_bytes = (capacity.available_memory_bytes() - _HEADROOM_BYTES) // _LOOKS
         self._spare_bytes -= nbytes
         return self._spare_bytes >= 0
 
@@ -217,14 +200,8 @@ def prepare(plan: CachePlan) -> None:
         parts = [f"{name} (then {found.get(name, 'none')}, now {plan.fields.get(name, 'none')})" for name in differs]
         raise CacheError(
             f"{named} was filled with another function or source: "
-            f"{'; '.join(parts[:4])}{f'; and {len(parts) - 4} more' * (len(parts) > 4)}. "
-            "Its entries would be wrong. Delete the directory, or pass another one."
+            f"{'; '.join(parts)}. Its entries would be wrong. Delete the directory, or pass another one."
         )
-
-
-def file_in(directory: str) -> str:
-    """Return the path of the file that has a directory's entries."""
-    return os.path.join(directory, FILE_NAME)
 
 
 def write_head(file: int, plan: CachePlan) -> None:
@@ -242,7 +219,7 @@ def _make(plan: CachePlan) -> None:
     try:
         write_head(file, plan)
         with contextlib.suppress(FileExistsError):
-            os.link(path, file_in(plan.where))
+            os.link(path, os.path.join(plan.where, FILE_NAME))
     finally:
         os.close(file)
         os.unlink(path)
@@ -252,33 +229,27 @@ def _read_head(file: int) -> tuple[dict[str, str], int, int, int]:
     """Return what a store is of, how many items its table has numbers for, and where table and entries begin."""
     with open(file, "rb", closefd=False) as reader:
         line = reader.readline(_MOST_HEAD_BYTES)
-    try:
+    with contextlib.suppress(ValueError, LookupError, TypeError):
         head = json.loads(line)
-        if head["form"] != _FORM:
-            raise ValueError(f"was written by another version of loaderpool (format {head['form']}, expected {_FORM})")
-        fields, items = dict(head["fields"]), head["items"]
-        entries_at = len(line) + _PLACE.size * items
-    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError):
-        entries_at = sys.maxsize
-    if os.fstat(file).st_size < entries_at:
-        raise ValueError("is damaged")
-    return fields, items, len(line), entries_at
+        entries_at = len(line) + _PLACE.size * head["items"]
+        if head["form"] == _FORM and os.fstat(file).st_size >= entries_at:
+            return dict(head["fields"]), head["items"], len(line), entries_at
+    raise ValueError("is damaged, or was written by another version of loaderpool")
 
 
 def _open(directory: str, memory_file: str = "", flags: int = 0) -> int:
     """Open a store's file, if it is there, and it and its directory are this user's alone."""
     if memory_file:
         return machine.above_standard(os.open(memory_file, os.O_RDWR | os.O_CLOEXEC | flags))
-    file = machine.above_standard(os.open(file_in(directory), _READ_WRITE | flags))
+    name = os.path.join(directory, FILE_NAME)
+    file = machine.above_standard(os.open(name, _READ_WRITE | flags))
     others = stat.S_IWGRP | stat.S_IWOTH
-    for path, status in ((directory, os.stat(directory)), (file_in(directory), os.fstat(file))):
+    for path, status in ((directory, os.stat(directory)), (name, os.fstat(file))):
         if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & others):
             os.close(file)
             raise CacheError(
-                f"cache: {brief(path)} must belong to you (uid {os.geteuid()}), and only you may write to it, because "
-                f"reading a cache can run code. It belongs to uid {status.st_uid} with mode "
-                f"{stat.filemode(status.st_mode)}. Delete it; or, if all its files are yours, run: "
-                f"chmod -R go-w {directory}"
+                f"cache: {brief(path)} must belong to you, and only you may write to it, because reading a cache can "
+                f"run code. Delete it; or, if all its files are yours, run: chmod -R go-w {directory}"
             )
     return file
 
@@ -338,7 +309,7 @@ class SharedCache:
         Raises:
             CacheError: the directory is another function's or source's, or cannot be used; or there is no memory.
         """
-        if not plan.in_memory:
+        if plan.where != MEMORY:
             prepare(plan)
             return SharedCache(plan)
         if not machine.can_fork_workers():
@@ -372,7 +343,7 @@ class SharedCache:
             return self._last
         found = [sum(self._counters[count::_COUNTS].tolist()) for count in Count]
         with contextlib.suppress(OSError):  # it was deleted
-            status = os.stat(file_in(self.plan.where) if self.descriptor < 0 else self.descriptor)
+            status = os.stat(os.path.join(self.plan.where, FILE_NAME) if self.descriptor < 0 else self.descriptor)
             found[Count.BYTES] += min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
         return found
 
@@ -382,9 +353,7 @@ class SharedCache:
         for count, text in _TEXTS.items():
             if counts[count] and count not in self._warned:
                 self._warned.add(count)
-                no_room = _NO_MEMORY if self.plan.in_memory else _NO_DISK
-                text = text.format(no_room=no_room, damaged=counts[Count.DAMAGED])
-                warn(f"cache={brief(self.plan.where)} {text}")
+                warn(f"cache={brief(self.plan.where)} {text.format(counts[count])}")
 
     def store(self) -> Store:
         """This process's own way to the entries, opened now if it was not."""
@@ -413,48 +382,3 @@ class SharedCache:
             arena, extent, lock = self._lent
             with lock:
                 arena.give_back(extent)
-
-
-# ---- values as pickles ----
-
-
-def dump(value: Any) -> bytes:
-    """Return the value's pickle, which any process of this loader, or of a later training, reads back by `load`.
-
-    A class of `__main__`, or of a module that traveled by value, goes by its name and is found again among those that
-    this process has. `pickle` alone finds none of these in a worker. cloudpickle would put the class itself into each
-    entry, and another training would read a copy of it.
-    """
-    parts: list[Any] = []  # large arrays are copied once, when these are joined
-
-    def write(part: Any) -> None:
-        parts.append(part.raw() if isinstance(part, pickle.PickleBuffer) else part)
-
-    pickler = _Pickler(types.SimpleNamespace(write=write), protocol=5)  # which keeps what it has met
-    pickler.dump(value)
-    return b"".join(parts)
-
-
-load = pickle.loads  # into memory of its own
-_by_value = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS  # classes that came to this process by value
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, part: Any) -> Any:
-        if not isinstance(part, type) or (part.__module__ != "__main__" and part not in _by_value):
-            return NotImplemented
-        if _find_class(part.__module__, part.__qualname__) is not part:
-            raise pickle.PicklingError(
-                f"the class {part.__module__}.{part.__qualname__} cannot be found by name in another process: "
-                "define it at the top level of the script or of a module"
-            )
-        return _find_class, (part.__module__, part.__qualname__)
-
-
-def _find_class(module: str, name: str) -> Any:
-    """Return the one class of this name that came to this process by value, else what the module has by it."""
-    found = [cls for cls in list(_by_value) if cls.__module__ == module and cls.__qualname__ == name]
-    named: Any = sys.modules.get(module)
-    for part in name.split("."):
-        named = getattr(named, part, None)
-    return found[0] if len(found) == 1 else named

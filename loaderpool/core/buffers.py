@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from loaderpool.core.delivery import Delivery, OrderedBuffer
-from loaderpool.memory.board import Field
-from loaderpool.plan.order import LanePlaces, generated_item
-
-if TYPE_CHECKING:
-    from loaderpool.core.pool import WorkerPool
+from loaderpool.plan.order import LanePlaces
 
 
 class UnorderedBuffer(OrderedBuffer):
@@ -182,17 +177,3 @@ class LaneBuffer(OrderedBuffer):
             if batch >= self._taken[lane] and lane not in self.ended:
                 return
             self.begin_at += 1
-
-
-def furthest(pool: WorkerPool, places: LanePlaces, rows: int) -> str:
-    """Return at which item a generator is that has furthest to go; empty: none runs just now."""
-    board, found = pool.arena.board, []
-    for worker in pool.workers.values():
-        if worker.place is None and board.read(worker.cell, Field.IN_GENERATOR):
-            generated = generated_item(board.read(worker.cell, Field.INDEX) - 1)
-            if generated is not None:
-                found.append(generated)
-    if not found:
-        return ""
-    generator, item = max(found, key=lambda each: each[1])
-    return f"item {item:,} of generator {generator} (at most {rows * max(places.taken):,})"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import LoaderConfig, UnitKind
-from loaderpool.element.spec import ElementSpec, widened
+from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
 from loaderpool.plan.order import Plan
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from loaderpool.memory.layout import BatchForm
     from loaderpool.memory.recorder import Origin
     from loaderpool.transport.reports import Failure, RowFailure
-    from loaderpool.worker.tickets import Probe
 
 _BYTE = ctypes.c_byte
-RUNNING_GENERATORS = "loaderpool: running generators up to their saved position"
+FIRST_EPOCH = 0  # whose first sample is made as a loader is
 
 
 def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
@@ -123,7 +122,6 @@ class DeliveryCounts:
     copied: int = 0
     copied_ns: int = 0  # that this took
     oversize: int = 0
-    load_s: float = 0.0  # of the payload, in the supervisor that took longest
 
 
 class OrderedBuffer:
@@ -194,42 +192,6 @@ def data_bytes(parts: Sequence[Any]) -> int:
     )
 
 
-FIRST_EPOCH = 0  # whose first sample is made as a loader is
-SECOND = 1  # the batch that is looked at
-
-
-class SecondLook:
-    """What the second batch is like, where a call makes a whole one: the first does not show which axes vary.
-
-    Args:
-        given: the user's element_spec, beside which none is wanted.
-        plan: the loader's plan.
-        unit: what one call of the function makes.
-
-    Attributes:
-        is_over: there is nothing more to come: it was found, or could not be made, which its turn will tell.
-        is_awaited: it is wanted.
-    """
-
-    def __init__(self, given: ElementSpec | None, plan: Plan, unit: UnitKind) -> None:
-        has_no_index = plan.is_open and not plan.is_endless
-        self.is_over = unit == "sample" or given is not None or has_no_index or plan.batches_per_epoch <= SECOND
-        self.is_awaited = False
-        self._seen: ElementSpec | None = None
-
-    def end(self, probe: Probe | None) -> None:
-        """This is what the second batch is like; None: it cannot be made."""
-        self.is_over, self._seen = True, None if probe is None else probe.spec
-
-    def widen(self, spec: ElementSpec) -> ElementSpec:
-        """The spec of the first batch, None for the axes in which the second differs."""
-        if self._seen is None:
-            return spec
-        from loaderpool.core.forms import spec_of_whole_batches  # which few loaders need here
-
-        return widened(spec, spec_of_whole_batches(self._seen))
-
-
 class CheckedArguments(NamedTuple):
     """What a loader's arguments come to; `trainer.arguments.check_arguments` makes it.
 
@@ -244,4 +206,3 @@ class CheckedArguments(NamedTuple):
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
     has_epoch_begin: bool = False  # a hook of the user's runs before an epoch's first sample is made
     has_hooks: bool = False  # hooks of the user's run between epochs; what they change is sent
-    needs_lengths: bool = False  # the plan is not the one yet: `Buckets.by` must first tell the items' lengths

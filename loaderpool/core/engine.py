@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.core.delivery import FIRST_EPOCH, SECOND, CheckedArguments, DeliveryCounts, SecondLook
+from loaderpool.core.delivery import FIRST_EPOCH, CheckedArguments, DeliveryCounts
 from loaderpool.core.messages import End, Ended, Found, Load, Loaded, LoaderFailed, Look
 from loaderpool.core.pool import WorkerPool
 from loaderpool.core.run import PoolRun, made_of
@@ -18,7 +18,6 @@ from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.order import Position
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
-from loaderpool.system.long_work import LongWork
 from loaderpool.transport.payload.captured_state import CapturedState
 from loaderpool.transport.payload.ship import named_parts, place, put_shipment, ship
 from loaderpool.transport.pickling import receive
@@ -34,7 +33,6 @@ _LOCK_TIMEOUT_S = 1.0
 # the next are read. More: they may take most of it beside the batches.
 _FEED_SHARE = 4
 _FEED_BYTES = 1 << 20  # at least
-_LOADING = "loaderpool: loading the function and its imports in a clean process"
 
 
 class PoolEngine:
@@ -69,11 +67,8 @@ class PoolEngine:
         self._found: Found | None = None  # that had it
         self.was_loaded = False
         self.failure: Callable[[], LoaderpoolError] | None = None  # makes the error that no batch can be made
-        self._was_told = False  # a consumer was, of the failure: then it may be tried again,
-        self._retry: Callable[[], bool] | None = None  # ... by this, which tells whether it is
-        self._second = SecondLook(checked.given_spec, checked.plan, checked.unit)
+        self._may_pass = self._was_told = False  # it may go well another time; a consumer was told of it
         self._is_behind_hook = checked.has_epoch_begin  # the first sample is made behind it
-        self._loading: LongWork | None = None
         self._loads = 0  # Loaded and failed ones that are still to come
         self._sent: list[tuple[list[Extent], int, int]] = []  # updates, the latest of which counts
         if cache is not None:
@@ -85,9 +80,11 @@ class PoolEngine:
             if stream is None:
                 shipment = ship(for_workers)
             else:
-                from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
+                from loaderpool.core.forms import memory_limit  # which few loaders need here, and these
+                from loaderpool.core.stream.feed import StreamFeeds
                 from loaderpool.core.stream.reader import ship_beside
 
+                self._feed_bytes = max(_FEED_BYTES, memory_limit(self.config) // _FEED_SHARE)
                 shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
         for warning in shipment.warnings:
             warn(warning)
@@ -112,54 +109,50 @@ class PoolEngine:
             self.close()
             raise
         compared = dict(named_parts(checked.payload))
-        if self.feeds is not None and self.feeds.read_by == "process":
+        if self.feeds is not None and not self.feeds.why_on_thread:
             assert stream is not None
             compared["source"] = stream.items
-        if checked.has_hooks:  # what changes in it is sent
-            compared.pop("source", None)
         self.captured: CapturedState | None = CapturedState(compared, shipment.without)
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
         self.pool.check_owner()  # first: in a fork a thread that is not there may hold the lock
-        with InterruptsHeld():
-            if self.known_form is None:
+        if self.known_form is None:
+            with InterruptsHeld():
                 with self.pool.lock:
-                    self._try_again()
-                    if self._is_behind_hook:
+                    if self._was_told and self.feeds is not None and self._why_no_item() is not None:
+                        self.feeds.begin_again(FIRST_EPOCH, self.plan)
+                    if self._was_told and self._may_pass:  # a first sample that failed is tried again in the next pass
+                        self.failure, self._may_pass = None, False
+                        self._look_for_form()
+                    elif self._is_behind_hook:
                         self._is_behind_hook = False
-                        self._look(0)
-                with LongWork(_LOADING, measure=str, first_s=1.0) as self._loading:  # the function, and its imports
-                    if self._loads:
-                        self.pool.tell_of(self._loading)
-                    self._wait(lambda: self.known_form is not None or self._is_over)
+                        self._look()
+                while not self._is_decided():
+                    self.pool.session.wait(self._is_decided)
                 with self.pool.lock:
                     if self.known_form is None:
+                        self._was_told = True
                         self.check()
-            elif self.failure is not None:
-                with self.pool.lock:
-                    self._try_again()
         self.pool.say_warnings()
         assert self.known_form is not None
         return self.known_form
 
+    def _is_decided(self) -> bool:
+        """Whether the form is known, or no batch can be made."""
+        is_over = self.is_closed or self.pool.is_closed or self.failure is not None
+        return is_over or self.known_form is not None or self._why_no_item() is not None
+
+    def _why_no_item(self) -> Callable[[], LoaderpoolError] | None:
+        """What makes the error that the first pass over a stream had no item; None: it had, or may yet have."""
+        first = None if self.feeds is None else self.feeds.first
+        if first is None or first.end is None or first.made:
+            return None
+        return first.make_error or functools.partial(SourceError, nothing_there(self.plan))
+
     def spec(self) -> ElementSpec:
-        """The spec of all batches, as a dataset must know it beforehand.
-
-        Blocks as `form`, and where a call makes a whole batch until the second has been made.
-        """
-        form, second = self.form(), self._second
-        with InterruptsHeld():
-            with self.pool.lock:
-                if not (second.is_over or second.is_awaited):
-                    second.is_awaited = True
-                    self._look(SECOND)
-            self._wait(lambda: second.is_over or self._is_over)
-        return second.widen(form.spec)
-
-    def _wait(self, is_ready: Callable[[], bool]) -> None:
-        while not is_ready():
-            self.pool.session.wait(is_ready)
+        """The spec of all batches. Blocks as `form`."""
+        return self.form().spec
 
     def read_ahead(self) -> int:
         """How many batches of an epoch that may never be asked for it may well make: enough to keep workers busy."""
@@ -173,9 +166,6 @@ class PoolEngine:
             limit: batches before this one are wanted, or may be made ahead; of a stream as many as are read.
         """
         self.form()
-        reads_apart = self.feeds is not None and self.feeds.read_by == "process"
-        if self.pool.imports_anew or reads_apart:  # by what begins now
-            self.pool.warn_of_modules()
         with self.pool.lock:
             self.pool.check_usable()
             self.check()
@@ -220,10 +210,10 @@ class PoolEngine:
         notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
         if packed:
             notes.append(f"{packed:,} items of the source were packed into bytes that the workers share")
-        if feeds is not None and feeds.read_by == "process":
-            notes.append("the stream is read in a separate process")
-        elif feeds is not None:
-            notes.append(f"the stream is read on a thread of the main process: {feeds.why_on_thread}")
+        if feeds is not None:
+            why = feeds.why_on_thread
+            where = f"on a thread of the main process: {why}" if why else "in a separate process"
+            notes.append(f"the stream is read {where}")
         return tuple(notes)
 
     def close(self) -> None:
@@ -262,40 +252,23 @@ class PoolEngine:
             session.send(Load(self.number, offset, nbytes, is_change=True))
         if self._found is not None:
             session.send(self._found)
-        elif self.feeds is not None:
-            self._look_at_stream()
         elif not self._is_behind_hook:
-            self._look(0)
-        if self._second.is_awaited and not self._second.is_over:
-            self._look(SECOND)
+            self._look_for_form()
 
-    def _look(self, batch: int, feed: int = 0) -> None:
-        self.pool.session.send(Look(self.number, FIRST_EPOCH, batch, feed))
+    def _look_for_form(self) -> None:
+        if self.feeds is not None:
+            self._look_at_stream()
+        else:
+            self._look()
+
+    def _look(self, feed: int = 0) -> None:
+        self.pool.session.send(Look(self.number, feed))
 
     def _look_at_stream(self) -> None:
         """Have the first sample made, once its item is there."""
         first = None if self.feeds is None else self.feeds.first
         if first is not None and first.made and self.known_form is None:
-            self._look(0, first.offset)
-
-    def _fail(self, make_error: Callable[[], LoaderpoolError], retry: Callable[[], bool] | None) -> None:
-        self.failure, self._was_told, self._retry = make_error, False, retry
-
-    def _try_again(self) -> None:
-        """Try again what failed, a first sample say, after a consumer was told: as any other one in the next pass."""
-        if self._was_told and self._retry is not None and self._retry():
-            self.failure, self._was_told = None, False
-
-    def _look_again(self) -> bool:
-        if self.feeds is None:
-            self._look(0)
-        else:
-            self._look_at_stream()
-        return True
-
-    def _read_again(self) -> bool:
-        """Read a stream again that had no item."""
-        return self.feeds is not None and self.feeds.begin_again(FIRST_EPOCH, self.plan)
+            self._look(first.offset)
 
     # ---- session.Listener; the pool's lock is held
 
@@ -304,28 +277,21 @@ class PoolEngine:
         message = received.message
         if isinstance(message, Loaded):
             self._loads, self.was_loaded = self._loads - 1, True
-            self.counts.load_s = max(self.counts.load_s, message.seconds)
-            if self._loading is not None:
-                self._loading.end()
-            for extents, _, _ in self._sent[:-1] if not self._loads else ():
-                self._give_back(extents)
             if not self._loads:
+                for extents, _, _ in self._sent[:-1]:
+                    self._give_back(extents)
                 del self._sent[:-1]
         elif isinstance(message, LoaderFailed):
             from loaderpool.core.failures import may_pass
 
-            self._fail(functools.partial(made_of, message.error), self._look_again if may_pass(message.error) else None)
-            for run in self.runs.values():  # also where another pass has tried again meanwhile
-                run.fail(message.error)
+            self._may_pass, self._was_told = may_pass(message.error), False
+            self.failure = functools.partial(made_of, message.error)
         elif isinstance(message, Ended):
             self.pool.session.listeners.pop(self.number, None)
             self._forget()
         elif isinstance(message, Found):
-            if message.batch:
-                self._second.end(receive(message.content) if message.content else None)
-            elif self.known_form is None:
-                self.known_form, _ = receive(message.content)
-                self._found = message
+            self.known_form, _ = receive(message.content)
+            self._found = message
 
     def on_load_died(self, how: str) -> None:
         """A supervisor died while it imported the function."""
@@ -334,7 +300,7 @@ class PoolEngine:
             "not restarted, because the import would crash the next one too. Import the module in setup= or in the "
             "function instead. If the machine ran out of memory, capture less data."
         )
-        self._fail(functools.partial(PoolBrokenError, text), None)
+        self.failure = functools.partial(PoolBrokenError, text)
         self._has_ended_supervisor = True
         self.on_close()  # what its stream still has is not wanted any more
 
@@ -361,37 +327,21 @@ class PoolEngine:
         chunk = min(self.known_form.max_chunk, 2 * self.counts.largest_chunk)
         return least, least * chunk, self._feed_bytes
 
-    @functools.cached_property
-    def _feed_bytes(self) -> int:
-        """How many bytes of a stream's items may wait."""
-        from loaderpool.core.forms import memory_limit  # which few loaders need here
-
-        return max(_FEED_BYTES, memory_limit(self.config) // _FEED_SHARE)
-
     def _on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread."""
         assert self.feeds is not None
-        if feed is self.feeds.first and self.known_form is None and not self.is_closed:
-            if feed.made == 1 and feed.end is None:
-                self._look_at_stream()
-            elif not feed.made:
-                nothing = functools.partial(SourceError, nothing_there(self.plan))
-                self._fail(feed.make_error or nothing, None if self.feeds.is_one_shot else self._read_again)
+        if feed is self.feeds.first and feed.made == 1 and feed.end is None and not self.is_closed:
+            self._look_at_stream()
         for run in [*self.runs.values()]:
             if run.feed is feed and not run.is_over:
                 run.fed(feed)
-
-    @property
-    def _is_over(self) -> bool:
-        return self.failure is not None or self.is_closed or self.pool.is_closed
 
     def check(self) -> None:
         """Raise if no batch can be made: it, or its pool, was closed, or something has failed."""
         if self.is_closed or self.pool.is_closed:
             raise closed_error()
-        if self.failure is not None:
-            self._was_told = True
-            raise self.failure()
+        if (make_error := self.failure or self._why_no_item()) is not None:
+            raise make_error()
 
     def _give_back(self, extents: list[Extent]) -> None:
         for extent in extents:

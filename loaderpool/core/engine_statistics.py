@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from loaderpool.core.delivery import DeliveryCounts
     from loaderpool.core.pool import WorkerPool
 
-_STATES: tuple[Literal["starting"], Literal["running"], Literal["leaving"]] = ("starting", "running", "leaving")
-
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatistics:
@@ -36,7 +34,7 @@ class NodeStatistics:
     node: str  # Ray's ID of the node.
     address: str  # Address of the node.
     workers: int  # Number of workers; 0 while the node starts.
-    state: Literal["starting", "running", "leaving"]  # State of the node in the pool.
+    state: Literal["starting", "running"]  # State of the node in the pool.
     batches: int  # Batches loaded on the node.
     busy_s: float  # Seconds spent on tasks, summed over its workers.
 
@@ -72,6 +70,7 @@ def pool_statistics(
 ) -> EngineStatistics:
     """Return these notes with the counts of this moment."""
     workers, nodes = _workers(pool)  # first: it takes in the latest news
+    lost = pool.arena.board.lost
     return EngineStatistics(
         memory=MemoryStatistics(
             buffers=counts.slots,
@@ -81,12 +80,12 @@ def pool_statistics(
             batches_copied=counts.copied,
             batches_oversize=counts.oversize,
         ),
-        restarts=pool.workers.restarts,
+        restarts=0 if pool.has_nodes else lost,
         supervisor_restarts=pool.supervisor_restarts,
         workers_start="spawn" if not pool.hands_over_files else "exec" if pool.imports_anew else "fork",
         workers=workers,
         nodes=nodes,
-        nodes_lost=pool.workers.nodes_lost,
+        nodes_lost=lost if pool.has_nodes else 0,
         notes=notes,
     )
 
@@ -96,7 +95,7 @@ def _workers(pool: WorkerPool) -> tuple[tuple[WorkerStatistics, ...], tuple[Node
     if pool.is_closed:
         return (), ()
     pool.catch_up()
-    board, found = pool.arena.board, list(pool.workers.values())
+    board, found = pool.arena.board, pool.running()
     workers = tuple(
         WorkerStatistics(
             index=worker.number,
@@ -114,7 +113,7 @@ def _workers(pool: WorkerPool) -> tuple[tuple[WorkerStatistics, ...], tuple[Node
     nodes = tuple(
         NodeStatistics(
             *worker.place,
-            state=_STATES[board.read(worker.cell, Field.STATE)],
+            state="running" if worker.place.workers else "starting",
             batches=board.read(worker.cell, Field.BATCHES),
             busy_s=board.read(worker.cell, Field.BUSY_NS) / 1e9,
         )

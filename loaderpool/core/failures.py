@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import linecache
-import os
 import pickle
 import re
-import sys
 from typing import Any, TypeVar
 
 from loaderpool import errors
@@ -51,30 +49,22 @@ def unpack(packed: bytes) -> LoaderpoolError:
     return made
 
 
-def _node_lost_error(report: LostReport, preface: str) -> WorkerLostError:
+def _node_lost_error(report: LostReport) -> WorkerLostError:
     """Return the exception for work given up because nodes died: the report has them."""
     address, why = report.nodes[-1]
-    last, times = f"node {address}: {why.rstrip('.')}", counted(report.deaths, "time")
+    what = "in a row before they started any batch"
+    advice = "Check the environment (actor_options=), the versions of Python and Ray, and the memory of the nodes."
     if report.why is GivenUp.NODE:
-        text = (
-            f"Nodes were lost {times} over {_work(report)}. The last one, with no other task, was {last}. A crash or "
-            "hang in a sample ends only a worker, not a node. Likely causes: the node runs out of memory, or your code "
-            "ends other processes, also when it is imported. Choose one:\n    batch_size=, workers_per_node=: set "
-            "smaller values\n    actor_options=: reserve more memory on each node"
-            f"{_how_to_replay(None, report.epoch)}"
+        what = f"over {_work(report)}"
+        advice = (
+            "A crash in a sample ends only a worker, so the node probably ran out of memory. Set a smaller batch_size= "
+            "or workers_per_node=, or reserve more memory on each node with actor_options=."
         )
     elif report.why is GivenUp.STORM:
-        text = (
-            f"Nodes were lost {times} within {_more_than_allowed(report)}. The last was {last}. {_nodes(report)}A "
-            "single batch is probably not the cause. Check the memory of the nodes, the network, and what else ends "
-            "processes there."
-        )
-    else:
-        text = (
-            f"Nodes were lost {times} in a row before they started any batch. The last was {last}. {_nodes(report)}"
-            "Check the environment (actor_options=), the versions of Python and Ray, and the memory of the nodes."
-        )
-    error = WorkerLostError(preface + text)
+        what = f"within {_more_than_allowed(report)}"
+        advice = "Check the memory of the nodes, the network, and what else ends processes there."
+    times, last = counted(report.deaths, "time"), f"node {address}: {why.rstrip('.')}"
+    error = WorkerLostError(f"Nodes were lost {times} {what}. The last was {last}. {advice}")
     error.epoch, error.indices, error.nodes, error.node = report.epoch, report.indices, report.nodes, address
     error.batch = report.batches.start if report.batches else None
     return error
@@ -83,28 +73,6 @@ def _node_lost_error(report: LostReport, preface: str) -> WorkerLostError:
 def _more_than_allowed(report: LostReport) -> str:
     most, seconds = report.max_restarts or (0, 0.0)
     return f"{seconds:g} s, more than restarts=({most}, {seconds:g}) allows"
-
-
-def how_to_see(path: str, directory: str) -> str:
-    """Return a sentence: what to do that a node sees a file, whose process was in this directory."""
-    if path and not os.path.isabs(path):
-        return (
-            f"The path is relative, and that node looked for {os.path.join(directory, path)}. Use absolute paths, such "
-            "as Path(path).resolve(), to files that all nodes can open."
-        )
-    return (
-        "Mount the same file system at the same path on all nodes, or exclude that node with "
-        'RayPool(actor_options={"resources": ...}).'
-    )
-
-
-def unseen_advice(failure: Failure) -> str:
-    """Return a sentence with a space before it, where a node has not found a file that may be elsewhere; else ""."""
-    path, directory = failure.unseen or ("", "")
-    if not path or (os.path.isabs(path) and not os.path.exists(path)):
-        return ""
-    seen = f" The file {path} exists on this machine." if os.path.isabs(path) else ""
-    return f"{seen} {how_to_see(path, directory)}"
 
 
 def _shown(indices: tuple[int, ...]) -> str:
@@ -120,17 +88,8 @@ def _work(report: LostReport) -> str:
     return work
 
 
-def _nodes(report: LostReport) -> str:
-    """Return a sentence with a space after it, where there were several nodes."""
-    by_node = collections.Counter(address for address, _ in report.nodes)
-    if len(by_node) == 1:
-        return ""
-    return f"The nodes were {', '.join(f'{address} ({count})' for address, count in by_node.most_common())}. "
-
-
-command_target = ""  # TARGET of the command that runs; empty: there is none
 # As `traceback` writes a frame, in an exception group too, and as faulthandler does (which never writes the line).
-_FRAME = re.compile(r'([ |]*  )File "([^"]+)", line (\d+),? in ')
+_FRAME = re.compile(r'^([ |]*  )File "([^"]+)", line (\d+),? in .*$(?!\n\1  )', re.MULTILINE)
 
 
 def with_source_lines(text: str) -> str:
@@ -138,39 +97,27 @@ def with_source_lines(text: str) -> str:
 
     A worker looks for a file that may be nowhere; IPython keeps its cells' source in `linecache`, here in the trainer.
     """
-    lines = text.split("\n")
-    filled: list[str] = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        filled.append(line)
-        frame = _FRAME.match(line)
-        if frame is not None and not following.startswith(f"{frame[1]}  "):
-            source = _source_line(frame[2], int(frame[3]))
-            filled += [f"{frame[1]}  {source}"] if source else []
-    return "\n".join(filled)
+    return _FRAME.sub(_with_source_line, text)
 
 
-def _source_line(file: str, number: int) -> str:
-    if file == "<string>":  # of `python -c`, of dataclasses and of namedtuples alike: another one's line would mislead
-        return ""
-    try:
-        return linecache.getline(file, number).strip()
-    except Exception:  # whatever others have put into linecache, the error itself must come through
-        return ""
+def _with_source_line(frame: re.Match[str]) -> str:
+    source = ""
+    if frame[2] != "<string>":  # of `python -c`, dataclasses and namedtuples alike: another one's line would mislead
+        with contextlib.suppress(Exception):  # whatever others have put into linecache, the error must come through
+            source = linecache.getline(frame[2], int(frame[3])).strip()
+    return f"{frame[0]}\n{frame[1]}  {source}" if source else frame[0]
 
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
 
 
-def sample_error(
-    failure: Failure, cause: BaseException | None = None, preface: str = "", can_replay: bool = True
-) -> LoaderpoolError:
+def sample_error(failure: Failure, cause: BaseException | None = None, preface: str = "") -> LoaderpoolError:
     """Return the exception for a failure: a SampleError that is also of the user's type where such a class can be made.
 
     Args:
         failure: as it came from the worker.
         cause: the exception object itself, where the function ran in this process.
         preface: begins the message.
-        can_replay: `replay` can run it.
     """
     failure = _with_source_lines(failure)
     if failure.is_setup:
@@ -182,13 +129,13 @@ def sample_error(
     # A SourceError that is of no call a dispatcher has found, or it is of generators that end too early.
     for ours in (SpecMismatchError, SourceError)[: 1 if is_of_call else 2]:
         if original is not None and issubclass(original.cls, ours):
-            return _with_context(ours(preface + failure.text), failure, cause)
+            return _with_cause(ours(preface + failure.text), cause)
     told = {"index": _index_told(failure.index), "worker": failure.worker, "node": failure.node}
-    message = _message(failure, can_replay)
+    message = _message(failure)
     error: LoaderpoolError = SampleError(f"{preface}{failure.type_name}: {message}")
     if failure.is_timeout:
         error = SampleTimeoutError(preface + message)
-    return _with_context(_of_both(error, original, failure, preface + message, told), failure, cause)
+    return _with_cause(_of_both(error, original, failure, preface + message, told), cause)
 
 
 def _of_both(error: _Error, original: Original | None, failure: Failure, message: str, told: dict[str, Any]) -> _Error:
@@ -233,7 +180,7 @@ def source_error(failure: Failure, position: int, cause: BaseException | None = 
         f"Traceback of the source:\n{failure.traceback_text}"
     )
     error = SourceError(f"{failure.type_name}: {message}")
-    return _with_context(_of_both(error, original, failure, message, {"position": position}), failure, cause)
+    return _with_cause(_of_both(error, original, failure, message, {"position": position}), cause)
 
 
 def setup_error(failure: Failure, what: str, advice: str = "", place: str | None = "") -> SetupError:
@@ -249,44 +196,36 @@ def setup_error(failure: Failure, what: str, advice: str = "", place: str | None
     return SetupError(text)
 
 
-def lost_error(report: LostReport, preface: str = "", can_replay: bool = True) -> WorkerLostError:
-    """The exception for work given up because workers died over it; `preface` and `can_replay` as in `sample_error`."""
+def lost_error(report: LostReport) -> WorkerLostError:
+    """The exception for work given up because workers died over it."""
     if report.nodes:
-        error = _node_lost_error(report, preface)
-        error.__dict__["report"] = report
-        return error
+        return _node_lost_error(report)
     ended, name = _ending(report)
     worker = f"A worker (pid {report.pid}{f', node {report.node}' if report.node else ''}){' was' * bool(name)} {ended}"
-    if report.in_setup and report.why is not GivenUp.STORM:
-        text = f"{worker} in the setup hook. {report.deaths} workers in a row crashed before their first sample."
-    elif report.why is GivenUp.ALONE and report.index is not None:
-        text = (
-            f"{worker} while loading {item_name(report.index)} (epoch {report.epoch}). {report.deaths} workers "
-            "crashed on this task, the last two at this sample."
-        )
-    elif report.why is GivenUp.ALONE:
-        text = f"{worker} in epoch {report.epoch}. {report.deaths} workers in a row crashed on the same task."
-    elif report.why is GivenUp.TOGETHER:
-        text = (
-            f"{worker} in epoch {report.epoch}. {report.deaths} workers crashed on the same task, each at "
-            "another sample: together the samples may need too much memory."
-        )
-    elif report.why is GivenUp.STORM:
+    if report.why is GivenUp.STORM:
         text = (
             f"{counted(report.deaths, 'worker')} crashed within {_more_than_allowed(report)}. The last one "
             f"{worker.removeprefix('A worker ')}. A single sample is probably not the cause."
         )
-    else:
+    elif report.in_setup:
+        text = f"{worker} in the setup hook. {report.deaths} workers in a row crashed before their first sample."
+    elif report.why is GivenUp.BEFORE:
         text = f"{worker} before it started any sample, like {counted(report.deaths - 1, 'worker')} before it."
+    else:
+        where = f"in epoch {report.epoch}"
+        if report.why is GivenUp.ALONE and report.index is not None:
+            where = f"while loading {item_name(report.index)} (epoch {report.epoch})"
+        text = f"{worker} {where}. {report.deaths} workers crashed on this task"
+        is_together = report.why is GivenUp.TOGETHER
+        text += ", at changing samples: together they may need too much memory." if is_together else "."
     text += "\n" + _likely_cause(report, name, "setup hook" if report.in_setup else "function")
     if report.why is GivenUp.ALONE and report.index is not None:
-        text += _how_to_replay(report.index if can_replay else None, report.epoch)
+        text += _how_to_replay(report.index, report.epoch)
     if report.stacks.strip():
         text += f"\n\nLast output of the worker:\n{with_source_lines(report.stacks).strip()}"
-    error = WorkerLostError(preface + text)
+    error = WorkerLostError(text)
     error.index, error.epoch, error.signal_name = _index_told(report.index), report.epoch, name
     error.node = report.node
-    error.__dict__["report"] = report
     return error
 
 
@@ -318,15 +257,13 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
             "The kernel killed it because memory ran out (its count of such kills increased). Lower `workers`, "
             "`batch_size` or `Limits.memory`, or give the machine (or its cgroup) more memory."
         )
-    by_signal = {
-        "SIGKILL": "SIGKILL usually means that memory ran out, although the kernel's counter of such kills did not "
-        "increase, or that a user ran kill -9. Check `dmesg`, or lower `workers` or `batch_size`.",
-        "SIGSEGV": f"SIGSEGV is a crash inside a C extension that the {culprit} uses.",
-        "SIGABRT": f"SIGABRT is an abort inside a C extension that the {culprit} uses.",
-        "SIGBUS": "SIGBUS usually means that a memory-mapped file became shorter, or that memory ran out.",
-    }
-    if signal_name in by_signal:
-        return by_signal[signal_name]
+    if signal_name == "SIGKILL":
+        return (
+            "SIGKILL usually means that memory ran out, although the kernel's counter of such kills did not increase, "
+            "or that a user ran kill -9. Check `dmesg`, or lower `workers` or `batch_size`."
+        )
+    if signal_name in ("SIGABRT", "SIGBUS", "SIGSEGV"):
+        return f"{signal_name} is a crash inside a C extension that the {culprit} uses."
     if report.exit_code == LOST_PIPES_STATUS:
         return (
             "The function (or setup) closed file descriptors that loaderpool uses, for example with os.closerange. "
@@ -336,7 +273,7 @@ def _likely_cause(report: LostReport, signal_name: str, culprit: str) -> str:
     return f"The {culprit} (or a library that it uses) ended the process{how}."
 
 
-def _message(failure: Failure, can_replay: bool) -> str:
+def _message(failure: Failure) -> str:
     if failure.index is not None:
         where = item_name(failure.index)
     elif failure.indices and (generated := generated_item(failure.indices[0])) is not None:
@@ -348,59 +285,22 @@ def _message(failure: Failure, can_replay: bool) -> str:
     first = failure.index if failure.index is not None else failure.indices[0] if failure.indices else None
     replay = ""
     if first is not None:
-        replay = _how_to_replay(first if can_replay else None, failure.epoch, was_here=failure.worker is None)
-    is_exit = failure.type_name == SystemExit.__name__
-    called = f" The function called sys.exit({failure.text}), which does not end a worker." if is_exit else ""
-    return (
-        f"{failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}.{called}"
-        f"{unseen_advice(failure)}{_about_settings(failure)}{replay}\n\n"
-        f"Traceback in {_place(failure)}:\n{failure.traceback_text}"
-    )
-
-
-def _about_settings(failure: Failure) -> str:
-    """Return where a setting of Pillow's goes whose lack is seen by its error (ImageFile.py); most often nothing."""
-    if failure.worker is None or failure.type_name != "OSError" or "image file is truncated" not in failure.text:
-        return ""
-    return (
-        " If your script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True, set it in a function that you pass as "
-        "setup= instead: workers do not have the script's settings."
-    )
+        replay = _how_to_replay(first, failure.epoch, was_here=failure.worker is None)
+    shown = f"\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}" if failure.traceback_text else ""
+    return f"{failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}.{replay}{shown}"
 
 
 def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:
-    """Return a line with a line end before it; nothing where there is nothing to say.
+    """Return a line with a line end before it; "": there is nothing to say.
 
     Of no index, `replay` cannot run it; `was_here`, it ran in this process already.
     """
     call = ""
     if index is not None and generated_item(index) is None:
-        target = command_target or _target()
-        if target:
-            call = f"run `loaderpool replay {target} --index {index} --epoch {epoch}`"
-        else:
-            script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "<notebook>")
-            # Python's own "<stdin>" is no script either: the error has ended nothing there.
-            under_try = "" if script.startswith("<") else "catch the error and "
-            call = f"{under_try}call `loaderpool.replay(loader, index={index}, epoch={epoch})`"
+        call = f"call `loaderpool.replay(loader, index={index}, epoch={epoch})`"
     if was_here:
         return call and f"\nTo run it alone, {call}."
     return f"\nTo debug it in this process, {call}{', or ' if call else ''}set workers=0."
-
-
-def _target() -> str:
-    """Return what names the loader that is iterated on a command line, where it is a module's; else nothing.
-
-    To import a script is to run it, so what `__main__` has is not named.
-    """
-    kind = getattr(sys.modules.get("loaderpool.trainer.loader"), "Loader", ())
-    found: dict[int, str] = {}
-    for module in sys.modules.copy().keys() - {"__main__"}:
-        names = dict(getattr(sys.modules.get(module), "__dict__", ()))  # something else may stand in a module's place
-        if any(issubclass(each, kind) for each in set(map(type, names.values()))):  # few modules have one
-            loaders = ((name, value) for name, value in names.items() if issubclass(type(value), kind))
-            found |= {id(loader): f"{module}:{name}" for name, loader in loaders if loader._core.tracker.iterations}
-    return found.popitem()[1] if len(found) == 1 else ""
 
 
 def _index_told(index: int | None) -> int | None:
@@ -419,8 +319,7 @@ def _place(failure: Failure) -> str:
     return f"worker {failure.worker}" + (f" on node {failure.node}" if failure.node else "")
 
 
-def _with_context(error: _Error, failure: Failure, cause: BaseException | None = None) -> _Error:
-    error.__dict__["failure"] = failure
+def _with_cause(error: _Error, cause: BaseException | None) -> _Error:
     if cause is not None:
         error.__cause__ = cause
     return error

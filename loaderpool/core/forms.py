@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,30 +24,6 @@ _SHARE_OF_FREE = 4  # ... this part of what is free
 _LEAST_SLOTS = 2  # one is filled while the consumer has views of another
 _CALLS_AHEAD = 8  # for each thread. Less: threads idle while one call takes much longer than others
 _MOST_ROOM = 256  # tickets of a worker with threads
-# What a batch is taken to last until one was timed. Less: the first batches of a slow function would not be cut into
-# row ranges, and each would wait for one worker. More: the first ranges of a fast one are shorter than a hand-over.
-_UNTIMED_BATCH_NS = 1_000_000_000
-
-
-def stated(payload: Mapping[str, Any]) -> Probe | None:
-    """What the first call would tell, where `element_spec` says it all; None: it must be made.
-
-    Then nothing need wait for the first sample: one slow read there would hold up all others. Where an axis or a row's
-    number varies, or text must be seen to be str or bytes, the first sample tells what the spec does not.
-    """
-    config, plan, given = payload["config"], payload["plan"], payload["given_spec"]
-    if given is None or unit_of(config, payload["batch_fn"]) != "sample" or plan.is_open or plan.rows_vary:
-        return None
-    if config.pad is not False or config.ragged:
-        return None
-    if any(c.text is not None or c.ragged or not c.shape or None in c.shape[1:] for c in given.components):
-        return None
-    from loaderpool.worker.tickets import Probe  # which the main process, whose reports count slots, has no use for
-
-    rows = [ArraySpec(component.shape[1:], component.dtype) for component in given.components]
-    nbytes = sum(math.prod(size or 0 for size in row.shape) * row.dtype.itemsize for row in rows)
-    spec = ElementSpec(given.structure, tuple(rows))
-    return Probe(spec, spec, nbytes, 1, _UNTIMED_BATCH_NS // max(1, plan.most_rows), plan.most_rows)
 
 
 def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[BatchForm, Layout, float]:
@@ -62,23 +37,23 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
     form = choose_form(probe, payload["given_spec"], config, plan, unit_of(config, payload["batch_fn"]))
     free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
     limit = memory_limit(config)
-    wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config), 1 << 62)
+    wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config))
     most = 1 if plan.lanes else max(1, min(form.max_chunk, form.max_chunk * limit // (form.slot_bytes * wanted)))
     form = with_batches(form, most)
     layout = _layout_of(form, config, limit)
     least = layout.slot_bytes * _LEAST_SLOTS
+    large = f"one batch takes {layout.slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch buffers are needed"
     if least > free and form.max_chunk == 1:
-        rows = 0 if form.unit == "element" else form.batch_rows
-        # Of varying components the size of the items tells.
-        sizes = [item.dtype.itemsize for item in form.spec.components] if form.fixed is None else form.fixed.row_bytes
-        largest = form.spec.components[max(range(len(sizes)), key=sizes.__getitem__)].dtype
-        raise MemoryLimitError(capacity.batch_advice(least, rows, form.unit == "sample", largest, limit, free))
+        raise MemoryLimitError(
+            f"{large}, but this machine (or its cgroup) has only {free:,} bytes for them. Lower batch_size, or return "
+            "smaller samples, such as uint8."
+        )
     if limit < least:
         memory = config.limits.memory
         setting = f"Limits(memory={memory:,})" if memory is not None else f"the default of {limit:,} bytes"
         raise MemoryLimitError(
-            f"{setting} is too small: one batch takes {layout.slot_bytes:,} bytes, and at least {_LEAST_SLOTS} batch "
-            f"buffers are needed. Set Limits(memory={least}) ({least / 2**20:.1f} MiB) or more, or lower batch_size."
+            f"{setting} is too small: {large}. Set Limits(memory={least}) ({least / 2**20:.1f} MiB) or more, or lower "
+            "batch_size."
         )
     call_s = probe.elapsed_ns / 1e9 / max(1, probe.rows)
     return form, layout, call_s / min(config.threads, _calls_of(form))

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from loaderpool.core.delivery import (
     FIRST_EPOCH,
-    RUNNING_GENERATORS,
-    SECOND,
     CheckedArguments,
     Delivery,
-    SecondLook,
     aligned_empty,
 )
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.core.failures import sample_error, source_error
-from loaderpool.core.forms import choose_form, stated, with_batches
-from loaderpool.element.spec import ElementSpec
+from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.errors import SourceError
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
-from loaderpool.system.interrupts import InterruptsAllowed, is_dropped, is_of_a_handler
-from loaderpool.system.long_work import LongWork
+from loaderpool.system.interrupts import InterruptsAllowed, is_of_a_handler
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
+from loaderpool.worker.probe import probe
 from loaderpool.worker.tickets import Progress, StreamedItems, WorkFailed
 from loaderpool.worker.work import Work
 
@@ -76,10 +70,7 @@ class LocalEngine:
         payload = {**checked.payload, "cache": cache}
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         self._form: BatchForm | None = None
-        self._stated = stated(checked.payload)
-        self._second = SecondLook(self.given_spec, self.plan, self.unit)
         self._is_making = False
-        self._way: LongWork | None = None  # told of until generators stand where a pass goes on
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
     def read_ahead(self) -> int:
@@ -98,32 +89,18 @@ class LocalEngine:
                 self.work.ensure_setup()
                 if self._stream is not None:
                     self._put_first(self._stream)
-                probe = self._stated or self.work.probe(FIRST_EPOCH)
+                found = probe(self.work, FIRST_EPOCH)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
-        form = with_batches(choose_form(probe, self.given_spec, self.config, self.plan, self.unit), 1)
+        form = with_batches(choose_form(found, self.given_spec, self.config, self.plan, self.unit), 1)
         self.work.set_form(form, self.given_spec is not None)
         return form
-
-    def spec(self) -> ElementSpec:
-        form = self.form()
-        with _alone, SavedGlobals():
-            if not self._second.is_over:
-                try:
-                    self._second.end(self.work.probe(FIRST_EPOCH, batch=SECOND))
-                except WorkFailed:  # its turn will tell
-                    self._second.end(None)
-        return self._second.widen(form.spec)
 
     def begin(self, place: Position, limit: int) -> LocalRun:
         """Begin a run."""
         self.form()
         plan = self.plan.after(place.start)
         reading = None if self._stream is None else self._reading_for(self._stream, place.epoch, plan)
-        if place.lanes is not None and any(place.lanes.taken):
-            assert isinstance(self.work.items, LaneItems)
-            self._way = LongWork(RUNNING_GENERATORS)
-            self.work.items.tell_by(self._way)
         return LocalRun(self, place, limit, reading)
 
     def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
@@ -156,27 +133,12 @@ class LocalEngine:
         self.work.items.put(*batch)
 
     def forget(self, epoch: int) -> None:
-        """That epoch is not read any more: its generators are ended, here or by the thread that has the turn now.
+        """That epoch is not read any more: its generators are ended before the next batch is made, or with the loader.
 
-        Never blocks; may run in a finalizer, on any thread, in the middle of a generator too.
+        May run in a finalizer, on any thread, in the middle of a generator too.
         """
         if isinstance(self.work.items, LaneItems):
             self._forgotten.append(epoch)
-            # Torch holds its generator's lock where it has the collector run, which calls finalizers.
-            if "torch" not in sys.modules or not is_dropped(sys._getframe()):
-                self._end_forgotten()
-
-    def _end_forgotten(self) -> None:
-        if _alone.acquire(blocking=False):
-            try:
-                if self._is_making:  # a finalizer on this very thread
-                    return
-                assert isinstance(self.work.items, LaneItems)
-                while self._forgotten:
-                    with SavedGlobals():
-                        self.work.items.forget(self._forgotten.pop())
-            finally:
-                _alone.release()
 
     def update(self, changes: dict[str, Any]) -> None:
         """The function looks at the user's own object; only what was made of it before is out of date."""
@@ -204,6 +166,11 @@ class LocalEngine:
         form = self._form
         assert form is not None, "a batch before `begin`"
         ticket = Ticket(0, 0, _RUN, epoch, batch, plan.start)
+        if self._forgotten and not self._is_making:
+            assert isinstance(self.work.items, LaneItems)
+            with InterruptsAllowed(), _alone, SavedGlobals():
+                while self._forgotten:
+                    self.work.items.forget(self._forgotten.pop())
         size = form.slot_bytes
         anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
         # In the middle of a batch the function itself has asked for one: what is kept is of the batch around it.
@@ -219,10 +186,6 @@ class LocalEngine:
                 raise sample_error(error.failure, error.error) from error.error
             finally:
                 self._is_making = was_making
-                if self._way is not None:  # the place from which the pass goes on is reached, or will not be
-                    self._way.end()
-        if self._forgotten:
-            self._end_forgotten()
         if plan.lanes and filled.oversize is None and is_empty(anchor):
             return None
         if filled.oversize is not None:
@@ -242,12 +205,9 @@ class StreamReading:
         self._seen: list[tuple[int, list[Any]]] = []  # at most one: read, and not taken
         self._taken = 0
         self.is_over = False
-        self._make_error: Callable[[], Exception] | None = None  # what it ended with, for who asks again
 
     def peek(self) -> tuple[int, list[Any]] | None:
         """What `take` will give."""
-        if self._make_error is not None:
-            raise self._make_error()
         if not self._seen and not self.is_over:
             try:
                 self._seen = list(itertools.islice(self._batches, 1))
@@ -256,7 +216,6 @@ class StreamReading:
                     raise
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
                 position = self._plan.start_after(self.epoch, self._taken)
-                self._make_error = functools.partial(source_error, failure, position)
                 raise source_error(failure, position, error) from error
         self.is_over = not self._seen
         return self._seen[0] if self._seen else None
@@ -275,13 +234,7 @@ class LocalRun:
     outlives_interrupts = False  # they come in the user's code, in a generator's, say
     is_ready = False  # they are made when they are taken
 
-    def __init__(
-        self,
-        engine: LocalEngine,
-        place: Position,
-        limit: int,
-        reading: StreamReading | None,
-    ) -> None:
+    def __init__(self, engine: LocalEngine, place: Position, limit: int, reading: StreamReading | None) -> None:
         self._plan = plan = engine.plan.after(place.start)
         self._engine, self.first_epoch, self.limit = engine, place.epoch, limit
         self._taken, self._reading = place.taken, reading

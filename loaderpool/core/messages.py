@@ -12,7 +12,6 @@
 | `Resize` | main -> supervisor | one for each call |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
 | `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
-| `GiveBack` | supervisor -> main | one for each run |
 | `Ended` | supervisor -> main | one for each run and each loader |
 | `NodeIs`, `Warn` | supervisor -> main | a few for each node |
 | `Found` | worker -> supervisor -> main and all other workers; main -> supervisor | one for each `Look` or `Load` |
@@ -49,11 +48,9 @@ class Load(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Main process -> supervisor: make the first sample of this batch of an epoch. Answered by `Found`."""
+    """Main process -> supervisor: make the first sample. Answered by `Found`."""
 
     loader: int
-    epoch: int
-    batch: int
     feed: int  # where in the arena the table of its stream is; 0: items are read by index
 
 
@@ -135,11 +132,10 @@ class Loaded(NamedTuple):
     """Supervisor -> main process: function and source of a loader, or what has changed of it, were loaded."""
 
     loader: int
-    seconds: float
 
 
 class LoaderFailed(NamedTuple):
-    """Supervisor -> main process: no batch of this loader can be made, until the next `Look`."""
+    """Supervisor -> main process: no batch of this loader can be made."""
 
     loader: int
     error: bytes
@@ -152,12 +148,6 @@ class Ended(NamedTuple):
     """
 
     number: int
-
-
-class GiveBack(NamedTuple):
-    """Supervisor -> main process: another run has no slot. End this one, and begin it again where it is taken from."""
-
-    run: int
 
 
 class NodeIs(NamedTuple):
@@ -184,10 +174,7 @@ class Found(NamedTuple):
 
     ticket: int
     loader: int
-    batch: int
-    # A pickled `Probe`, or nothing: it cannot be made. Of batch 0, on from the supervisor: a pickled `BatchForm`, and
-    # whether the user has given it.
-    content: bytes
+    content: bytes  # a pickled `Probe`; on from the supervisor a pickled `BatchForm`, and whether the user has given it
     seconds: float  # what the first sample took
 
 
@@ -207,7 +194,7 @@ class Done(NamedTuple):
 
 Message = (
     Load | Look | Begin | Extend | End | Ended | Release | Resize | Filled | BatchFailed | Loaded
-    | LoaderFailed | GiveBack | NodeIs | Warn | Found | Ticket | Done
+    | LoaderFailed | NodeIs | Warn | Found | Ticket | Done
 )  # fmt: skip
 KINDS: tuple[type, ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(KINDS)}

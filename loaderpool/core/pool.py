@@ -8,35 +8,32 @@ import contextlib
 import functools
 import itertools
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from loaderpool.core.channel import Received
 from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.messages import Ended, NodeIs, Resize, Warn
-from loaderpool.core.session import Listener, Session
+from loaderpool.core.session import Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
-from loaderpool.memory.board import Board, Field, Total
+from loaderpool.memory.board import Field
 from loaderpool.plan.order import item_name
 from loaderpool.system import clock, machine
-from loaderpool.system.interrupts import InterruptsHeld, LastInterruptsHeld, checkpoint, note_exit
-from loaderpool.system.long_work import LongWork
-from loaderpool.system.process import RestartLimit, is_library_file, is_trainer
+from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
+from loaderpool.system.process import RestartLimit
 
 _WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
 
 SUPERVISOR = Program("loaderpool.core.supervisor")
-_library: set[str] = set()  # modules that are known to be none of the user's
 live: weakref.WeakSet[WorkerPool] = weakref.WeakSet()  # that are open in this process
 
 
 def close_all() -> None:
     """Close every pool, for the interpreter ends; in one step that Ctrl-C does not break off."""
-    with LastInterruptsHeld():
+    with InterruptsHeld():
         note_exit()
         for pool in list(live):
             pool.close()
@@ -44,25 +41,6 @@ def close_all() -> None:
 
 # Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.
 atexit.register(close_all)
-
-
-class Loads(Listener, Protocol):
-    """A loader's share of a pool.
-
-    Attributes:
-        was_loaded: some supervisor has loaded it.
-    """
-
-    was_loaded: bool
-
-    def load(self, session: Session) -> None:
-        """Tell this supervisor, which is new, all that it must know. The pool's lock is held."""
-
-    def on_load_died(self, how: str) -> None:
-        """A supervisor died while it imported the function: the next one would, too."""
-
-    def on_close(self) -> None:
-        """The pool is closed."""
 
 
 class NodePlace(NamedTuple):
@@ -82,94 +60,13 @@ class RunningWorker(NamedTuple):
     place: NodePlace | None = None  # of a node; None: it is a process of this machine
 
 
-class Workers:
-    """What is known of a pool's workers: the board has it.
-
-    Args:
-        board: where their supervisor writes.
-        are_nodes: they are nodes with workers of their own.
-
-    Attributes:
-        places: of nodes, by number.
-    """
-
-    def __init__(self, board: Board, are_nodes: bool = False) -> None:
-        self._board, self._are_nodes = board, are_nodes
-        self.places: dict[int, NodePlace] = {}
-
-    def values(self) -> list[RunningWorker]:
-        """Return those that there are."""
-        nowhere = NodePlace("", "", 0) if self._are_nodes else None
-        return [RunningWorker(*each, self.places.get(each[0], nowhere)) for each in self._board.workers()]
-
-    @property
-    def restarts(self) -> int:
-        """How many died, and were replaced."""
-        return 0 if self._are_nodes else self._board.total(Total.LOST)
-
-    @property
-    def nodes_lost(self) -> int:
-        """How many nodes died, or were given up."""
-        return self._board.total(Total.LOST) if self._are_nodes else 0
-
-    @property
-    def cells(self) -> range:
-        """Cells that workers have had."""
-        return range(0 if self._are_nodes else self._board.cells)
-
-
-class ModuleFiles:
-    """Files of the user's modules as they were when a loader was made.
-
-    Which of the modules workers import is not known. A file that keeps its time and size goes unseen.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[str, tuple[str, int, int] | None] = {}  # by module; None: told of, or cannot be looked at
-
-    def note(self) -> None:
-        """Note those that this process has imported and that were not noted before."""
-        for name, module in sys.modules.copy().items():  # in one go: threads may import meanwhile
-            if name in _library or name in self._files or name == "__main__":
-                continue
-            try:
-                path = vars(module).get("__file__")
-            except TypeError:  # something else stands in a module's place
-                path = None
-            if not isinstance(path, str) or is_library_file(path):
-                _library.add(name)
-            else:
-                self._files[name] = _look_at(path)
-
-    def changed(self) -> str:
-        """Return a warning's text that names the files that have changed, each once; empty: there are none."""
-        found = []
-        for name, file in self._files.items():
-            if file is not None and _look_at(file[0]) not in (None, file):
-                self._files[name] = None
-                found.append(f"  {name} ({file[0]})")
-        if not found:
-            return ""
-        what = "The files of these modules changed after the loader was created. New workers import the new files, and"
-        cure = "If your function uses them, create the loader and its pool again to use the new files in all workers."
-        return "\n".join([f"{what} older workers keep the old ones:", *found, cure])
-
-
-def _look_at(path: str) -> tuple[str, int, int] | None:
-    """Return the path, when the file was written to, and its bytes; None: in an archive, or deleted."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return path, found.st_mtime_ns, found.st_size
-
-
 class WorkerPool:
     """A supervisor and its workers.
 
     Attributes:
         arena: shared memory beside the slots; it outlives supervisors.
-        workers: what is known of them.
+        places: of nodes, by number.
+        has_nodes: its workers are nodes with workers of their own.
         workers_wanted: how many there shall be.
         owner_pid: of the process that has it, and not of its forks.
 
@@ -181,6 +78,8 @@ class WorkerPool:
     """
 
     hands_over_files = True
+    _make_arena: Callable[[], Arena] = staticmethod(Arena.create)
+    _make_session: type[Session] = Session
 
     def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None) -> None:
         self.workers_wanted, self._restarts = workers, restarts
@@ -189,16 +88,15 @@ class WorkerPool:
             self.arena = self._make_arena()
         except OSError as error:  # too many open files, say
             raise PoolBrokenError(f"Could not start the worker pool: {error}") from error
-        self.workers = Workers(self.arena.board, program is not None)
-        self.modules = ModuleFiles()
+        self.has_nodes = program is not None
+        self.places: dict[int, NodePlace] = {}
         # Texts of what came up in other processes, for the user to be warned of in a line of his.
         self.due_warnings: collections.deque[str] = collections.deque()
         self.imports_anew = not self.hands_over_files  # workers are no forks, and import modules themselves
-        self.long_work: LongWork | None = None
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
-        self.supervisor_restarts = self.deliveries = self._restarts_seen = 0
-        self.loaders: dict[int, Loads] = {}  # by number
+        self.supervisor_restarts = self.deliveries = 0
+        self.loaders: dict[int, Any] = {}  # by number: each an `engine.PoolEngine`
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
         self._broken: Callable[[], LoaderpoolError] | None = None  # makes the error that nothing can go on
@@ -216,15 +114,15 @@ class WorkerPool:
     def _start(self) -> Session:
         workers, is_first = self.workers_wanted, not self.supervisor_restarts
         settings = {"workers": workers, "max_restarts": self._restarts, "is_first": is_first, **self._program.settings}
-        session = self._make_session(self._program._replace(settings=settings))
+        program = self._program._replace(settings=settings)
+        session = self._make_session(self.arena, self._around, self._news, program)
         session.owner, session.listeners = self, {**self.loaders}
         return session
 
-    def _make_arena(self) -> Arena:
-        return Arena.create()
-
-    def _make_session(self, program: Program) -> Session:
-        return Session(self.arena, self._around, self._news, program)
+    def running(self) -> list[RunningWorker]:
+        """Return the workers that there are: the board has them."""
+        nowhere = NodePlace("", "", 0) if self.has_nodes else None
+        return [RunningWorker(*each, self.places.get(each[0], nowhere)) for each in self.arena.board.workers()]
 
     def take_number(self) -> int:
         """Return a number that no loader or run of this pool has had."""
@@ -233,8 +131,6 @@ class WorkerPool:
     def resize(self, workers: int) -> None:
         """Have so many workers from now on."""
         self.check_usable()
-        if workers > self.workers_wanted and self.imports_anew:
-            self.warn_of_modules()
         if self._program is SUPERVISOR:  # else nodes tell how many they have
             self.workers_wanted = workers
         self.session.send(Resize(workers))
@@ -262,11 +158,11 @@ class WorkerPool:
             self.check_usable()
             how = lost.reap()
             # Until killed workers are gone, or one would write to a cell that another one has.
-            pids = [worker.pid for worker in self.workers.values() if worker.pid]
+            pids = [worker.pid for worker in self.running() if worker.pid]
             clock.wait_until(lambda: not any(map(machine.start_time, pids)), _WORKERS_END_S)
-            indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.workers.values()}
+            indices = {self.arena.board.read(worker.cell, Field.INDEX) - 1 for worker in self.running()}
             self.arena.board.clear_workers()
-            self.workers.places.clear()
+            self.places.clear()
             if lost.lacks_descriptors:
                 soft, _ = machine.descriptor_limits()
                 text = (
@@ -281,7 +177,6 @@ class WorkerPool:
                 self._broken = functools.partial(self._deaths.error, lost.name, how)
                 self.check_usable()
             self.supervisor_restarts += 1
-            self.warn_of_modules()
             try:
                 session = self._start()
             except (LoaderpoolError, OSError, ValueError) as error:
@@ -316,37 +211,20 @@ class WorkerPool:
         if isinstance(message, Warn):
             # Why workers are not forked is said of the first machine on which that is so.
             if not (message.are_not_forked and self.imports_anew):
-                self._note_warning(message.text)
+                self.due_warnings.append(message.text)
             self.imports_anew |= message.are_not_forked
             return
-        places = self.workers.places
-        places.pop(message.number, None)
+        self.places.pop(message.number, None)
         if message.workers >= 0:
-            places[message.number] = NodePlace(message.node, message.address, message.workers)
-        self.workers_wanted = sum(place.workers for place in places.values()) or self.workers_wanted
+            self.places[message.number] = NodePlace(message.node, message.address, message.workers)
+        self.workers_wanted = sum(place.workers for place in self.places.values()) or self.workers_wanted
 
     def turn(self, came: bool) -> None:
         """Done now and then by who waits, without a lock."""
         checkpoint()
         self.say_warnings()
-        if (work := self.long_work) is not None:
-            work.tell()
         if self.on_idle is not None and not came:
             self.on_idle()
-
-    def tell_of(self, work: LongWork) -> None:
-        """Have who waits tell how far this is, unless they tell of something else."""
-        if self.long_work is None or self.long_work.is_over:
-            self.long_work = work
-
-    def _note_warning(self, text: str) -> None:
-        if is_trainer():  # what a node is told of its own workers its dispatcher passes on
-            self.due_warnings.append(text)
-
-    def warn_of_modules(self) -> None:
-        """Warn of modules that workers which are to come will find changed."""
-        if text := self.modules.changed():
-            self._note_warning(text)
 
     def say_warnings(self) -> None:
         """Warn in the line of the user's that has led here. Not while a lock is held: it may raise.
@@ -354,13 +232,9 @@ class WorkerPool:
         Raises:
             Warning: where a filter makes an error of it.
         """
-        if self.imports_anew and self.workers.restarts != self._restarts_seen:  # they have found modules changed
-            self._restarts_seen = self.workers.restarts
-            self.warn_of_modules()
         while self.due_warnings:
             with contextlib.suppress(IndexError):  # another thread has said it
-                text = self.due_warnings.popleft()
-                warn(text)
+                warn(self.due_warnings.popleft())
 
     def wake(self) -> None:
         """Have all who wait look again whether they need to. The lock is held."""

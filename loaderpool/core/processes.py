@@ -1,7 +1,7 @@
 """The worker processes as the supervisor has them: started, watched for stops and for slow samples, reaped.
 
 They are forked: a worker inherits what the supervisor has loaded, and drops every descriptor that is not its own. Where
-a fork would not be clean (`loaded.ForkCheck`), each is an interpreter of its own (`exec_worker`).
+a fork would not be clean (`loaded.ForkCheck`), each is an interpreter of its own, which loads payloads itself.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import contextlib
 import errno
 import faulthandler
 import os
-import select
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,10 @@ from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.memory.board import Field
 from loaderpool.system import clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
-from loaderpool.transport.payload.loaded import Payloads
-from loaderpool.worker.own_process import become_worker, serve
+from loaderpool.transport.payload.loaded import Change, Payloads, describe_load_error
+from loaderpool.transport.reports import describe_failure
+from loaderpool.worker.own_process import become_worker, serve, settle_libraries
+from loaderpool.worker.tickets import WorkFailed
 
 if TYPE_CHECKING:
     import subprocess
@@ -34,10 +36,7 @@ _LOOKS_PER_TIMEOUT = 8
 _SHORTEST_LOOK_NS, _LONGEST_LOOK_NS = 10_000_000, 1_000_000_000
 # From the request for the stacks to the kill: faulthandler writes them in well under a millisecond.
 _STACKS_NS = 100_000_000
-_READ_BYTES = 1 << 16
-_PIECE_BYTES = 1 << 30  # of what a worker by exec is told; marshal takes no more than 2 GiB in one piece
 _FIELDS = Field.TICKET, Field.INDEX, Field.STARTED_NS
-FATAL = "Fatal Python error"  # what faulthandler begins with where C code ends a process
 
 
 class ForkedProcess:
@@ -105,9 +104,9 @@ class StackFile:
             os.kill(pid, signal.SIGUSR1)
 
     def read(self) -> str:
-        """Return what was written since, or the end of it."""
-        begins = max(self._begins, os.fstat(self.descriptor).st_size - _READ_BYTES)
-        return os.pread(self.descriptor, _READ_BYTES, begins).decode(errors="replace")
+        """Return what was written since."""
+        size = os.fstat(self.descriptor).st_size - self._begins
+        return os.pread(self.descriptor, size, self._begins).decode(errors="replace")
 
     def close(self) -> None:
         """Drop it."""
@@ -118,8 +117,7 @@ class Sample:
     """What a worker is at, as far as it was watched."""
 
     def __init__(self) -> None:
-        self.started = self.ran_ns = self.asked_ns = self.ticket = 0
-        self.looked_ns = self.seen_since_ns = 0  # the last look, and the first of those that came without a gap
+        self.started = self.ran_ns = self.asked_ns = self.ticket = self.looked_ns = 0
         self.index: int | None = None  # of the sample, once the worker is killed for it
         self.stacks_text = ""
 
@@ -148,8 +146,6 @@ class WorkerProcess:
 class Processes:
     """All workers of a supervisor.
 
-    Made before any module of the user's is imported, so that workers that are executed find what these found.
-
     Args:
         arena: with the board.
         slots: where workers write.
@@ -169,10 +165,7 @@ class Processes:
         private: Callable[[], list[int]],
     ) -> None:
         self._arena, self._slots, self._payloads, self._forms, self._private = arena, slots, payloads, forms, private
-        self._settings, self._environment = start, dict(os.environ)
-        self._directory: str | None = None
-        with contextlib.suppress(FileNotFoundError):  # it was deleted: inherited it can still be
-            self._directory = os.getcwd()
+        self._settings = start
         self.by_number: dict[int, WorkerProcess] = {}
         self.has_lanes = False  # there is, or was, a loader of generators
         self.without_pidfd: list[WorkerProcess] = []  # their end is found only by a look
@@ -255,9 +248,7 @@ class Processes:
 
         A worker notes on the board which sample it is at and since when. The time a sample has run is summed up over
         looks, and a gap between looks (Ctrl-Z, a suspended machine, a supervisor that was kept waiting) counts as no
-        more than two of them, so that only a worker that really ran, or really slept, for so long is called hung. Where
-        a worker has threads, a sample may have begun before the board names it: what it ran since then counts, as far
-        back as looks came without a gap.
+        more than two of them, so that only a worker that really ran, or really slept, for so long is called hung.
 
             runs ──past the limit──▶ asked (SIGUSR1: faulthandler writes all stacks, also out of C code) ──▶ killed
               ▲────────────── it went on to the next sample after all ─────────────┘
@@ -270,11 +261,8 @@ class Processes:
             if sample.index is not None:  # killed, not reaped yet
                 continue
             elapsed, longest, sample.looked_ns = now - sample.looked_ns, 2 * look_ns(timeout_ns), now
-            if elapsed > longest:
-                sample.seen_since_ns = now
             if not index or started != sample.started or ticket != sample.ticket:
-                ran_ns = max(0, now - max(started, sample.seen_since_ns))
-                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, ran_ns, 0, ticket
+                sample.started, sample.ran_ns, sample.asked_ns, sample.ticket = started, 0, 0, ticket
                 continue
             sample.ran_ns += min(elapsed, longest)
             if not sample.asked_ns:
@@ -309,8 +297,8 @@ class Processes:
         settings |= self._told(number, cell)
         files = [file for of_loader in self._payloads.files.values() for file in of_loader]
         return child_process.start(
-            child_process.Program("loaderpool.core.exec_worker", f"loaderpool-worker-{number}"),
-            child_process.Surroundings(self._directory, self._environment, start["path"], start["argv"]),
+            child_process.Program("loaderpool.core.processes", f"loaderpool-worker-{number}"),
+            child_process.Surroundings(None, os.environ, start["path"], start["argv"]),
             settings,
             [settings["arena"], settings["slots"], channel, stacks, *files],
             is_apart=False,  # it is of the supervisor's group, and ends with it
@@ -319,10 +307,7 @@ class Processes:
     def _told(self, number: int, cell: int) -> dict[str, Any]:
         """Return what a worker that is no fork is told of itself and of loaders."""
         payloads, forms = self._payloads, dict(self._forms)
-        changes = {
-            loader: [_pieces(change.pickled), *map(_pieces, change.buffers)]
-            for loader, change in payloads.changes.items()
-        }
+        changes = {loader: [change.pickled, *change.buffers] for loader, change in payloads.changes.items()}
         loaders = {"files": payloads.files, "places": dict(payloads.places), "changes": changes}
         return {"number": number, "cell": cell, "forms": forms, **loaders}
 
@@ -340,15 +325,9 @@ class Processes:
         Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()
 
 
-def _pieces(part: bytes | bytearray) -> list[bytes | bytearray]:
-    if len(part) <= _PIECE_BYTES:
-        return [part]  # without a copy
-    return [part[at : at + _PIECE_BYTES] for at in range(0, len(part), _PIECE_BYTES)]
-
-
 def fault_in(stacks: str) -> str:
     """Return what faulthandler wrote as C code ended the process; "": it did not."""
-    begins = stacks.rfind(FATAL)
+    begins = stacks.rfind("Fatal Python error")  # what faulthandler begins with then
     return stacks[begins:] if begins >= 0 else ""
 
 
@@ -363,4 +342,51 @@ def look_ns(timeout_ns: int) -> int:
     return max(_SHORTEST_LOOK_NS, min(_LONGEST_LOOK_NS, timeout_ns // _LOOKS_PER_TIMEOUT))
 
 
-READABLE = select.EPOLLIN if hasattr(select, "EPOLLIN") else 1
+# ---- workers that are no forks
+
+
+class LatePayloads(dict[int, dict[str, Any]]):
+    """Payloads by loader, each loaded when it is asked for first.
+
+    Not at once: a loader may be unloaded while this process starts, and its place in the arena be another's. Who asks
+    has a ticket for it.
+
+    Args:
+        arena: where they are.
+        start: what its process is told.
+    """
+
+    def __init__(self, arena: Arena, start: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._payloads = Payloads(arena, start["files"])
+        self._places, self._changes, self._worker = start["places"], start["changes"], start["number"]
+
+    def __missing__(self, loader: int) -> dict[str, Any]:
+        try:
+            self._payloads.load(loader, *self._places[loader])
+            if parts := self._changes.get(loader):
+                pickled, *buffers = parts
+                self._payloads.apply(loader, Change(pickled, [*map(bytearray, buffers)]))
+        except BaseException as error:
+            advice = describe_load_error(error, "the worker")
+            failure = describe_failure(error, epoch=0, worker=self._worker, load_advice=advice)
+            raise WorkFailed(failure, error) from None
+        self._changes.pop(loader, None)  # it may be large
+        settle_libraries()
+        self[loader] = self._payloads.loaded[loader]
+        return self[loader]
+
+
+def main(start: Mapping[str, Any]) -> None:
+    """Runs in: a worker that is no fork, from the first import to its end."""
+    process.become("worker", start["node"])
+    become_worker(start["supervisor_pid"])
+    inherited = [start[name] for name in ("arena", "slots", "channel", "stacks")]
+    for descriptor in [*inherited, *(file for files in start["files"].values() for file in files)]:
+        os.set_inheritable(descriptor, False)  # the exec needed it inheritable; what the function starts needs none
+    sys.argv = list(start["argv"])
+    StackFile(start["stacks"]).arm()
+    arena, slots = Arena(start["arena"], start["arena_bytes"]), SlotFile(start["slots"])
+    channel = Channel(socket.socket(fileno=start["channel"]))
+    payloads = LatePayloads(arena, start)
+    serve(Worker(start["number"], start["cell"], channel, arena, slots, payloads, start["forms"]).run)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from loaderpool.core.messages import Done, Message, Ticket
-from loaderpool.memory.board import Total
 from loaderpool.plan.order import Numbering
 from loaderpool.system.process import RestartLimit
 from loaderpool.transport.reports import GivenUp
@@ -59,12 +58,6 @@ class Abandon(NamedTuple):
     run: int
 
 
-class Count(NamedTuple):
-    """Count one more on the board."""
-
-    total: Total
-
-
 class ReturnPages(NamedTuple):
     """Give a part of the memory file back to the machine."""
 
@@ -78,7 +71,7 @@ class DropFile(NamedTuple):
     file: Any
 
 
-Instruction = ToMain | ToWorker | Start | Stop | Abandon | Count | ReturnPages | DropFile
+Instruction = ToMain | ToWorker | Start | Stop | Abandon | ReturnPages | DropFile
 
 
 @dataclasses.dataclass
@@ -90,10 +83,9 @@ class LoaderRecord:
     leaves_out: bool  # samples that end a worker; else a batch with one is an error
     most_deaths: int  # a ticket over which more workers die is given up
     layout: Layout | None = None
-    keepers: dict[int, int] = dataclasses.field(default_factory=dict)  # by batch: the worker that has its first sample
+    keeper: int | None = None  # the worker that has the first sample
     row_s: float = 0.0  # a moving mean
     rows_measured: int = 0
-    outgrown: int = 0  # rows that did not fit their slot
     left_out: list[tuple[int, int, float, int]] = dataclasses.field(default_factory=list)  # epoch, and as in a ticket
     failure: bytes | None = None
 
@@ -113,7 +105,7 @@ class RunRecord:
     making: dict[int, Filling] = dataclasses.field(default_factory=dict)  # by offset: workers write into them
     filled: dict[int, int] = dataclasses.field(default_factory=dict)  # offset to ticket, until `Release`
     fresh: set[int] = dataclasses.field(default_factory=set)  # offsets of slots that have had no batch
-    sizes: dict[int, int] = dataclasses.field(default_factory=dict)  # bytes of each slot, by offset
+    slots: int = 0  # how many it has, all of one size
     slots_wanted: int = 0  # that it would have, were memory no limit
     may_lend: int = 0  # the most that was ever told
     lanes: list[Lane] = dataclasses.field(default_factory=list)
@@ -123,19 +115,7 @@ class RunRecord:
     last_rows: int = 0  # of the batch before `stop`; 0: as many as by the plan
     last_ticket: int = 0  # number of the last one that was cut
     is_ended: bool = False
-    is_asked: bool = False  # to give its slots back
     is_whole: bool = False  # all its batches go into one slot: it is a ticket of another machine
-    may_ask: int = 3  # so many other runs for their slots; then it is an error that it has none
-
-    @property
-    def slots(self) -> int:
-        """How many it has."""
-        return len(self.sizes)
-
-    @property
-    def nbytes(self) -> int:
-        """Of all its slots."""
-        return sum(self.sizes.values())
 
     def total_rows(self, batch: int, count: int) -> int:
         """Return the rows of `count` batches from this one on."""

@@ -7,47 +7,23 @@ import gc
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderpool.core.delivery import RUNNING_GENERATORS, Delivery, DeliveryCounts, OrderedBuffer, aligned_empty
-from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, GiveBack
+from loaderpool.core.delivery import Delivery, OrderedBuffer, aligned_empty
+from loaderpool.core.messages import Begin, End, Ended, Extend, Filled
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
 from loaderpool.memory.arena import map_private
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.order import LanePlaces, Numbering, Plan, Position
+from loaderpool.plan.order import Numbering, Plan, Position
 from loaderpool.system import clock, fault_points
-from loaderpool.system.long_work import LongWork
 
 if TYPE_CHECKING:
-    from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
     from loaderpool.core.pool import WorkerPool
     from loaderpool.core.session import Session
     from loaderpool.core.stream.feed import Feed
-    from loaderpool.memory.layout import BatchForm
-
-
-class RunOwner(Protocol):
-    """A run's loader: `engine.PoolEngine`. All with the pool's lock held."""
-
-    pool: WorkerPool
-    config: LoaderConfig
-    plan: Plan
-    number: int
-    runs: dict[int, PoolRun]  # by number
-    lent: list[dict[int, None]]  # of each run: slots that have views
-    counts: DeliveryCounts
-    known_form: BatchForm | None  # of its batches
-    failure: Any  # why no batch can be made; None: nothing has failed
-    is_closed: bool
-
-    def check(self) -> None:
-        """Raise if no batch can be made: it, or its pool, was closed, or something has failed."""
-
-    def on_run_ended(self, number: int) -> None:
-        """No worker looks at what this run needs any more."""
 
 
 class PoolRun:
@@ -56,7 +32,7 @@ class PoolRun:
     Made, and then begun, with the pool's lock held.
 
     Args:
-        engine: of the loader.
+        engine: of the loader: an `engine.PoolEngine`.
         place: where it begins; its batches are counted from there on.
         limit: batches before this one are wanted, or may be made ahead.
         feed: where items come from, if the source is a stream.
@@ -64,9 +40,11 @@ class PoolRun:
 
     outlives_interrupts = True  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
 
-    def __init__(self, engine: RunOwner, place: Position, limit: int, feed: Feed | None = None) -> None:
-        self._engine, self._pool = engine, engine.pool
-        self._plan = plan = engine.plan.after(place.start)
+    def __init__(self, engine: Any, place: Position, limit: int, feed: Feed | None = None) -> None:
+        self._engine = engine
+        self._pool: WorkerPool = engine.pool
+        self._plan: Plan = engine.plan.after(place.start)
+        plan = self._plan
         self.first_epoch, self.limit = place.epoch, limit
         self.feed = feed
         self.is_over = False
@@ -86,22 +64,6 @@ class PoolRun:
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
         self._has_collected = False
         self._session: Session = self._pool.session
-        self._way = self._way_to_place(place.lanes)  # told of until its first batch is there
-
-    def _way_to_place(self, lanes: LanePlaces | None) -> LongWork | None:
-        """What is to be told of how far a run is that does not begin at the beginning."""
-        way = None
-        if lanes is not None and any(lanes.taken):
-            from loaderpool.core.buffers import furthest
-
-            rows = self._plan.most_rows
-            way = LongWork(RUNNING_GENERATORS, measure=functools.partial(furthest, self._pool, lanes, rows))
-        elif self.feed is not None and not self.feed.reads_here and self._plan.start:
-            what = f"loaderpool: reading the stream up to item {self._plan.start:,} to resume there"
-            way = LongWork(what, measure=str)
-        if way is not None:
-            self._pool.tell_of(way)
-        return way
 
     def take(self) -> Delivery:
         """Return the next batches. Blocks until they are there.
@@ -115,7 +77,7 @@ class PoolRun:
             pool.check_owner()
         waited_ns = 0
         while True:
-            if pool.imports_anew or pool.due_warnings:
+            if pool.due_warnings:
                 pool.say_warnings()
             with pool.lock:
                 if (lender := self._session.lender).returned:
@@ -133,8 +95,6 @@ class PoolRun:
                     self._deliver(delivery)
                     self._is_torn = self._has_collected = False
                     delivery.waited_ns = waited_ns
-                    if self._way is not None:
-                        self._way.end()
                     return delivery
                 elif self._can_end or self._failure is not None or engine.failure is not None:
                     self._check_end()
@@ -194,8 +154,6 @@ class PoolRun:
         if self.is_over:
             return
         self.is_over = True
-        if self._way is not None:
-            self._way.end()
         if self.feed is not None:
             self.feed.stop()
         self._end()
@@ -237,19 +195,13 @@ class PoolRun:
         elif self.is_over or message.run != self.number:  # it has begun again since: those slots are free
             for descriptor in descriptors:
                 os.close(descriptor)
-        elif isinstance(message, GiveBack):
-            self._begin_again()
         elif message.offset < 0:
-            self.fail(message.error)
+            self._failure = message.error
         else:
             failed = Delivery(message.batch - self._base, 1, 0, message.offset)
             failed.make_error = functools.partial(made_of, message.error)
             if not self.buffer.put(failed):
                 self._release(failed)
-
-    def fail(self, error: bytes) -> None:
-        """No more of its batches are made."""
-        self._failure = error
 
     def _release(self, arrived: Delivery) -> None:
         """All of it was taken before the run began again."""

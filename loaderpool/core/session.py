@@ -26,7 +26,8 @@ from loaderpool.core.messages import Found, Message, NodeIs, Release, Warn
 from loaderpool.errors import PoolBrokenError
 from loaderpool.memory import forks
 from loaderpool.memory.arena import PAGE_BYTES, Arena, SlotFile
-from loaderpool.system import capacity, fault_points, interrupts, machine
+from loaderpool.system import fault_points, interrupts, machine
+from loaderpool.system.capacity import START_ADVICE
 from loaderpool.system.interrupts import InterruptsAllowed
 from loaderpool.system.machine import StopWatch
 
@@ -42,19 +43,6 @@ class Listener(Protocol):
         """Take in a message. The session's lock is held. Ownership: takes its descriptors."""
 
 
-class SessionOwner(Protocol):
-    """The pool whose session it is."""
-
-    def hear(self, message: NodeIs | Warn) -> None:
-        """A node took a worker's place, or the user should know this. The session's lock is held."""
-
-    def turn(self, came: bool) -> None:
-        """Called now and then by who waits, without the lock, and told whether anything came; may raise."""
-
-    def replace(self, lost: Session) -> None:
-        """Have another supervisor in the place of one that is lost."""
-
-
 class Session:
     """A supervisor that is running, or has been.
 
@@ -62,7 +50,7 @@ class Session:
         is_lost: it is gone.
         lacks_descriptors: a file that it sent could not be received.
         lender: its slots that have views.
-        owner: the pool; None: there is none, or it was closed.
+        owner: the `WorkerPool`; None: there is none, or it was closed.
 
     Args:
         arena: what the pool's processes share beside slots.
@@ -77,7 +65,7 @@ class Session:
     def __init__(self, arena: Arena, around: Surroundings, news: threading.Condition, program: Program) -> None:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
         self.listeners: dict[int, Listener] = {}  # by their numbers
-        self.owner: SessionOwner | None = None
+        self.owner: Any = None
         self.news = news
         self._reader: int | None = None  # the thread that reads for all
         self._sleepers = 0  # threads that wait for it; an interrupt may leave one too many
@@ -88,16 +76,17 @@ class Session:
             try:
                 fault_points.reach("trainer.launched")
                 self.lender = Lender(self.slots, self._channel.send)
-                self._prepare_to_wait()
             except BaseException:
                 self.close()
                 raise
         except OSError as error:
-            advice = capacity.start_advice(error, "this process has no file descriptors left")
-            raise PoolBrokenError(f"Could not start the supervisor process: {error}; {advice}") from error
+            raise PoolBrokenError(f"Could not start the supervisor process: {error}; {START_ADVICE}") from error
 
     def _open(self, arena: Arena, around: Surroundings, program: Program) -> None:
         """Start a clean interpreter, never a fork: the main process has threads of its frameworks."""
+        self._wake_ends = os.pipe()
+        for end in self._wake_ends:
+            os.set_blocking(end, False)
         self.slots = SlotFile.create()
         try:
             ours, theirs = Channel.pair()
@@ -111,14 +100,8 @@ class Session:
         finally:
             self.slots.close_descriptor()  # the mapping stays
         self._channel = Channel(ours, waits=True)
-
-    def _prepare_to_wait(self) -> None:
-        self._wake_ends = os.pipe()
-        for end in self._wake_ends:
-            os.set_blocking(end, False)
         self._stop_watch = StopWatch()
-        self._signals: int | None = None  # what becomes readable with one; None: nothing does
-        self._poll = self._make_poll()
+        self._descriptors = self._channel.fileno(), self._wake_ends[0]
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send the supervisor a message; see `Channel.send`."""
@@ -167,7 +150,7 @@ class Session:
                     if fault_points.directory is not None:  # each batch passes here
                         fault_points.reach("trainer.waiting")
                     with InterruptsAllowed():
-                        came = self._wait_once(is_nested=reader is not None)
+                        came = self._wait_once()
                 finally:
                     with self.news:
                         self._reader = reader
@@ -225,17 +208,17 @@ class Session:
             if self._sleepers:
                 self.news.notify_all()
 
-    def _wait_once(self, is_nested: bool) -> bool:
+    def _wait_once(self) -> bool:
         """Return whether anything came."""
-        poll = self._make_poll() if is_nested else self._poll
         ctrl_c = interrupts.waits_told_by
-        if (None if ctrl_c is None else ctrl_c.descriptor) != self._signals:
-            self._signals = None if ctrl_c is None else ctrl_c.descriptor
-            poll = self._poll = self._make_poll()
+        signals = None if ctrl_c is None else ctrl_c.descriptor
+        poll = select.poll()  # one for each wait: a signal's handler may wait while its thread does
+        for descriptor in self._descriptors if signals is None else (*self._descriptors, signals):
+            poll.register(descriptor, select.POLLIN)
         watch = self._stop_watch
         found = poll.poll(watch.look_ms)
         if found or not machine.is_stopped(self.pid):
-            if watch.stopped_ns:
+            if watch.since_ns:
                 watch.runs()
         elif watch.is_too_long():  # its death is met as any other
             self.kill()
@@ -243,17 +226,9 @@ class Session:
             if descriptor == self._wake_ends[0]:
                 with contextlib.suppress(BlockingIOError):
                     os.read(descriptor, 4096)
-            elif descriptor == self._signals:
+            elif descriptor == signals:
                 ctrl_c.note_signals()
         return bool(found)
-
-    def _make_poll(self) -> select.poll:
-        poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLIN)
-        poll.register(self._wake_ends[0], select.POLLIN)
-        if self._signals is not None:
-            poll.register(self._signals, select.POLLIN)
-        return poll
 
     def kill(self) -> None:
         """Kill the supervisor and its process group; safe while it is not reaped."""
@@ -347,8 +322,8 @@ class Lender:
         self._send(Release(run, offset, ticket))
 
     def settle(self) -> None:
-        """Release the slots whose last views have died; none while a forked child still copies them."""
-        while self.returned and not forks.is_waiting():
+        """Release the slots whose last views have died."""
+        while self.returned:
             try:
                 lease = self.returned[0]
             except IndexError:  # another thread has settled it

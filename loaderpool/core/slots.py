@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from loaderpool.core.messages import BatchFailed, GiveBack, Ticket
-from loaderpool.core.records import Filling, Instruction, Job, LoaderRecord, ReturnPages, RunRecord, ToMain
+from loaderpool.core.messages import BatchFailed, Ticket
+from loaderpool.core.records import Filling, Instruction, Job, ReturnPages, RunRecord, ToMain
 from loaderpool.memory.arena import Extent, ExtentMap
 
 _FEW_BYTES = 64 << 20  # a run has 32 slots if they take less than this,
@@ -20,19 +20,20 @@ _CHUNK_S = 0.008  # batches that take less share a ticket. Less: messages cost a
 _NODE_CHUNK_S = 0.064  # the same for nodes: each ticket is a call to another machine
 _RANGE_S = 0.1  # a batch that takes longer is cut into ranges of rows. Less: more messages than balance is worth
 _FASTER = 4  # a ticket has at most so many times the batches of what was measured: first times are no rule
-_RARELY = 8  # slots grow if at least one row in so many did not fit
+# Of all slots these are for runs that begin later, as is a quarter of the memory. Less: a run beside others has few, or
+# none and an error. More: hundreds of workers have less than two each.
+_FOR_OTHERS = 32
 _LEAST_AT_END = 4  # tickets before an epoch's end have so many batches at least, if they are tiny
 
 
-def slots_of(slot_bytes: int, most: int, workers: int, room: int, budget: int) -> int:
-    """Return how many slots of `slot_bytes` a run has, where each of the workers may have `room` tickets.
+def slots_of(slot_bytes: int, most: int, workers: int, room: int) -> int:
+    """Return how many slots of `slot_bytes` a run should have, where each of the workers may have `room` tickets.
 
     Each worker fills some while the next ones wait for it, and the consumer has views of others. Small slots are more,
     so that one slow sample does not stop all workers.
     """
     few = _MANY_BATCHES_BYTES if most > _MANY_BATCHES else _FEW_BYTES
-    wanted = max(room * workers + _AT_CONSUMER, min(max(32, 4 * workers), few // slot_bytes))
-    return max(0, min(wanted, budget // slot_bytes))
+    return max(room * workers + _AT_CONSUMER, min(max(32, 4 * workers), few // slot_bytes))
 
 
 def lendable(slots: int, workers: int) -> int:
@@ -44,7 +45,6 @@ class Slots:
     """The slots of all runs, `most` of them at most. A run that can have no slot is taken out of `runs`.
 
     Attributes:
-        returning: loaders of which a run has ended to give its slots back, and will begin again.
         free_bytes: that the machine has; looked at when slots are given.
         kept_bytes: that ended runs have left in the file, for those that come.
     """
@@ -52,87 +52,36 @@ class Slots:
     def __init__(
         self, memory: ExtentMap, most: int, runs: dict[int, RunRecord], say: Callable[[Instruction], None]
     ) -> None:
-        self.returning: set[int] = set()
         self.free_bytes, self.kept_bytes = 1 << 62, 0
         self._memory, self.most, self.runs, self._say = memory, most, runs, say
 
     def give(self, run: RunRecord, workers: int) -> None:
-        """Give a run as many slots as it should have for so many workers, and no more than its share."""
+        """Give a run as many slots as it should have for so many workers, and leave some room to others.
+
+        If it has none, it waits for an ended run whose slots are still written to. If there is none, it is an error.
+        """
         layout = run.loader.layout
-        if layout is None or run.is_ended or run.is_asked:
+        if layout is None or run.is_ended:
             return
-        run.slots_wanted = slots_of(layout.slot_bytes, layout.max_chunk, workers, layout.room, 1 << 62)
-        size, others = layout.slot_bytes, [each for each in self.runs.values() if not each.is_ended]
-        living = len(others) + len(self.returning)
-        of_loader = [each for each in others if each.loader is run.loader and each is not run]
-        sharing = 1 + len(of_loader) + (run.loader.number in self.returning)
-        limit = min(layout.limit_bytes // sharing, layout.limit_bytes - sum(each.nbytes for each in of_loader))
-        wanted = slots_of(size, layout.max_chunk, workers, layout.room, min(limit, self._memory.size // living))
-        wanted = min(wanted, 1) if run.is_whole else wanted
-        left = self.most - sum(each.slots for each in self.runs.values())
-        room = min(left, self._memory.largest // size, (self.free_bytes + self.kept_bytes) // size)
-        if run.slots == 0:  # others without a slot need some, too, or they would ask for these
-            room = -(-room // (sum(each.slots == 0 for each in others) + len(self.returning)))
-        more = min(wanted - run.slots, self.most // living - run.slots, room)
+        size = layout.slot_bytes
+        run.slots_wanted = slots_of(size, layout.max_chunk, workers, layout.room)
+        of_loader = sum(each.slots for each in self.runs.values() if each.loader is run.loader and not each.is_ended)
+        nbytes = min(self._memory.largest, self.free_bytes + self.kept_bytes, layout.limit_bytes - of_loader * size)
+        by_memory, by_number = nbytes // size, self.most - sum(each.slots for each in self.runs.values())
+        wanted, for_others = 1 if run.is_whole else run.slots_wanted, max(by_memory // 4, int(by_memory > 2))
+        more = min(wanted - run.slots, by_memory - for_others, by_number - min(by_number // 2, _FOR_OTHERS))
         if more > 0:
             offset = self._memory.take(more * size).offset
             kept = min(more * size, self.kept_bytes)
             self.kept_bytes -= kept
             self.free_bytes -= more * size - kept
             new = [offset + number * size for number in reversed(range(more))]
-            run.sizes.update(dict.fromkeys(new, size))
+            run.slots += more
             run.free.extend(new)
             run.fresh.update(new)
-        elif run.slots == 0:
-            share = min(layout.limit_bytes // sharing, self._memory.size // living) // size
-            if min(share, self.most // living) < 1:  # nor would there be if the others gave back
-                self._refuse(run)
-            else:
-                self._ask(run, of_loader if limit < size else others)
-
-    def free(self, run: RunRecord, offset: int) -> None:
-        """Have a slot that is free again; a larger one in its place, if batches have outgrown it."""
-        layout, size = run.loader.layout, run.sizes[offset]
-        is_outgrown = layout is not None and size < layout.slot_bytes <= min(self._memory.largest, self.free_bytes)
-        if is_outgrown and layout and run.nbytes + layout.slot_bytes - size <= layout.limit_bytes:
-            self._memory.give_back(Extent(offset, size))
-            self._say(ReturnPages(offset, size))
-            del run.sizes[offset]
-            run.fresh.discard(offset)
-            offset = self._memory.take(layout.slot_bytes).offset
-            run.sizes[offset] = layout.slot_bytes
-            run.fresh.add(offset)
-        run.free.append(offset)
-
-    @staticmethod
-    def grow(loader: LoaderRecord, rows: int, nbytes: int, workers: int) -> None:
-        """Note that rows of so many bytes did not fit: slots shall be larger, unless that is rare.
-
-        Nor if too few of them would be within the limit: then what is large comes in files, and small ones have slots.
-        """
-        loader.outgrown += rows
-        layout, grown = loader.layout, -(-(nbytes * 5 // 4) // 4096) * 4096
-        is_rare = loader.outgrown * _RARELY < loader.rows_measured
-        if layout is not None and not is_rare and layout.slot_bytes < grown <= layout.limit_bytes // (workers + 2):
-            loader.layout = layout._replace(slot_bytes=grown)
-
-    def _ask(self, starved: RunRecord, others: list[RunRecord]) -> None:
-        """Have the run with most bytes begin again, which then finds less room; an error if there is none."""
-        others = [run for run in others if run.slots and run is not starved]
-        if any(run.making if run.is_ended else run.is_asked for run in self.runs.values()):
-            return  # what they have will be free: wait for it
-        if others and starved.may_ask > 0:
-            starved.may_ask -= 1
-            largest = max(others, key=lambda run: run.nbytes)
-            largest.is_asked = True
-            self._say(ToMain(GiveBack(largest.number)))
-        else:
-            self._refuse(starved)
-
-    def _refuse(self, starved: RunRecord) -> None:
-        """There is no slot for a run, so it has no batches."""
-        del self.runs[starved.number]
-        self._say(ToMain(BatchFailed(starved.number, starved.next, -1, b"")))
+        elif run.slots == 0 and not any(each.making for each in self.runs.values() if each.is_ended):
+            del self.runs[run.number]
+            self._say(ToMain(BatchFailed(run.number, run.next, -1, b"")))
 
     def give_back(self, run: RunRecord, returns_pages: bool) -> None:
         """Give back the slots of a run that has ended, which have neither a writer nor views.
@@ -140,12 +89,14 @@ class Slots:
         Their pages, too, if the loader has no next run that would have them.
         """
         for offset in run.free:
-            size = run.sizes.pop(offset)
+            assert run.loader.layout is not None
+            size = run.loader.layout.slot_bytes
             self._memory.give_back(Extent(offset, size))
             if returns_pages:
                 self._say(ReturnPages(offset, size))
             else:
                 self.kept_bytes += size * (offset not in run.fresh)
+        run.slots -= len(run.free)
         run.free.clear()
         run.fresh.clear()
 
@@ -167,7 +118,7 @@ class Cutter:
         """Return the tickets of a run's next batches, from this one on, for one of its free slots."""
         loader, plan, layout, offset, lane = run.loader, run.plan, run.loader.layout, run.free.pop(), None
         assert layout is not None
-        batch_s, may_lend, count, ranges = loader.row_s * plan.batch_size, lendable(len(run.sizes), workers), 1, 1
+        batch_s, may_lend, count, ranges = loader.row_s * plan.batch_size, lendable(run.slots, workers), 1, 1
         epoch, of_epoch, rest = plan.locate(batch)
         run.window = None
         if run.lanes:
@@ -183,7 +134,7 @@ class Cutter:
         if batch_s > _RANGE_S and count == 1 and layout.splits and lane is None and not self._of_nodes:
             ranges = min(rows, round(batch_s / _RANGE_S))
         slot = run.making[offset] = Filling(run, offset, batch, count, ranges, may_lend, rows, lane)
-        place = offset, run.sizes[offset], offset in run.fresh, run.feed, 0, ()
+        place = offset, layout.slot_bytes, offset in run.fresh, run.feed, 0, ()
         run.fresh.discard(offset)
         jobs = []
         for number in range(ranges):
@@ -244,4 +195,4 @@ def _window(run: RunRecord) -> tuple[float, dict[int | None, int]]:
     if not run.is_in_order:  # what has a slot is taken: nothing waits for a lane
         return float("inf"), by_home
     lowest = min([lowest, *(slot.batch for slot in run.making.values())])
-    return lowest + max(len(run.sizes) - run.may_lend, 1), by_home
+    return lowest + max(run.slots - run.may_lend, 1), by_home

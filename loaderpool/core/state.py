@@ -7,7 +7,8 @@
 
 Why every wait ends. Batches of a run are cut in their order, so the batch that a consumer waits for got its slot
 before all later ones, and keeps it when it is made again; and the main process never lends a run's last slots
-(`may_lend`). Generators (lanes) get ahead of one another: a batch of theirs is cut only as far after the lowest one
+(`may_lend`). A run without a slot waits only for one that has ended and is still written to; else it gets an error.
+Generators (lanes) get ahead of one another: a batch of theirs is cut only as far after the lowest one
 that is not full as there are slots that are never lent.
 """
 
@@ -23,7 +24,6 @@ from loaderpool.core.messages import BatchFailed, Begin, Done, Ended, Filled, Fo
 from loaderpool.core.records import (
     MOST_TICKETS,
     Abandon,
-    Count,
     Death,
     Deaths,
     DropFile,
@@ -41,7 +41,6 @@ from loaderpool.core.records import (
 )
 from loaderpool.core.slots import Cutter, Slots, next_batch
 from loaderpool.memory.arena import ExtentMap
-from loaderpool.memory.board import Total
 from loaderpool.plan.order import Numbering
 from loaderpool.transport.reports import GivenUp
 
@@ -115,7 +114,7 @@ class State:
         self._hire()
 
     def look(self, asked: Look) -> None:
-        """The first sample of a batch is to be made."""
+        """A loader's first sample is to be made."""
         loader = self.loaders.get(asked.loader)
         if loader is None:
             return
@@ -123,7 +122,7 @@ class State:
             self._fail_loader(loader, self._broken)
             return
         loader.failure = None
-        place = asked.epoch, asked.batch, 0, 1, 0, 1, -1, 0, False
+        place = 0, 0, 0, 1, 0, 1, -1, 0, False
         self.due.append(Job(Ticket(next(self._tickets), asked.loader, 0, *place, asked.feed, 0, ()), loader, None))
 
     def fail(self, number: int, error: bytes) -> None:
@@ -135,7 +134,6 @@ class State:
     def unload(self, number: int) -> None:
         """The loader is closed, and so are its runs."""
         self.loaders.pop(number, None)
-        self.slots.returning.discard(number)
         self.slots.return_kept()
         self.due = collections.deque(job for job in self.due if job.loader.number != number or job.slot is not None)
 
@@ -154,9 +152,6 @@ class State:
         run.lanes = [
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None) for lane in range(lanes)
         ]
-        if asked.loader in self.slots.returning:  # it asks no other run in its turn, or both would ask for ever
-            self.slots.returning.remove(asked.loader)
-            run.may_ask = 0
         self.slots.give(run, self.width)
 
     def extend(self, number: int, stop: int, last_rows: int) -> None:
@@ -171,10 +166,6 @@ class State:
         if run is None or run.is_ended:
             return
         run.is_ended = True
-        if run.is_asked and run.loader.number in self.loaders:
-            self.slots.returning.add(run.loader.number)
-        else:
-            self.slots.returning.discard(run.loader.number)
         self._say(Abandon(number))
         for worker in {lane.home for lane in run.lanes if lane.home is not None}:  # they end its generators
             self._say(ToWorker(worker, Ended(number)))
@@ -191,7 +182,7 @@ class State:
         if run is None or run.filled.get(offset) != ticket:
             return
         del run.filled[offset]
-        self.slots.free(run, offset)
+        run.free.append(offset)
         if run.is_ended:
             self._settle(run)
 
@@ -207,11 +198,11 @@ class State:
     # ---- what workers say, and what becomes of them
 
     def found(self, worker: int, message: Found) -> bool:
-        """The first sample of a batch was made; returns whether that was asked for."""
+        """The first sample was made; returns whether that was asked for."""
         job = self._taken(worker, message.ticket)
         if job is None:
             return False
-        job.loader.keepers[job.ticket.epoch * job.loader.plan.batches_per_epoch + job.ticket.batch] = worker
+        job.loader.keeper = worker
         return True
 
     def lay_out(self, number: int, layout: Layout, seconds: float) -> None:
@@ -219,8 +210,6 @@ class State:
         loader = self.loaders.get(number)
         if loader is None:
             return
-        if self._broken is None:
-            loader.failure = None
         if loader.layout is None:
             loader.layout, loader.row_s = layout, seconds
             for run in [*self.runs.values()]:
@@ -242,8 +231,8 @@ class State:
             loader.rows_measured += answer.rows
         self._answered(job, answer, file)
 
-    def died(self, worker: int, now: float, ticket: int, death: Death | None) -> None:
-        """A worker is gone, and all that it said was heard before.
+    def died(self, worker: int, now: float, ticket: int, death: Death | None) -> bool:
+        """A worker is gone, and all that it said was heard before; returns whether it was lost.
 
         Args:
             worker: its number.
@@ -252,10 +241,8 @@ class State:
             death: how it ended; None: as it was told to.
         """
         record = self._removed(worker)
-        if record.is_leaving and not record.jobs:
-            death = None
-        else:
-            self._say(Count(Total.LOST))
+        is_lost = not record.is_leaving or bool(record.jobs)
+        death = death if is_lost else None
         # Of a node all that it had: what several of them died of is dealt alone, and given up if its node goes again.
         at_work = [*record.jobs.values()] if self._of_nodes else [job for job in [record.jobs.get(ticket)] if job]
         blamed = [job for job in at_work if death is not None and not job.is_unwanted]
@@ -269,6 +256,7 @@ class State:
             for job in reversed(blamed):
                 self._blame(job, death)
         self._hire()
+        return is_lost
 
     def joined(self, node: int, workers: int) -> None:
         """A node runs, with so many workers."""
@@ -369,8 +357,8 @@ class State:
         loader, slot = job.loader, job.slot
         if slot is not None and slot.lane is not None:
             slot.lane.home, slot.run.window = worker.number, None
-        if slot is not None and slot.batch in loader.keepers and not job.ticket.start:
-            keeper = self.workers.get(loader.keepers.pop(slot.batch))
+        if loader.keeper is not None and slot is not None and slot.batch == job.ticket.start == 0:
+            keeper, loader.keeper = self.workers.get(loader.keeper), None
             if keeper is not None and not keeper.is_leaving and len(keeper.jobs) < MOST_TICKETS and slot.lane is None:
                 worker = keeper
         if loader.left_out:
@@ -407,14 +395,14 @@ class State:
                 lane.batches, is_last = turn + has_rows, True  # an earlier one may be answered later, by another worker
             elif lane.batches is not None and turn >= lane.batches:  # it is after the end
                 self._drop(slot.file)
-                self.slots.free(run, slot.offset)
+                run.free.append(slot.offset)
                 return
         if slot.failure is not None:
             if slot.count > 1 and not run.is_whole:
                 # Each is made by itself, and what is before the one that failed arrives before its error.
                 for batch in range(slot.batch, slot.batch + slot.count):
                     heapq.heappush(run.again, batch)
-                self.slots.free(run, slot.offset)
+                run.free.append(slot.offset)
             else:
                 run.filled[slot.offset] = 0
                 self._say(ToMain(BatchFailed(run.number, slot.batch, slot.offset, slot.failure[1])))
@@ -422,11 +410,9 @@ class State:
         answer = slot.answer
         assert answer is not None
         run.filled[slot.offset] = answer.ticket
-        if answer.oversize:
-            self.slots.grow(run.loader, slot.rows, answer.oversize, self.width)
-        size, slots, may_lend = run.sizes[slot.offset], len(run.sizes), slot.may_lend
-        place = slot.batch, slot.count, slot.rows, slot.offset, size, slots, run.slots_wanted, may_lend, is_last
-        told = Filled(run.number, *place, answer.ticket, answer.oversize, answer.failures)
+        place = slot.batch, slot.count, slot.rows, slot.offset, job.ticket.slot_bytes
+        slots = run.slots, run.slots_wanted, slot.may_lend
+        told = Filled(run.number, *place, *slots, is_last, answer.ticket, answer.oversize, answer.failures)
         self._say(ToMain(told, slot.file))
 
     def _drop(self, file: Any) -> None:
@@ -439,7 +425,7 @@ class State:
         if run.feed and not run.making:
             run.feed = 0
             self._say(ToMain(Ended(run.number)))
-        if not run.sizes:
+        if not run.slots:
             self.runs.pop(run.number, None)
         for other in [*self.runs.values()]:
             if not other.slots:  # it waits for what this one gives back
@@ -466,8 +452,6 @@ class State:
             if slot.failure is None or job.ticket.start < slot.failure[0]:
                 slot.failure = job.ticket.start, error
             self._answered(job)
-        elif job.ticket.batch:  # another sample than the first: its turn will tell
-            self._say(ToMain(Found(0, job.loader.number, job.ticket.batch, b"", 0.0)))
         else:
             self._fail_loader(job.loader, error)
 

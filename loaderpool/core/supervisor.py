@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from loaderpool.config import LoaderConfig
 from loaderpool.core import messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, most_messages
-from loaderpool.core.processes import READABLE, Processes, WorkerProcess, fault_in, look_ns
+from loaderpool.core.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.core.state import State
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
@@ -29,20 +29,14 @@ from loaderpool.plan.order import Numbering
 from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import reports
-from loaderpool.transport.payload.loaded import (
-    ForkCheck,
-    Payloads,
-    describe_load_error,
-    refuse_open_handles,
-    why_not_forked,
-)
+from loaderpool.transport.payload.loaded import ForkCheck, Payloads, describe_load_error, why_not_forked
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
 
 _LOOK_MS = 200  # without pidfds, processes are looked at so often
 _FOR_OTHERS = 48  # messages in the main process' channel that are not about slots
 _SIGKILL = -9
-_DEATHS_WITH_THREADS = 3  # over one sample, at least: the first two attempts use threads, which blame another one
+_DEATHS_WITH_THREADS = 3  # over one sample, at least: the first attempt uses threads, which may blame another one
 
 
 class Supervisor:
@@ -60,7 +54,7 @@ class Supervisor:
         self._handlers: dict[int, Callable[[], None]] = {}
         most_messages = self._open(start)
         self._fork_check = ForkCheck()
-        self._payloads = Payloads(self._arena, {}, self._fork_check.importing)
+        self._payloads = Payloads(self._arena, {})
         self._forms: dict[int, bytes] = {}
         space = ExtentMap(PAGE_BYTES, self._slots.nbytes)
         most_slots = max(2, most_messages - _FOR_OTHERS)
@@ -116,7 +110,7 @@ class Supervisor:
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._handlers[descriptor] = handler
-        self._epoll.register(descriptor, READABLE)
+        self._epoll.register(descriptor, select.EPOLLIN)
 
     def _ignore(self, descriptor: int) -> None:
         if self._handlers.pop(descriptor, None) is not None:
@@ -200,22 +194,18 @@ class Supervisor:
         self._payloads.files[number] = list(received.descriptors)
         try:
             self._arena.board.loading = number
-            begun_ns = clock.monotonic_ns()
             with _ends_with(self._main_pid):
                 fault_points.reach("supervisor.loading")
                 self._payloads.load(number, message.offset, message.nbytes)
-            took_ns = clock.monotonic_ns() - begun_ns
-            if self._forks():  # else each worker imports for itself, and has its own
-                refuse_open_handles()
         except BaseException as error:
             self._main.send(messages.LoaderFailed(number, self._refusal(error)))
             return
         finally:
             self._arena.board.loading = 0
         self._freeze()
-        self._on_loaded(number, took_ns / 1e9)
+        self._on_loaded(number)
 
-    def _on_loaded(self, number: int, seconds: float) -> None:
+    def _on_loaded(self, number: int) -> None:
         payload = self._payloads.loaded[number]
         config: LoaderConfig = payload["config"]
         if payload["plan"].lanes:
@@ -226,7 +216,7 @@ class Supervisor:
             self._timeouts[number] = config.limits.timeout_s
             self._tick_ms = min(self._tick_ms, look_ns(int(config.limits.timeout_s * 1e9)) // 1_000_000)
             self._tick_due_ns = 0
-        self._main.send(messages.Loaded(number, seconds))
+        self._main.send(messages.Loaded(number))
         most_deaths = config.limits.restarts_per_item
         if config.threads > 1:  # only what is made by one thread tells for certain which sample ends its worker
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
@@ -236,7 +226,7 @@ class Supervisor:
         failure = describe_failure(error, epoch=0, worker=None)
         place = f"the supervisor{f' on node {failure.node}' if failure.node else ''}"
         what = f"{place} could not load the function and the source"
-        return reports.of_setup(failure, what, describe_load_error(error), place)
+        return reports.of_setup(failure, what, describe_load_error(error, place), place)
 
     def _freeze(self) -> None:
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
@@ -251,7 +241,7 @@ class Supervisor:
             self._state.fail(message.loader, self._refusal(error))  # or the next run would have batches of old data
             return
         self._freeze()
-        self._main.send(messages.Loaded(message.loader, 0.0))
+        self._main.send(messages.Loaded(message.loader))
         self._state.renew()
 
     def _unload(self, number: int) -> None:
@@ -265,15 +255,6 @@ class Supervisor:
         payload = self._payloads.loaded.get(message.loader)
         if payload is None:
             return
-        if message.batch == 0 and message.loader in self._forms:
-            self._main.send(messages.Found(0, message.loader, 0, self._forms[message.loader], 0.0))
-            return
-        if message.batch == 0 and payload["given_spec"] is not None:
-            from loaderpool.core import forms
-
-            if (probe := forms.stated(payload)) is not None:
-                self._lay_out(message.loader, probe)
-                return
         self._state.look(message)
 
     def _take_form(self, message: messages.Found) -> None:
@@ -287,7 +268,7 @@ class Supervisor:
         self._state.lay_out(message.loader, forms.known_layout(receive(message.content)[0], payload), message.seconds)
 
     def _lay_out(self, number: int, probe: Any) -> None:
-        """The first sample is known, made by a worker or stated: decide what batches look like, and tell all."""
+        """The first sample is known: decide what batches look like, and tell all."""
         from loaderpool.core import forms  # while a worker makes the first sample: no start waits for it
 
         payload = self._payloads.loaded[number]
@@ -296,7 +277,7 @@ class Supervisor:
         except LoaderpoolError as error:
             self._state.fail(number, reports.of_error(error))
             return
-        told = messages.Found(0, number, 0, send((form, payload["given_spec"] is not None)), row_s)
+        told = messages.Found(0, number, send((form, payload["given_spec"] is not None)), row_s)
         self._main.send(told)
         self._tell_workers(told)
         self._state.lay_out(number, layout, row_s)
@@ -331,10 +312,8 @@ class Supervisor:
                     self._on_found(message)
 
     def _on_found(self, message: messages.Found) -> None:
-        """The first sample of a batch was made, as was asked for."""
-        if message.batch:  # another one, which only the main process wanted
-            self._main.send(message)
-        elif message.loader not in self._forms:
+        """The first sample was made, as was asked for."""
+        if message.loader not in self._forms:
             self._lay_out(message.loader, receive(message.content))
 
     def _on_death(self, worker: WorkerProcess) -> None:
@@ -349,7 +328,8 @@ class Supervisor:
         read = self._arena.board.read
         ticket, index = read(worker.cell, Field.TICKET), read(worker.cell, Field.INDEX) - 1
         death = self._death_of(worker, index, exit_code)
-        self._state.died(worker.number, clock.monotonic_s(), ticket, death)
+        if self._state.died(worker.number, clock.monotonic_s(), ticket, death):
+            self._arena.board.lost += 1
         self._workers.free(worker)
 
     def _death_of(self, worker: WorkerProcess, index: int, exit_code: int) -> records.Death:
@@ -407,8 +387,6 @@ class Supervisor:
                     worker.channel.end_sending()
             case records.Abandon(run):
                 self._arena.board.abandon(run)
-            case records.Count(total):
-                self._arena.board.count(total)
             case records.ReturnPages(offset, nbytes):
                 self._slots.return_pages(offset, nbytes)
             case records.DropFile(file):
@@ -436,8 +414,7 @@ class Supervisor:
             worker = self._workers.start(number, is_forked)
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
-            advice = capacity.start_advice(error, "the supervisor has no file descriptors left")
-            packed = reports.of_setup(failure, "no worker could be started", advice, None)
+            packed = reports.of_setup(failure, "no worker could be started", capacity.START_ADVICE, None)
             self._state.not_started(number, packed)
             return
         fault_points.reach("supervisor.forked")

@@ -25,6 +25,7 @@ from loaderpool.transport import reports
 from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.own_process import end_stray
+from loaderpool.worker.probe import probe
 from loaderpool.worker.tickets import Abandoned, Progress, WorkFailed
 from loaderpool.worker.work import Work
 
@@ -115,7 +116,7 @@ class Worker:
     def _begin(self, work: Work, ticket: Ticket) -> bool:
         if ticket.is_fresh:
             try:
-                self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+                machine.reserve(self._slots.descriptor, ticket.offset, ticket.slot_bytes)
             except (MemoryError, OSError):  # its turn will tell
                 return False
         return work.begin(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
@@ -153,7 +154,7 @@ class Worker:
                 answer = self._look(work, ticket)
             else:
                 if ticket.is_fresh:
-                    self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+                    machine.reserve(self._slots.descriptor, ticket.offset, ticket.slot_bytes)
                 if work.plan.lanes:
                     self._lanes[ticket.run] = ticket.loader, ticket.epoch
                 filled = work.fill(ticket, self._slots.map, ticket.offset, ticket.slot_bytes)
@@ -163,6 +164,8 @@ class Worker:
                 answer = Done(ticket.number, filled.items, failures=failed)
         except Abandoned:
             self._forget(ticket.run)
+            if ticket.loader in self._works:  # its slot will be another ticket's: no thread shall write into it
+                self._works[ticket.loader].drop(ticket)
             answer = Done(ticket.number)
         except WorkFailed as error:
             answer = Done(ticket.number, error=reports.of_sample(error.failure))
@@ -197,9 +200,9 @@ class Worker:
     def _look(self, work: Work, ticket: Ticket) -> Found:
         import cloudpickle
 
-        probe = work.probe(ticket.epoch, ticket.feed, ticket.batch)
-        content = cloudpickle.dumps(probe)
-        return Found(ticket.number, ticket.loader, ticket.batch, content, probe.elapsed_ns / 1e9)
+        found = probe(work, ticket.epoch, ticket.feed)
+        content = cloudpickle.dumps(found)
+        return Found(ticket.number, ticket.loader, content, found.elapsed_ns / 1e9)
 
     def _send_oversize(self, answer: Done, batch: VaryingLayout, epoch: int) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import numbers
 import operator
@@ -25,30 +26,18 @@ from loaderpool.element.structure import (
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 from loaderpool.plan.order import item_name
 
-_PAD = "\n    pad=True: pad to the longest sample of each batch"
-_UNBATCHED = "\n    batch_size=None: do not batch"
-# Where an expected shape comes from, which decides what the user can do about another one.
-Origin = Literal["first", "seen", "unpadded", "given", "length", "rows", "ragged", "whole"]
+# Where an expected shape comes from, which decides what the user can do about another one: the batch's other rows; a
+# spec (the user's, or what the first samples show); the length to pad to in one; other rows of a ragged component.
+Origin = Literal["rows", "spec", "length", "ragged"]
 _ADVICE: dict[Origin, str] = {
-    # The first sample.
-    "first": "Samples differ in {axes}, but all samples of a batch must have the same shape. Choose one:"
-    f"{_PAD}{{ragged}}{_UNBATCHED}",
-    # The first few samples, for a component that is padded; for one that `pad` says False for.
-    "seen": "The first samples, which show what varies, have one length in {axes}. To allow other lengths, pass "
-    "element_spec={cure}",
-    "unpadded": "pad is False for this component, so its samples must have one length in {axes}. Give it a pad value.",
-    # The user's element_spec, as it is; as a length to pad to.
-    "given": f"element_spec has a fixed length for {{axes}} of a sample. Set it to None, and also:{_PAD}{{ragged}}",
-    "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set a larger length, or "
-    "None to pad to the longest sample of each batch.",
-    # The other rows of the batch, or of a ragged component.
-    "rows": "With element_spec alone, the samples of one batch must have the same shape. Choose one:"
-    f"{_PAD}{{ragged}}{_UNBATCHED}",
-    "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Choose one:\n"
-    "    fn: return samples of one length in {axes}\n"
-    "    pad=True instead of ragged=True: pad all axes",
-    # A whole batch or element, which one call makes, and nothing is stacked with it.
-    "whole": "Set {axes} to None in element_spec{as_cure}",
+    "rows": "Samples differ in {axes}, but all samples of a batch must have the same shape. Choose one:"
+    "\n    pad=True: pad to the longest sample of each batch{ragged}\n    batch_size=None: do not batch",
+    "spec": "Lengths must not vary in {axes}. To allow it, pass an element_spec with None there; loader.element_spec "
+    "is the present one",
+    "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set a larger one, or "
+    "None",
+    "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Return samples of one length "
+    "there, or use pad=True instead",
 }
 
 
@@ -151,14 +140,10 @@ class RaggedArray:
 
 
 def _read_shape(shape: Any) -> tuple[int | None, ...]:
-    if shape is None or getattr(shape, "rank", 0) is None:
-        raise ArgumentError("shape has an unknown number of axes: use None for each that varies, as in (None, None)")
-    try:
-        sizes = tuple(size if size is None or isinstance(size, bool) else operator.index(size) for size in shape)
-        if not any(isinstance(size, bool) or (size is not None and size < 0) for size in sizes):
+    with contextlib.suppress(TypeError, ValueError):  # ValueError: TensorFlow's, of an unknown number of axes
+        sizes = tuple(None if size is None else operator.index(size) for size in shape)
+        if all(size is None or size >= 0 for size in sizes):
             return sizes
-    except TypeError:
-        pass
     raise ArgumentError(
         f"shape must be a tuple of integers >= 0, with None for axes that vary, such as (None, 3), got {brief(shape)}"
     )
@@ -181,33 +166,23 @@ def read_spec(given: Any) -> ElementSpec:
 def _read_array_spec(given: Any, name: str) -> ArraySpec:
     if isinstance(given, ArraySpec):
         return given
-    hint = " (use a tuple)" if isinstance(given, list) else ""
     is_spec = hasattr(given, "shape") and hasattr(given, "dtype") and not hasattr(given, "__array__")
     if not is_spec or isinstance(given, type) or type(given).__name__ == "SparseTensorSpec":
         raise ArgumentError(
-            f"{name} must be an ArraySpec, tf.TensorSpec or tf.RaggedTensorSpec, got {type(given).__name__}{hint}"
+            f"{name} must be an ArraySpec, tf.TensorSpec or tf.RaggedTensorSpec, got {type(given).__name__}"
         )
     ragged_rank = getattr(given, "ragged_rank", 0)
     try:
         spec = ArraySpec(given.shape, given.dtype, ragged=ragged_rank > 0)
     except ArgumentError as error:
         raise ArgumentError(f"{name}: {error}") from None
-    if ragged_rank > 1 or (spec.ragged and spec.shape[1:2] != (None,)):
+    splits = getattr(getattr(given, "row_splits_dtype", None), "name", "int64")
+    if ragged_rank > 1 or (spec.ragged and (spec.shape[1:2] != (None,) or splits != "int64")):
         raise ArgumentError(
-            f"{name}: only the axis after the batch axis can be ragged, with ragged_rank=1 and shape "
-            f"(batch, None, ...), got {brief(given)}"
+            f"{name}: only the axis after the batch axis can be ragged, with ragged_rank=1, row_splits_dtype int64 and "
+            f"shape (batch, None, ...), got {brief(given)}"
         )
-    if spec.ragged and getattr(getattr(given, "row_splits_dtype", None), "name", "int64") != "int64":
-        raise ArgumentError(f"{name}: row_splits_dtype must be int64, got {brief(given.row_splits_dtype)}")
     return spec
-
-
-def widening_code(spec: ElementSpec, component: int, shape: tuple[int | None, ...]) -> str:
-    """Return as Python, with loaderpool as `lp`, a batch's `element_spec` that allows a component of this shape too."""
-    components = list(spec.components)
-    components[component] = _with_open_axes(components[component], shape)
-    code = [f"lp.ArraySpec({each.shape}, {each.text or each.dtype.name!r})" for each in components]
-    return sketch(spec.structure.unflatten(code), str, depth=-1)
 
 
 def _with_open_axes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:
@@ -268,45 +243,35 @@ def mismatch(
     actual_shape: tuple[int, ...],
     actual_dtype: np.dtype[Any],
     origin: Origin,
-    cure: str = "",
 ) -> SpecMismatchError:
     """Return the error for a component that came otherwise than its spec says, with the option that allows it.
 
-    An option that is set already is no advice: `origin` says where the expected shape comes from. `expected` has a
-    batch axis where `actual_shape` has one; `cure` is Python of an `element_spec` that would allow what came.
+    `expected` has a batch axis where `actual_shape` has one.
     """
     is_text = actual_dtype == OBJECT
     # "string" on both sides: what came may be str or bytes or some of each, and either is taken.
     wanted = f"string[{', '.join(map(str, expected.shape))}]" if expected.text is not None else str(expected)
     actual = f"{'string' if is_text else actual_dtype.name}[{', '.join(map(str, actual_shape))}]"
-    advice = []
+    reasons = ""
     if is_text != (expected.text is not None):
-        advice.append("Strings and numbers cannot be mixed: return the same kind for every item.")
+        reasons += ". Strings and numbers cannot be mixed: return the same kind for every item"
     elif not is_text and actual_dtype != expected.dtype:
         name, target = actual_dtype.name, expected.dtype.name
-        if can_write(actual_dtype, expected.dtype):
-            advice.append(f"Return x.astype({target!r}), or pass element_spec with {target} to cast it.")
-        else:
-            advice.append(
-                f"loaderpool does not cast {name} to {target} implicitly. Return x.astype({target!r}), or pass "
-                f"element_spec with {name}."
-            )
+        reasons += f". loaderpool does not cast {name} to {target} implicitly. Return x.astype({target!r}), or pass "
+        reasons += f"element_spec with {name}"
     if len(actual_shape) != len(expected.shape):
-        correct = ", or correct element_spec" * (origin in ("given", "length"))
-        advice.append(f"The number of axes must always be {len(expected.shape)}: reshape in the function{correct}.")
+        reasons += f". The number of axes must always be {len(expected.shape)}: reshape in the function"
     else:
         pairs = zip(expected.shape, actual_shape, strict=True)
         varied = [axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got]
         if origin == "length":  # what is shorter is filled up
             varied = [axis for axis in varied if actual_shape[axis] > (expected.shape[axis] or 0)]
         if varied:
-            text = _ADVICE["seen" if origin == "ragged" and varied == [0] else origin]
+            text = _ADVICE["spec" if origin == "ragged" and varied == [0] else origin]
             axes = f"{'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
             ragged = "\n    ragged=True: keep the length of each sample" * (varied == [0])
-            as_cure = f", as in element_spec={cure}" if cure else "."
-            advice.append(text.format(axes=axes, ragged=ragged, cure=cure, as_cure=as_cure))
+            reasons += f". {text.format(axes=axes, ragged=ragged)}"
     source = "" if index is None else f" of {item_name(index)}"
-    reasons = f". {' '.join(advice)}" if advice else ""
     return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{reasons}")
 
 
@@ -319,18 +284,15 @@ def mismatch(
 def check_padding(pad: Any, name: str = "pad") -> Any:
     """Return the checked `pad` argument."""
     if isinstance(pad, (tuple, dict)):
-        if not pad:
-            raise ArgumentError(f"{name} is an empty {type(pad).__name__}: give a value for each component of a sample")
         for key, value in pad.items() if isinstance(pad, dict) else enumerate(pad):
             check_padding(value, f"{name}[{brief(key)}]")
         return pad
     is_default = isinstance(pad, bool) or (pad is None and name != "pad")
     is_value = isinstance(pad, (numbers.Number, str, bytes)) or hasattr(pad, "dtype")
     if not is_default and (not is_value or np.ndim(pad)):
-        hint = " (use a tuple)" if isinstance(pad, list) else ""
         raise ArgumentError(
             f"{name} must be False, True (zeros), a pad value, or a tuple or dict of these in the structure of a "
-            f"sample, got {brief(pad)}{hint}"
+            f"sample, got {brief(pad)}"
         )
     return pad
 

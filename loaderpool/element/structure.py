@@ -6,15 +6,9 @@ made that can lie in a batch; else there is advice.
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import itertools
 import operator
-import os
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Literal
 
 import numpy as np
@@ -134,15 +128,7 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
 
     def flatten_or_raise(value: Any) -> list[Any]:
         leaves = flatten(value)
-        if leaves is None:  # an OrderedDict, say, or a mistake
-            try:
-                leaves = _leaves(structure, value)
-            except SpecMismatchError as error:
-                raise SpecMismatchError(
-                    f"{error}. The whole element should be {shortened(str(structure))} and is "
-                    f"{shortened(sketch(value))}; all items must have the same structure"
-                ) from None
-        return leaves
+        return _leaves(structure, value) if leaves is None else leaves  # None: an OrderedDict, say, or a mistake
 
     return flatten_or_raise
 
@@ -200,20 +186,14 @@ def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> 
 
 def _difference(structure: Structure, value: Any) -> str:
     kind, keys, _ = _opened(value)
-    expected, got = "one array", _with_article(value)
-    if structure.kind == "dict":
-        expected = f"a dict of {listed(structure.keys)}"
-        if kind == "dict":
-            missing = [key for key in structure.keys if key not in keys]
-            extra = [key for key in keys if key not in structure.keys]
-            parts = [f"without {listed(missing)}"] * bool(missing) + [f"with extra {listed(extra)}"] * bool(extra)
-            got = f"one {' and '.join(parts)}"
-    elif structure.kind == "namedtuple":
-        expected = f"a {structure.namedtuple.__name__}({', '.join(map(str, structure.keys))})"
-    elif structure.kind == "tuple":
-        expected = f"a tuple of {len(structure.keys)}"
-        got = f"a tuple of {len(keys)}" if kind == "tuple" else got
-    return f"expected {expected}, got {got}"
+    expected = "one array" if structure.kind == "leaf" else shortened(str(structure))
+    got = shortened(sketch(value))
+    if kind == structure.kind == "dict":
+        missing = [key for key in structure.keys if key not in keys]
+        extra = [key for key in keys if key not in structure.keys]
+        parts = [f"without {listed(missing)}"] * bool(missing) + [f"with extra {listed(extra)}"] * bool(extra)
+        expected, got = f"a dict of {listed(structure.keys)}", f"one {' and '.join(parts)}"
+    return f"expected {expected}, got {got}; all items must have the same structure"
 
 
 # ---- together ----
@@ -262,16 +242,6 @@ def sketch(value: Any, leaf: Callable[[Any], str] = _class_name, depth: int = 3)
     return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
 
 
-def _with_article(value: Any) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, list):
-        return "a list (which becomes one array)"
-    name = type(value).__name__
-    base = "dict" if isinstance(value, dict) else "tuple" if isinstance(value, tuple) else name
-    return f"{'an' if base[:1].lower() in 'aeiou' else 'a'} {base}{f' ({name})' * (name != base)}"
-
-
 def listed(keys: Sequence[Hashable]) -> str:
     """Return the first few of the keys, and how many more there are."""
     text = ", ".join(brief(key, 40) for key in keys[:_SHOWN])
@@ -295,15 +265,6 @@ OBJECT = np.dtype(object)
 _IN_NONE = "has no counterpart in TensorFlow, JAX or PyTorch"
 # Of no sparse matrix a batch is made; this makes an array of one.
 _DENSE = {"scipy": "value.toarray()", "jax": "value.todense()", "tensorflow": "tf.sparse.to_dense(value)"}
-_SPARSE_ADVICE = "return {}, or its indices, values and shape as a tuple of arrays (batches are dense)"
-_INSTEAD: tuple[tuple[Any, str], ...] = (
-    (Mapping, "return dict(value)"),
-    ((GeneratorType, AsyncGeneratorType), "return the values in a list, without yield"),
-    (CoroutineType, "define the function without async"),
-    (AbstractSet, "return sorted(value), because a set has no order"),
-    ((datetime.date, datetime.timedelta), "return a number, such as value.timestamp() or value.total_seconds()"),
-    (os.PathLike, "return str(value)"),
-)
 
 
 def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
@@ -323,11 +284,8 @@ def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
             return _as_text(array)
         native = _native(dtype)
         return array if dtype == native else array.astype(native)
-    except (ArgumentError, SpecMismatchError) as error:
+    except (ArgumentError, SpecMismatchError, OverflowError, UnicodeEncodeError) as error:
         raise SpecMismatchError(f"{named(path)}: {error}") from error.__cause__
-    except UnicodeEncodeError:
-        cure = 'return text.encode(errors="replace").decode(), or bytes'
-        raise SpecMismatchError(f"{named(path)}: text has a lone surrogate, unknown to UTF-8: {cure}") from None
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
@@ -338,11 +296,7 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     if isinstance(value, (np.generic, bool, float, complex)):
         return np.asarray(value)
     if isinstance(value, int):
-        try:
-            return np.array(value, np.int64 if value < 2**63 else np.uint64)
-        except OverflowError:
-            what = f"an int of {value.bit_length()} bits"
-            raise SpecMismatchError(f"{what} fits neither int64 nor uint64: return a float or a string") from None
+        return np.array(value, np.int64 if value < 2**63 else np.uint64)
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
             raise SpecMismatchError("a masked array would lose its mask: return .filled(x), or two arrays")
@@ -355,41 +309,16 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     has_array = any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
     # NumPy would make an array of the mapping's keys, and one of objects of a sparse matrix of JAX.
     if dense_of(type(value)) or (isinstance(value, Mapping) and not has_array):
-        raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
+        raise SpecMismatchError(f"{kind} is not an array: {_advice(type(value))}")
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except Exception as error:
-        of_torch = _of_torch(value)
-        if of_torch is not None:
-            return of_torch
         raise SpecMismatchError(f"{kind} cannot be converted to an array ({type(error).__name__}: {error})") from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
-        raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
+        raise SpecMismatchError(f"{kind} is not an array: {_advice(type(value))}")
     if array.dtype.kind in TEXT_KINDS and not has_array:  # a deque of text, say, and perhaps of numbers
         return _stack(list(value))
     return array
-
-
-def _of_torch(tensor: Any) -> npt.NDArray[Any] | None:
-    """Return an array of what torch makes none of: a view still to be computed, or a dtype that ml_dtypes has."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(tensor, torch.Tensor) or tensor.requires_grad:
-        return None
-    name = str(tensor.dtype).rpartition(".")[2]
-    try:
-        tensor = tensor.resolve_conj().resolve_neg()
-        if hasattr(np, name):
-            return np.asarray(tensor)
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        bits: npt.NDArray[Any] = tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy()
-        return bits.view(dtype)
-    except ImportError:
-        advice = "return x.float(), or install ml_dtypes"
-        raise SpecMismatchError(f"a torch tensor of {name} cannot be converted to an array: {advice}") from None
-    except Exception:  # torch's first error says what is the matter
-        return None
 
 
 def _stack(values: list[Any]) -> npt.NDArray[Any]:
@@ -425,31 +354,15 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if is_str or all(issubclass(t, bytes) for t in types):
         return objects
     names = ", ".join(sorted(t.__name__ for t in types))
-    dense = next(filter(None, map(dense_of, types)), "")
-    if dense:
-        advice = _SPARSE_ADVICE.format(dense)
-    elif any(issubclass(t, (list, tuple, np.ndarray)) for t in types):
-        advice = "return parts of one shape, which stack (pad them), or a tuple or dict of arrays"
-    elif any(issubclass(t, (str, bytes)) for t in types):
-        advice = "return only str or only bytes, with '' for missing values"
-    elif types == {int}:
-        advice = "return floats or strings, because its integers fit neither int64 nor uint64"
-    else:
-        advice = "convert it with .astype, or return a dict of arrays"
-    raise SpecMismatchError(f"an array of objects ({names}) cannot be batched: {advice}")
+    raise SpecMismatchError(
+        f"an array of objects ({names}) cannot be batched. Return parts of one shape, which stack, and of one kind: "
+        "numbers, only str, or only bytes ('' for missing values)"
+    )
 
 
-def _advice(value: Any) -> str:
-    if dense := dense_of(type(value)):
-        return _SPARSE_ADVICE.format(dense)
-    if dataclasses.is_dataclass(value):
-        return "return dataclasses.asdict(value)"
-    for classes, advice in _INSTEAD:
-        if isinstance(value, classes):
-            return advice
-    for method in ("toarray", "todense", "to_tensor", "numpy"):  # as in SciPy, JAX and TensorFlow
-        if callable(getattr(value, method, None)):
-            return f"return value.{method}()"
+def _advice(cls: type) -> str:
+    if dense := dense_of(cls):
+        return f"return {dense}, or its indices, values and shape as a tuple of arrays (batches are dense)"
     return "return arrays, numbers or strings, or a tuple or dict of them"
 
 
@@ -476,13 +389,10 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
         reason = f"{_IN_NONE}: return for example .astype('{dtype.name.partition('[')[0]}[s]').astype('int64')"
     elif dtype.names is not None:
         reason = "is structured: return a dict of its fields, {name: a[name] for name in a.dtype.names}"
-    elif dtype.type is np.void:
-        reason = "is raw bytes: return .view('uint8')"
-    elif dtype.kind in "fc" and dtype.char in "gG":  # others' types may have the same letters
-        reason = f"{_IN_NONE}: return .astype('{'complex128' if dtype.char == 'G' else 'float64'}')"
-    # Types registered with NumPy by others look like raw bytes (kind V); these are the ones that TensorFlow knows.
-    elif module != "numpy" and not module.startswith("ml_dtypes"):
-        reason = f"of {module} is unknown to TensorFlow: return for example .astype('float64')"
+    # Types registered with NumPy by others look like raw bytes (kind V), or have the letters of long doubles; those of
+    # ml_dtypes are the ones that TensorFlow knows.
+    elif (dtype.type is np.void or dtype.char in "gG" or module != "numpy") and not module.startswith("ml_dtypes"):
+        reason = f"{_IN_NONE}: return for example .astype('float64'), or .view('uint8') of raw bytes"
     if reason:
         raise ArgumentError(f"dtype {shortened(str(dtype))} {reason}")
     return np.dtype(dtype.newbyteorder("=").str) if module == "numpy" else dtype

@@ -149,8 +149,6 @@ def why_copied(buffer: memoryview) -> str | None:
     if buffer.nbytes < LEAST_BYTES:
         return f"it is smaller than {LEAST_BYTES >> 20} MiB"
     owner = _owner(buffer)
-    if isinstance(owner, ctypes.Array):
-        return "it is shared memory that was changed after another loader was created"
     if type(owner) is not np.ndarray or not owner.flags.owndata:
         return f"its memory is owned by a {type(owner).__name__}, not by NumPy"
     if _handler_name(owner) != "default_allocator":
@@ -236,10 +234,7 @@ def share_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     source = np.asarray(array)
     if source.dtype.hasobject:
         raise ArgumentError(f"array holds Python objects (dtype {source.dtype}), which processes cannot share")
-    is_fortran = source.flags.f_contiguous and not source.flags.c_contiguous
-    shared: npt.NDArray[Any] = np.ndarray(
-        source.shape, source.dtype, buffer=shared_block(source.nbytes), order="F" if is_fortran else "C"
-    )
+    shared: npt.NDArray[Any] = np.ndarray(source.shape, source.dtype, buffer=shared_block(source.nbytes))
     np.copyto(shared, source)
     return shared
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.board import BOARD_BYTES, Board
-from loaderpool.memory.call_times import CALL_TIMES_BYTES, CALL_TIMES_OF_WORKER_BYTES
+from loaderpool.memory.call_times import CALL_TIMES_BYTES
 from loaderpool.memory.recorder import WorkerRecorder, worker_rings
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
@@ -62,7 +62,7 @@ class ExtentMap:
         """Return the first free extent of at least `nbytes`, rounded up to whole pages.
 
         Raises:
-            MemoryError: no hole is large enough; the arena is sparse, so this means terabytes.
+            MemoryLimitError: no hole is large enough; the arena is sparse, so this means terabytes.
         """
         size = -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
         for at, (offset, free) in enumerate(self._free):
@@ -70,7 +70,7 @@ class ExtentMap:
                 self._free[at : at + 1] = [Extent(offset + size, free - size)] if free > size else []
                 self.taken_bytes += size
                 return Extent(offset, size)
-        raise MemoryError(f"no free range of {size} bytes is left")
+        raise MemoryLimitError(f"no free range of {size:,} bytes is left; set a smaller Limits.memory or batch_size")
 
     def give_back(self, extent: Extent) -> None:
         """Make the extent free again."""
@@ -138,13 +138,7 @@ class ExtentPool:
 # Address space, not memory. Smaller would bound how many loaders a pool can hold; larger gains nothing.
 _FILE_BYTES = 1 << 40
 _SMALLEST_FILE_BYTES = 1 << 30
-# The cells of so many have their pages from the beginning; those of more get them when they are written to.
-_USUAL_WORKERS = 64
-# The limit to which an error number of making it large, or of mapping it, points.
-_LIMITS = {
-    errno.ENOMEM: "the limit on virtual memory (ulimit -v, RLIMIT_AS)",
-    errno.EFBIG: "the limit on the size of a file (ulimit -f, RLIMIT_FSIZE), which includes shared memory,",
-}
+_File = TypeVar("_File", bound="SparseFile")
 # What must stay free beside our own reservation, so that the trainer's next allocation does not wake the OOM killer.
 HEADROOM_BYTES = 64 << 20
 
@@ -156,6 +150,7 @@ class SparseFile:
     look at it, and it goes with the last of them.
 
     Attributes:
+        kind: of what it has, as /proc shows it.
         name: by which others map it; empty: there is none.
         unlink: gives up the name.
 
@@ -165,12 +160,49 @@ class SparseFile:
         tag: of the mapping, where Windows knows it by a name.
     """
 
+    kind = ""
     name = ""
     unlink: Callable[[], object] | None = None
 
     def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
         self.descriptor, self.nbytes = descriptor, nbytes or os.fstat(descriptor).st_size
-        self.map = _map_named(tag, nbytes) if tag else _map_unlocked(descriptor, self.nbytes)
+        self.map = _map_named(tag, nbytes) if tag else mmap.mmap(descriptor, self.nbytes)
+
+    @classmethod
+    def create(cls: type[_File]) -> _File:  # noqa: PYI019 - Self is in typing from 3.11 on
+        """Return a new one, as large in address space as the process's limits allow.
+
+        Raises:
+            MemoryLimitError: not even the smallest fits (`ulimit -v`, `ulimit -f`), or all of it would take memory.
+            OSError: neither limit is the cause (too many open files, say).
+        """
+        descriptor, nbytes = machine.create_memory_file(cls.kind), _FILE_BYTES
+        try:
+            os.ftruncate(descriptor, PAGE_BYTES)
+            before = os.fstat(descriptor).st_blocks
+            with mmap.mmap(descriptor, PAGE_BYTES):
+                if os.fstat(descriptor).st_blocks > before:  # a page that was not written to
+                    raise MemoryLimitError(
+                        "This process locks all memory that it maps (mlockall(MCL_FUTURE)). Call munlockall() first, "
+                        "and do not lock memory while a loader exists."
+                    )
+            while True:
+                try:
+                    os.ftruncate(descriptor, nbytes)
+                    return cls(descriptor)
+                except OSError as error:
+                    if error.errno not in (errno.ENOMEM, errno.EFBIG):
+                        raise
+                    nbytes //= 4
+                    if nbytes < _SMALLEST_FILE_BYTES:
+                        limits = "virtual memory (ulimit -v) and the size of a file (ulimit -f)"
+                        raise MemoryLimitError(
+                            f"Could not reserve shared memory ({error.strerror}): the limits on {limits} must allow at "
+                            f"least {_SMALLEST_FILE_BYTES >> 30} GiB of address space, which is reserved but not used."
+                        ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def close_descriptor(self) -> None:
         """Drop the file descriptor; the mapping stays for those who look at it."""
@@ -189,35 +221,6 @@ class SparseFile:
                 self.map.madvise(mmap.MADV_REMOVE, offset, -(-nbytes // PAGE_BYTES) * PAGE_BYTES)
 
 
-_File = TypeVar("_File", bound=SparseFile)
-
-
-def create_file(name: str, make: Callable[[int], _File]) -> _File:
-    """Return what is made of a new memory file, as large in address space as the process's limits allow.
-
-    Raises:
-        MemoryLimitError: not even the smallest fits (`ulimit -v`, `ulimit -f`).
-        OSError: neither limit is the cause (too many open files, say).
-    """
-    descriptor, nbytes = machine.create_memory_file(name), _FILE_BYTES
-    while True:
-        try:
-            os.ftruncate(descriptor, nbytes)
-            return make(descriptor)
-        except OSError as error:
-            nbytes //= 4
-            limit = _LIMITS.get(error.errno or 0)
-            if limit is not None and nbytes >= _SMALLEST_FILE_BYTES:
-                continue
-            os.close(descriptor)
-            if limit is None:
-                raise
-            raise MemoryLimitError(
-                f"Could not reserve shared memory ({error.strerror}): {limit} must allow at least "
-                f"{_SMALLEST_FILE_BYTES >> 30} GiB of address space, which is reserved but not used."
-            ) from error
-
-
 class SlotFile(SparseFile):
     """All slots, mapped once by the main process, the supervisor and its workers.
 
@@ -226,10 +229,7 @@ class SlotFile(SparseFile):
     looks at it.
     """
 
-    @staticmethod
-    def create() -> SlotFile:
-        """Return a new one. Raises what `create_file` raises."""
-        return create_file("batches", SlotFile)
+    kind = "batches"
 
     def slot(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return a slot as `uint8[nbytes]`, built on the mapping itself.
@@ -241,17 +241,11 @@ class SlotFile(SparseFile):
         slot: npt.NDArray[np.uint8] = np.ndarray((nbytes,), _BYTE, self.map, offset)
         return slot
 
-    def take_pages(self, offset: int, nbytes: int) -> None:
-        """Take the pages of a slot, so that no write to it can fail.
-
-        Raises:
-            OSError: there is no memory.
-        """
-        machine.reserve(self.descriptor, offset, nbytes)
-
 
 class Arena(SparseFile):
     """The shared memory file with board, counts and recorders; the trainer hands out extents of the rest."""
+
+    kind = "arena"
 
     def __init__(self, descriptor: int, nbytes: int = 0, tag: str = "") -> None:
         super().__init__(descriptor, nbytes, tag)
@@ -268,13 +262,6 @@ class Arena(SparseFile):
         buffer, at = (self.map, self.rings[cell]) if has_rings else (bytearray(self.rings.step), 0)
         return WorkerRecorder(buffer, at, number)
 
-    @staticmethod
-    def create() -> Arena:
-        """Return a new arena. Raises what `create_file` raises."""
-        arena = create_file("arena", Arena)
-        machine.map_pages(arena.map, 0, BOARD_BYTES + _USUAL_WORKERS * CALL_TIMES_OF_WORKER_BYTES)
-        return arena
-
     def take(self, nbytes: int, purpose: str) -> Extent:
         """Reserve an extent with its pages.
 
@@ -287,13 +274,7 @@ class Arena(SparseFile):
                 f"{purpose} needs {nbytes:,} bytes of shared memory, but the machine (or its cgroup) has only "
                 f"{free:,} bytes free; set a smaller Limits.memory or batch_size"
             )
-        try:
-            extent = self.extents.take(nbytes)
-        except MemoryError as error:
-            raise MemoryLimitError(
-                f"{purpose} needs {nbytes:,} bytes of shared memory, but {self.extents.taken_bytes:,} of the pool's "
-                f"{self.nbytes:,} bytes are in use; set a smaller Limits.memory or batch_size"
-            ) from error
+        extent = self.extents.take(nbytes)
         try:
             machine.reserve(self.descriptor, extent.offset, extent.nbytes)
         except BaseException:
@@ -332,10 +313,7 @@ def oversize_file(nbytes: int, write: Callable[[mmap.mmap], object]) -> int:
 
 
 def map_whole_file(descriptor: int, nbytes: int) -> Any:
-    """Map a memory file shared and readable, as a buffer that unmaps itself; the descriptor may be closed afterwards.
-
-    `mmap.mmap` keeps a duplicate of the descriptor (before Python 3.13), and a consumer may keep thousands of these.
-    """
+    """Map a memory file shared, as a buffer that unmaps itself; the descriptor may be closed afterwards."""
     return _map(descriptor, 0, nbytes, mmap.MAP_SHARED)
 
 
@@ -351,15 +329,9 @@ def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
 
 
 def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
-    begun = min(nbytes, mmap.PAGESIZE) if machine.LINUX else nbytes
     with InterruptsHeld():
-        address = machine.map_file(None, begun, flags, descriptor, offset)
-        if machine.LINUX:
-            try:
-                address = machine.grow_unlocked(address, begun, nbytes)
-            except OSError:
-                machine.unmapping(address, begun)()
-                raise
+        address = machine.map_file(None, nbytes, flags, descriptor, offset)
+        # `mmap.mmap` keeps a duplicate of the descriptor (before Python 3.13); a consumer may keep thousands of these.
         buffer = (ctypes.c_ubyte * nbytes).from_address(address)
         Undoing(buffer, machine.unmapping(address, nbytes))  # when the last array over it has died
     return buffer
@@ -370,17 +342,3 @@ def _map_named(tag: str, nbytes: int) -> mmap.mmap:
     make: Any = mmap.mmap
     named: mmap.mmap = make(-1, nbytes, tagname=tag)
     return named
-
-
-def _map_unlocked(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map a memory file shared, no page of it locked, though `mlockall(MCL_FUTURE)` may be in force.
-
-    That would give each mapping all its pages at once, and to the arena a terabyte. So a single page is mapped and
-    unlocked, and then grown: what comes to a mapping is locked only where that is.
-    """
-    if not machine.LINUX:
-        return mmap.mmap(descriptor, nbytes)
-    mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
-    machine.unlock(np.frombuffer(mapping, np.uint8).ctypes.data, mmap.PAGESIZE)
-    mapping.resize(nbytes)
-    return mapping

@@ -14,15 +14,14 @@ _FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetc
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
-_LOADING, _CELLS, _TOTALS = range(_MARKS_START + RUN_MARKS, _MARKS_START + RUN_MARKS + 3)
-_MOST_TOTALS = 8
-BOARD_BYTES = -(-(_TOTALS + _MOST_TOTALS) * 8 // 4096) * 4096
+_LOADING, _CELLS, _LOST = range(_MARKS_START + RUN_MARKS, _MARKS_START + RUN_MARKS + 3)
+BOARD_BYTES = -(-(_LOST + 1) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
     """One number of a worker's cell. The worker writes all but its number and pid, which its supervisor does.
 
-    A node's cell has NUMBER, SAMPLES, BATCHES, BUSY_NS, WAIT_NS and STATE, all of which its dispatcher writes.
+    A node's cell has NUMBER, SAMPLES, BATCHES, BUSY_NS and WAIT_NS, all of which its dispatcher writes.
     """
 
     NUMBER = 0  # 1 + the worker's number; 0: there is none
@@ -39,21 +38,6 @@ class Field(enum.IntEnum):
     IN_GENERATOR = 11  # 1 while a generator makes the item that INDEX is of
     THREAD = 12  # which thread makes the sample, by its ident; 0: the main one
     BLOCK = 13  # how many samples at most are made before INDEX is noted again; 0: one
-    STATE = 14  # NodeState
-
-
-class NodeState(enum.IntEnum):
-    """What a node is at; statistics have a word for each, in this order."""
-
-    STARTING = 0
-    RUNNING = 1
-    LEAVING = 2  # it answers what it has, and goes
-
-
-class Total(enum.IntEnum):
-    """A count of a pool, over all its supervisors, which is counted by `records.Count`."""
-
-    LOST = 0  # workers or nodes that died before they were told to
 
 
 class _Value:
@@ -97,14 +81,7 @@ class Board:
     # Written by the supervisor.
     loading = _Value(_LOADING)  # the loader that is loaded, 0: none; who dies then has died of the import
     cells = _Value(_CELLS)  # that workers have had, from the first on
-
-    def total(self, total: Total) -> int:
-        """Return one count of the pool."""
-        return int(self.numbers[_TOTALS + total])
-
-    def count(self, total: Total) -> None:
-        """Add one to it. Called by the supervisor."""
-        self.numbers[_TOTALS + total] += 1
+    lost = _Value(_LOST)  # workers or nodes that died before they were told to, over all supervisors of the pool
 
     def workers(self) -> list[tuple[int, int, int]]:
         """Return number, pid and cell of each worker that there is."""

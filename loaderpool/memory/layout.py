@@ -50,11 +50,6 @@ class FixedLayout:
         return tuple(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
     @functools.cached_property
-    def row_nbytes(self) -> int:
-        """Bytes of one row of all components."""
-        return sum(self.row_bytes)
-
-    @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
         """Offset of each component from the slot's start."""
         sizes = (aligned(row_bytes * self.capacity_rows) for row_bytes in self.row_bytes)
@@ -235,7 +230,7 @@ class BatchForm:
         return FixedLayout(*_row_layout(self.spec), 1).row_bytes
 
     def row_arrays(self, buffer: Any, base: int, rows: int, capacity: int) -> list[npt.NDArray[Any]] | None:
-        """The components of one batch of plain rows, still to be written, as arrays on a slot; None: it has no room.
+        """Components of a batch of plain rows, not of a fixed form, to be written on a slot; None: it has no room.
 
         Args:
             buffer: the arena, or a slot's memory.
@@ -243,8 +238,6 @@ class BatchForm:
             rows: of the batch, from its first row on.
             capacity: bytes of the slot.
         """
-        if self.fixed is not None:
-            return self.fixed.arrays(buffer, base, rows)
         arrays: list[npt.NDArray[Any]] = []
         shapes, dtypes = _row_layout(self.spec)
         blocks = [Block((rows, *shape), dtype, arrays.append) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -329,7 +322,7 @@ def batch_form(
     rows = batch_size or 1
     if unit == "sample" and is_alike and not may_leave_rows_out and not rows_vary:
         row_shapes, dtypes = _row_layout(spec)
-        batch_bytes = max(1, rows * FixedLayout(row_shapes, dtypes, rows).row_nbytes)
+        batch_bytes = max(1, rows * sum(FixedLayout(row_shapes, dtypes, rows).row_bytes))
         few = min(CHUNK_BATCHES, _CHUNK_BYTES // batch_bytes)
         many = min(_SMALL_CHUNK_BATCHES, _SMALL_CHUNK_BYTES // batch_bytes)
         max_chunk = max(1, few, many)

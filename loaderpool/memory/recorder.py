@@ -15,13 +15,12 @@ import itertools
 import os
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import MAX_WORKERS
-from loaderpool.system import machine
 
 Records = npt.NDArray[np.void]
 ReadBytes = Callable[[int, int], bytes]  # from an offset so many
@@ -36,24 +35,12 @@ _PAGE_BYTES = 4096
 _TYPES = {"I": "<u4", "Q": "<u8", "B": "u1", "H": "<u2"}  # of NumPy, by letters of `struct`
 
 
-_forks = 0  # of which this process is the child; to ask for its pid is a system call
-
-
-def _note_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-machine.at_forks(after_in_child=_note_fork)
-
-
 class RecordKind:
     """What a ring's records are made of, for `struct`, which writes them, and for NumPy, which reads them.
 
     Args:
         capacity: how many records a ring holds; a power of two.
-        fields: of each name the type, as `struct` has it, among them `began_ns`; the record's number stands before and
-            after them.
+        fields: of each name the type, as `struct` has it; the record's number stands before and after them.
     """
 
     def __init__(self, capacity: int, **fields: str) -> None:
@@ -100,12 +87,12 @@ class DeliveryKind(enum.IntEnum):
 
 
 class RecordRing:
-    """Writes records to shared memory. One process writes to a ring at a time, on any of its threads; no fork of it."""
+    """Writes records to shared memory. One process writes to a ring at a time, on any of its threads."""
 
-    __slots__ = ("_buffer", "_first", "_head", "_made_at", "_mask", "_numbers", "_pack", "_size")
+    __slots__ = ("_buffer", "_first", "_head", "_mask", "_numbers", "_pack", "_size")
 
     def __init__(self, buffer: Any, at: int, kind: RecordKind) -> None:
-        form, self._made_at = kind.format, _forks
+        form = kind.format
         self._buffer, self._first, self._mask = buffer, at + _HEAD_BYTES, kind.capacity - 1
         self._pack, self._size = form.pack_into, form.size
         self._head = memoryview(buffer)[at : at + 8].cast("Q")
@@ -113,8 +100,6 @@ class RecordRing:
 
     def write(self, *fields: int) -> None:
         """Add a record; one with a number that its field has no room for is left out."""
-        if self._made_at != _forks:
-            return
         before = next(self._numbers)
         number = (before + 1) & _LOW
         at = self._first + (before & self._mask) * self._size
@@ -157,15 +142,8 @@ def worker_rings(at: int, arena_bytes: int) -> range:
     return range(at, at + workers * _WORKER_BYTES, _WORKER_BYTES)
 
 
-class RingContent(NamedTuple):
-    """What a ring held."""
-
-    records: Records  # the oldest first
-    since_ns: int  # from when on it has all; 0: from the beginning on
-
-
-def read_ring(read: ReadBytes, at: int, kind: RecordKind) -> RingContent:
-    """Return the records that were whole. Runs in: any process, beside the ring's writer.
+def read_ring(read: ReadBytes, at: int, kind: RecordKind) -> Records:
+    """Return the records that were whole, the oldest first. Runs in: any process, beside the ring's writer.
 
     They are read twice, and count where both are the same: one that was being written while it was read the first time
     is another one the second time.
@@ -182,5 +160,4 @@ def read_ring(read: ReadBytes, at: int, kind: RecordKind) -> RingContent:
     age = ((written & _LOW) - numbers + (1 << 31)) % (1 << 32) - (1 << 31)
     is_whole &= (age < kind.capacity) & (age > -kind.capacity)
     found = np.flatnonzero(is_whole)
-    records = again[found[np.argsort(-age[found], kind="stable")]]
-    return RingContent(records, int(records["began_ns"][0]) if written > kind.capacity and len(records) else 0)
+    return again[found[np.argsort(-age[found], kind="stable")]]

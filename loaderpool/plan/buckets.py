@@ -30,13 +30,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import brief
-from loaderpool.plan.order import Plan, Start, kept
+from loaderpool.plan.order import Plan, kept
 from loaderpool.plan.permutation import permutation
 
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
-# Positions that are permuted together. Larger: temporary arrays outgrow the cache. Smaller: 47 ns an item, not 23.
+# Positions that are permuted together. Larger: temporary arrays take more memory. Smaller: it takes longer.
 _BLOCK = 1 << 16
 
 
@@ -45,7 +44,7 @@ class ItemBuckets:
 
     Attributes:
         counts: how many items each bucket has.
-        firsts: where each bucket begins in what `sorted_positions` gives.
+        firsts: where each bucket begins in all positions of an epoch, sorted by bucket.
 
     Args:
         numbers: the bucket of each item, below `count`, `uint8[n]` or `uint16[n]`, which sort in linear time.
@@ -54,47 +53,15 @@ class ItemBuckets:
 
     def __init__(self, numbers: npt.NDArray[Any], count: int) -> None:
         self.numbers = numbers
-        counts = np.zeros(count, np.int64)
-        for start in range(0, len(numbers), _BLOCK):  # of all at once it would take eight bytes an item
-            counts += np.bincount(numbers[start : start + _BLOCK], minlength=count)
-        self.counts: tuple[int, ...] = tuple(counts.tolist())
+        self.counts: tuple[int, ...] = tuple(np.bincount(numbers, minlength=count).tolist())
         self.firsts: tuple[int, ...] = (0, *np.cumsum(self.counts, dtype=np.int64).tolist()[:-1])
-        self._orders: dict[int, Positions] = {}
 
     @staticmethod
     def of(lengths: npt.NDArray[Any], boundaries: tuple[int, ...]) -> ItemBuckets:
         """The buckets of items of these lengths: in bucket i are those from boundaries[i-1] to below boundaries[i]."""
         count = len(boundaries) + 1
-        numbers = np.empty(len(lengths), np.uint8 if count <= 1 << 8 else np.uint16)
-        edges = np.array(boundaries, np.int64)
-        for start in range(0, len(lengths), _BLOCK):
-            numbers[start : start + _BLOCK] = edges.searchsorted(lengths[start : start + _BLOCK], side="right")
-        return ItemBuckets(numbers, count)
-
-    def sorted_positions(self, seed: int, epoch: int, shuffle: bool) -> Positions:
-        """Return all positions of an epoch, those of the first bucket in front, each bucket's ascending.
-
-        Args:
-            seed: sets the orders of all epochs; always the same for one object.
-            epoch: which epoch.
-            shuffle: whether epochs differ; always the same for one object.
-        """
-        return kept(self._orders, epoch if shuffle else 0, lambda: self._sorted(seed, epoch, shuffle))
-
-    def _sorted(self, seed: int, epoch: int, shuffle: bool) -> Positions:
-        """Sort by counting, block by block, so that little more memory is needed than for the result."""
-        size, count = len(self.numbers), len(self.counts)
-        positions: Positions = np.empty(size, np.int64 if size > 1 << 32 else np.uint32)
-        order = permutation(size, seed, epoch) if shuffle and size else None
-        filled = np.array(self.firsts, np.int64)
-        for start in range(0, size, _BLOCK):
-            places = np.arange(start, min(size, start + _BLOCK))
-            numbers = self.numbers[places if order is None else order.take(places)]
-            counts = np.bincount(numbers, minlength=count)
-            moved = filled - (counts.cumsum() - counts)  # from where a bucket begins in the block to where it goes on
-            positions[np.arange(len(places)) + moved.repeat(counts)] = places[numbers.argsort(kind="stable")]
-            filled += counts
-        return positions
+        numbers = np.array(boundaries, np.int64).searchsorted(lengths, side="right")
+        return ItemBuckets(numbers.astype(np.uint8 if count <= 1 << 8 else np.uint16), count)
 
     @cached_property
     def checksum(self) -> str:
@@ -140,44 +107,8 @@ class BucketPlan(Plan):
         taken = np.bincount(table.buckets[:batches], table.rows[:batches], len(self.batch_sizes)).astype(np.int64)
         return tuple((taken + self._taken).tolist())
 
-    def read_start(self, value: Any) -> Start:
-        if type(value) is int and value == 0:  # nothing is taken, in any plan's words
-            return ()
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"position is {brief(value)}, not a number for each bucket")
-        taken, counts = tuple(value), self.buckets.counts
-        if not any(taken):
-            return ()
-        if len(taken) != len(counts) or not all(
-            type(each) is int and 0 <= each <= count for each, count in zip(taken, counts, strict=True)
-        ):
-            raise ValueError(f"taken must be a number for each bucket, at most {counts}, got {taken}")
-        for gone, size, count in zip(taken, self.batch_sizes, counts, strict=True):
-            if gone % size and gone != count:
-                raise ValueError(f"position is {brief(value)}: no batch of {size} rows ends after {gone} of a bucket")
-        return taken
-
     def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
         return self._epoch(epoch).positions[super().positions(epoch, batch, count)].astype(np.int64)
-
-    def place(self, epoch: int, position: int) -> tuple[int, int] | None:
-        table = self._epoch(epoch)
-        (index,) = self.indices(epoch, np.array([position], np.int64))
-        bucket = int(self.buckets.numbers[index])
-        first = self.buckets.firsts[bucket]
-        last = first + self.buckets.counts[bucket]
-        at = first + int(table.positions[first:last].searchsorted(position))
-        found = np.flatnonzero((table.firsts <= at) & (at < table.firsts + table.rows))
-        if not found.size:
-            return None
-        batch = int(found[0])
-        start, stop = self._span(epoch, batch)
-        return (batch, at - start) if start <= at < stop else None
-
-    def batch_of_another_bucket(self, epoch: int) -> int | None:
-        buckets = self._epoch(epoch).buckets
-        others = np.flatnonzero(buckets != buckets[0]) if buckets.size else buckets
-        return int(others[0]) if others.size else None
 
     @cached_property
     def _taken(self) -> tuple[int, ...]:
@@ -213,7 +144,12 @@ class BucketPlan(Plan):
 
     def _walked(self, epoch: int) -> _Epoch:
         """Return the batches of an epoch, by the position at which each gets full."""
-        positions = self.buckets.sorted_positions(self.seed, epoch, self.shuffle)
+        size, numbers = self.size, self.buckets.numbers
+        if self.shuffle and size:
+            permuted = permutation(size, self.seed, epoch)
+            blocks = (np.arange(start, min(size, start + _BLOCK)) for start in range(0, size, _BLOCK))
+            numbers = np.concatenate([numbers[permuted.take(block)] for block in blocks])
+        positions: Positions = numbers.argsort(kind="stable").astype(np.int64 if size > 1 << 32 else np.uint32)
         sizes, full, rest = np.array(self._stock, np.int64).T
         firsts = np.array(self.buckets.firsts, np.int64)
         buckets = np.repeat(np.arange(len(full)), full)

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError, brief
+from loaderpool.errors import ArgumentError
 from loaderpool.plan.permutation import MAX_SIZE, permutation
 
 _Value = TypeVar("_Value")
@@ -119,11 +119,6 @@ class Plan:
         return sum(rows * full + self._share(rest)[1] for rows, full, rest in self._stock)
 
     @property
-    def rows_left_out(self) -> int:
-        """Rows of an epoch that no shard has, for `drop_remainder`."""
-        return self._rows_left - sum(rows * self.num_shards * full + rest for rows, full, rest in self._stock)
-
-    @property
     def repeated_rows(self) -> int:
         """Rows that come a second time in an epoch, over all shards, so that no shard has a batch less."""
         return sum(max(0, self.num_shards - rest) for _, _, rest in self._stock if rest)
@@ -148,18 +143,6 @@ class Plan:
         if batches >= self.batches_per_epoch:
             return self.size
         return self.start + batches * self._full_rows * self.num_shards
-
-    def read_start(self, value: Any) -> Start:
-        """Return a start of this plan from what JSON made of one, saved by any number of shards.
-
-        Raises:
-            ValueError: it is none; says why.
-        """
-        if type(value) is not int or not 0 <= value <= self.size:
-            raise ValueError(f"position is {brief(value)}, of {self.size} items")
-        if value % self._full_rows and value != self.size:
-            raise ValueError(f"position is {value}, where no batch of {self._full_rows} rows ends")
-        return value
 
     # ---- batches ----
 
@@ -197,18 +180,6 @@ class Plan:
         positions = (starts[:, None] + np.arange(rows, dtype=np.int64)).ravel()
         return positions if full == count else np.concatenate((positions, self.positions(epoch, stop - 1)))
 
-    def place(self, epoch: int, position: int) -> tuple[int, int] | None:
-        """The batch of this shard that has the position, and the row in it; None where another shard or none has it."""
-        batch = (position - self.start) // (self._full_rows * self.num_shards)
-        if not 0 <= batch < self.batches_per_epoch:
-            return None
-        start, stop = self._span(epoch, batch)
-        return (batch, position - start) if start <= position < stop else None
-
-    def batch_of_another_bucket(self, epoch: int) -> int | None:
-        """Return the first batch of this shard whose items are not of the first one's bucket; None: there is none."""
-        return None
-
     # ---- the global order ----
 
     def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
@@ -223,10 +194,6 @@ class Plan:
             positions = permutation(self.size, self.seed, epoch).take(positions)
         indices: list[int] = positions.tolist()
         return indices
-
-    def position_of(self, epoch: int, index: int) -> int:
-        """Return the position at which an epoch has the source's item `index`; the way back from `indices`."""
-        return permutation(self.size, self.seed, epoch).position_of(index) if self.shuffle else index
 
     # ---- within ----
 

@@ -88,32 +88,20 @@ class Permutation:
         # As uint64 a negative position is a huge one, so that one look finds both kinds.
         if values.size and values.max() >= self._size:
             raise IndexError(f"a position is not in range({self._size})")
-        return self._table[positions] if self._table is not None else self._walked(values)
-
-    def position_of(self, number: int) -> int:
-        """Return where `number`, 0 to size - 1, stands."""
         if self._table is not None:
-            return int(np.flatnonzero(self._table == number)[0])
-        return int(self._walked(np.array([number], np.uint64), is_back=True)[0])
-
-    def _walked(self, values: npt.NDArray[np.uint64], is_back: bool = False) -> npt.NDArray[np.int64]:
-        """Go through the network until each value fits; or back, the same way."""
-        values = self._network(values, is_back)
+            return self._table[positions]
+        values = self._network(values)
         while values.size and values.max() >= self._size:  # at most one in 64, on average
             outside = values >= self._size
-            values[outside] = self._network(values[outside], is_back)
+            values[outside] = self._network(values[outside])
         return values.view(np.int64)
 
-    def _network(self, values: npt.NDArray[np.uint64], is_back: bool) -> npt.NDArray[np.uint64]:
-        """Go through all rounds, by uint64 operations whose overflow is the wanted mod 2**64.
-
-        Back, each round changes one half by a hash of the other, which is still there.
-        """
+    def _network(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Go through all rounds, by uint64 operations whose overflow is the wanted mod 2**64."""
         half_word, to_low, low_bits, low_mask, high_count = self._numbers
         low, high = values & low_mask, values >> low_bits
         mixed, folded = np.empty_like(low), np.empty_like(low)
-        for number in reversed(range(_ROUNDS)) if is_back else range(_ROUNDS):
-            offset, factor, spread = self._rounds[number]
+        for number, (offset, factor, spread) in enumerate(self._rounds):
             np.add(high if number & 1 else low, offset, mixed)
             np.multiply(mixed, factor, mixed)
             np.right_shift(mixed, half_word, folded)
@@ -124,8 +112,6 @@ class Permutation:
                 np.bitwise_xor(low, mixed, low)
             else:
                 np.right_shift(mixed, half_word, mixed)
-                if is_back:
-                    np.subtract(high_count, np.remainder(mixed, high_count), mixed)
                 np.add(high, mixed, high)
                 np.remainder(high, high_count, high)
         np.left_shift(high, low_bits, high)

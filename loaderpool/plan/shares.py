@@ -59,52 +59,25 @@ class Shares:
         count = len(self._weights)
         key = stream_key("mix-offsets", seed, count).to_bytes(16, "little")
         stream = hashlib.shake_256(b"loaderpool shares" + key).digest(_OFFSET_BITS // 8 * count)
-        self._forks = self._planted(struct.unpack(f"<{count}I", stream))
-
-    def _planted(self, offsets: Sequence[int]) -> list[tuple[int, int, int]]:
-        """For each fork, by the first source on its right side, what `between` multiplies by, adds and divides by."""
-        ends = list(itertools.accumulate(self._weights, initial=0))
-        forks = [(0, 0, 1)] * len(self._weights)
-        ranges = [(0, len(self._weights))]
-        while ranges:
-            first, last = ranges.pop()
-            if last - first == 1:
-                continue
-            middle = (first + last) // 2
-            left, both = ends[middle] - ends[first], ends[last] - ends[first]
-            if both:  # else nothing ever comes here
-                forks[middle] = (left << _OFFSET_BITS, offsets[middle] * both, both << _OFFSET_BITS)
-            ranges += [(first, middle), (middle, last)]
-        return forks
+        self._offsets = struct.unpack(f"<{count}I", stream)
+        self._ends = list(itertools.accumulate(self._weights, initial=0))
 
     def counts(self, stop: int) -> list[int]:
         """Return how many of the first `stop` items fall to each source; they sum to `stop`."""
         counts = [0] * len(self._weights)
-        for source, _, count in self.between(0, stop):
-            counts[source] = count
-        return counts
-
-    def between(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """The sources that items `start` to `stop` fall to, ascending: source, items it had before, items it has here.
-
-        Takes a time that grows with the sources that have any, not with all there are.
-        """
-        found = []
-        ranges = [(0, len(self._weights), start, stop)] if start < stop else []
+        ranges = [(0, len(self._weights), stop)]
         while ranges:
-            first, last, before, until = ranges.pop()
+            first, last, items = ranges.pop()
+            if not items:
+                continue
             if last - first == 1:
-                found.append((first, before, until - before))
+                counts[first] = items
                 continue
             middle = (first + last) // 2
-            factor, offset, divisor = self._forks[middle]
-            left_before = (before * factor + offset) // divisor
-            left_until = (until * factor + offset) // divisor
-            if before - left_before != until - left_until:
-                ranges.append((middle, last, before - left_before, until - left_until))
-            if left_before != left_until:
-                ranges.append((first, middle, left_before, left_until))
-        return found
+            left, both = self._ends[middle] - self._ends[first], self._ends[last] - self._ends[first]
+            of_left = (items * (left << _OFFSET_BITS) + self._offsets[middle] * both) // (both << _OFFSET_BITS)
+            ranges += [(first, middle, of_left), (middle, last, items - of_left)]
+        return counts
 
     def longest(self, sizes: Sequence[int]) -> int:
         """Return the most items for which no source is asked for more than its size."""
@@ -160,12 +133,12 @@ class MixOrder:
     def _made(self, number: int) -> Block:
         start = number * BLOCK
         stop = min(start + BLOCK, self._size)
-        dealt = np.array(self._shares.between(start, stop), np.int64)
-        source, before, count = dealt.T
+        before, until = (np.array(self._shares.counts(each), np.int64) for each in (start, stop))
+        count = until - before
         order = Permutation(stop - start, stream_key("mix", self._seed, number)).take(np.arange(stop - start))
-        which = np.repeat(np.arange(len(dealt)), count)[order]
+        which = np.repeat(np.arange(len(count)), count)[order]
         # A source's places in the block, ascending, one source after the other: they take its items as they come.
         places = which.argsort(kind="stable")
         counts = np.empty(stop - start, np.int64)
         counts[places] = np.arange(stop - start) + np.repeat(before - (count.cumsum() - count), count)
-        return source[which], counts
+        return which, counts

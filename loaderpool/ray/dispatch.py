@@ -23,7 +23,6 @@ import numpy as np
 
 from loaderpool.config import MAX_WORKERS
 from loaderpool.core.channel import Received
-from loaderpool.core.failures import how_to_see
 from loaderpool.core.messages import (
     BatchFailed,
     Done,
@@ -40,16 +39,14 @@ from loaderpool.core.records import Abandon, Death, Instruction, Start, Stop, To
 from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
 from loaderpool.memory.arena import oversize_file
-from loaderpool.memory.board import Board, Field, NodeState
-from loaderpool.memory.layout import aligned
-from loaderpool.ray.cluster import Cluster, Node, Order
+from loaderpool.memory.board import Board, Field
+from loaderpool.ray.cluster import Cluster, Node
 from loaderpool.ray.node import Made
-from loaderpool.system import clock
+from loaderpool.system import clock, machine
 from loaderpool.transport import reports
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
 
 _BEAT_S = 1.0  # so often each node says that it is there
-_PIECE_BYTES = 4 << 20  # of payloads: with small objects a store of any size does
 _GROUP_BYTES = 16 << 20  # tickets at hand go in one call, up to this; one object of 19 MB is 0.6 of the CPU of four
 _KEPT = 50  # losses of nodes that an error may tell of
 _NO_MEMORY = "The node has no memory for a batch buffer. Set a smaller workers_per_node= or batch_size="
@@ -69,8 +66,8 @@ class Dispatcher(Supervisor):
         self._is_first, self._timeout_s = start["is_first"], settings.node_timeout_s
         super().__init__({**start, "workers": 0})
         self._tick_ms = int(_BEAT_S * 500)  # half a beat
-        self._loads: dict[int, list[Order]] = {}  # by loader: how it is sent
-        self._losses: collections.deque[tuple[str, str, frozenset[int]]] = collections.deque(maxlen=_KEPT)
+        self._stored: dict[int, Any] = {}  # by loader: its payload in the cluster's stores
+        self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
         self._untold: dict[int, NodeIs] = {}  # by node: the latest, which the main process does not know
         self._posts: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
@@ -88,8 +85,6 @@ class Dispatcher(Supervisor):
         self._read_posts()  # an import may have kept the loop from hearing nodes
         now_s = clock.monotonic_s()
         for node in [*self._nodes.values()]:
-            if self._state.workers[node.number].is_leaving:
-                self._put(node, Field.STATE, NodeState.LEAVING)
             if node.workers and now_s > node.heard_s + self._timeout_s:
                 self.lose(node, f"no answer for {self._timeout_s:g} s")
         self._tell_of_nodes()
@@ -98,7 +93,7 @@ class Dispatcher(Supervisor):
 
     def _on_main(self, received: Received) -> None:
         if isinstance(received.message, Resize):
-            self._cluster.want(received.message.workers)
+            self._cluster.wanted = received.message.workers
         else:
             super()._on_main(received)
 
@@ -106,33 +101,30 @@ class Dispatcher(Supervisor):
         super()._load(message, received)
         self._timeouts.clear()  # nodes look after their samples themselves
         if message.loader in self._payloads.loaded:
-            pickled, buffers, *_ = self._payloads.read(message.loader, message.offset, message.nbytes)
-            self._loads[message.loader] = _orders_of(message.loader, pickled, buffers)
-            self._order_all(*self._loads[message.loader])
-
-    def _update(self, message: Load) -> None:
-        super()._update(message)
-        if message.loader in self._payloads.changes:
-            self._order_all(self._change_of(message.loader))
+            for node in self._running():
+                self._order_load(node, message.loader)
 
     def _unload(self, number: int) -> None:
         super()._unload(number)
-        if self._loads.pop(number, None) is not None:
-            for node in self._nodes.values():
-                node.orders = collections.deque(order for order in node.orders if order[1] != number)
-            self._order_all(("unload", number))
+        self._stored.pop(number, None)
+        for node in self._running():
+            node.orders = collections.deque(order for order in node.orders if order[1] != number)
+            node.orders.append(("unload", number))
+            self._go_on(node)
 
     # ---- what nodes are told
 
-    def _order_all(self, *orders: Order) -> None:
-        for node in self._nodes.values():
-            if node.workers:
-                node.orders.extend(orders)
-                self._go_on(node)
+    def _running(self) -> list[Node]:
+        return [node for node in self._nodes.values() if node.workers]
 
-    def _change_of(self, loader: int) -> Order:
-        change = self._payloads.changes[loader]
-        return "update", loader, change.pickled, [*map(bytes, change.buffers)]
+    def _order_load(self, node: Node, loader: int) -> None:
+        """Have a node load a payload; all nodes get it from the cluster's stores."""
+        if loader not in self._stored:
+            pickled, buffers, *_ = self._payloads.read(loader, *self._payloads.places[loader])
+            arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+            self._stored[loader] = self._cluster.put((pickled, arrays))
+        node.orders.append(("load", loader, self._stored[loader]))
+        self._go_on(node)
 
     def _go_on(self, node: Node) -> None:
         """Send a node what it may be sent."""
@@ -161,21 +153,19 @@ class Dispatcher(Supervisor):
                 break
             node.waiting.popleft()
             job = self._state.workers[node.number].jobs[ticket.number]
-            if job.is_unwanted or ticket.loader not in self._loads:
+            if job.is_unwanted or ticket.loader not in self._payloads.loaded:
                 self._on_made(node, ticket, None)
                 continue
             group.append(ticket)
-            first = (ticket.epoch, ticket.batch) if job.slot is None else job.slot.batch
+            first = 0 if job.slot is None else job.slot.batch
             places.append((ticket.loader, ticket.run, first, ticket.batches, ticket.rest))
         if group:
             unknown = {ticket.loader for ticket in group if ticket.run} - node.forms
-            forms = [(0, loader, 0, self._forms[loader], self._state.loaders[loader].row_s) for loader in unknown]
+            forms = [(0, loader, self._forms[loader], self._state.loaders[loader].row_s) for loader in unknown]
             node.forms |= unknown
-            node.runs.update(ticket.run for ticket in group)
             self._cluster.call(node, functools.partial(self._on_group, node, group), "make", places, forms)
 
     def _on_group(self, node: Node, group: list[Ticket], answers: list[Made]) -> None:
-        node.runs -= collections.Counter(ticket.run for ticket in group)
         for ticket, made in zip(group, answers, strict=True):
             self._on_made(node, ticket, made)
 
@@ -195,16 +185,15 @@ class Dispatcher(Supervisor):
                 self._arena.board.cells = max(self._arena.board.cells, node.cell + 1)
                 self._put(node, Field.NUMBER, number + 1)
                 self._note(node, "", 0)
-                self._cluster.start(node)
+                self._nodes[number] = node
             case Stop(number):  # it has answered all
                 if number in self._nodes:
                     self._end(self._nodes[number], None)
             case _:
                 super()._obey(instruction)
         if isinstance(instruction, Abandon):
-            for node in self._nodes.values():
-                if node.runs[instruction.run]:
-                    self._cluster.call(node, lambda _: None, "drop", instruction.run)
+            for node in self._running():
+                self._cluster.call(node, lambda _: None, "drop", instruction.run)
 
     # ---- what nodes say, and what becomes of them
 
@@ -234,19 +223,14 @@ class Dispatcher(Supervisor):
         text = why if self._is_first else f"the Ray cluster was lost: {why}"
         self._state.stop(reports.of_error(ClusterError(text)))
 
-    def starts(self, node: Node, address: str, workers: int) -> None:
-        """Its actor starts there; or runs, with so many workers."""
+    def starts(self, node: Node, workers: int) -> None:
+        """Its actor runs, with so many workers."""
         if self._nodes.get(node.number) is not node:
             return
-        node.address, node.workers = address, workers
+        node.workers = workers
         self._note(node, node.id, workers)
-        if not workers:
-            return
-        self._put(node, Field.STATE, NodeState.RUNNING)
-        for loader, orders in self._loads.items():
-            node.orders.extend(orders)
-            if loader in self._payloads.changes:
-                node.orders.append(self._change_of(loader))
+        for loader in self._payloads.loaded:
+            self._order_load(node, loader)
         self._note_free_memory()
         self._state.joined(node.number, workers)
         self._on_beat(node, 0)
@@ -281,7 +265,7 @@ class Dispatcher(Supervisor):
                         descriptors, oversize = [oversize_file(nbytes, lambda view: view.write(content))], nbytes
                     else:
                         if ticket.is_fresh:
-                            self._slots.take_pages(ticket.offset, ticket.slot_bytes)
+                            machine.reserve(self._slots.descriptor, ticket.offset, ticket.slot_bytes)
                         self._slots.slot(ticket.offset, nbytes)[:] = content
                     answer = Done(ticket.number, rows, seconds, oversize, failed)
                 except (MemoryError, OSError) as error:  # no memory, or no descriptor
@@ -298,22 +282,22 @@ class Dispatcher(Supervisor):
         """A node is dead, or as good as dead: others make what it had."""
         if self._nodes.get(node.number) is not node:
             return
-        where, record = node.address or "(not chosen yet)", self._state.workers[node.number]
+        where = node.address or "(not chosen yet)"
         print(f"loaderpool: lost the remote workers on node {where}: {why}", file=sys.stderr, flush=True)
-        self._losses.append((where, why, frozenset(record.jobs)))
+        self._losses.append((where, why))
         self._end(node, Death(self._error, has_begun=node.workers > 0))
 
     def _end(self, node: Node, death: Death | None) -> None:
         self._arena.board.clear(node.cell)
         self._note(node, "", -1)
-        self._cluster.end(node)
-        self._state.died(node.number, clock.monotonic_s(), 0, death)
+        del self._nodes[node.number]
+        self._cluster.gone.append(node)  # the supervisor and workers of an actor end with it
+        if self._state.died(node.number, clock.monotonic_s(), 0, death):
+            self._arena.board.lost += 1
 
     def _error(self, why: GivenUp, deaths: int, ticket: Ticket | None) -> bytes:
         """Return what is said if work is given up."""
-        with_it = [loss for loss in self._losses if ticket is not None and ticket.number in loss[2]]
-        nodes = tuple((where, why) for where, why, _ in with_it or self._losses)
-        report = LostReport(why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=nodes)
+        report = LostReport(why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=tuple(self._losses))
         if ticket is not None:
             plan = self._payloads.loaded[ticket.loader]["plan"]
             plan = plan.after(ticket.rest) if ticket.rest else plan
@@ -341,30 +325,13 @@ class Dispatcher(Supervisor):
             self._main.send(self._untold.pop(next(iter(self._untold))))
 
 
-def _orders_of(loader: int, pickled: bytes, buffers: list[memoryview]) -> list[Order]:
-    """Return the orders that send a payload to a node, and have it loaded there: its arrays, and then the pickle."""
-    places, pieces, end = [], [], 0
-    for buffer in buffers:
-        places.append((0, end, buffer.nbytes))
-        pieces.append((end, np.frombuffer(buffer, np.uint8)))
-        end += aligned(buffer.nbytes)
-    pieces.append((end, np.frombuffer(pickled, np.uint8)))
-    nbytes = end + len(pickled)
-    orders: list[Order] = [
-        ("stage", loader, nbytes, at + start, piece[start : start + _PIECE_BYTES])
-        for at, piece in pieces
-        for start in range(0, len(piece), _PIECE_BYTES)
-    ]
-    return [*orders, ("load", loader, nbytes, end, places)]
-
-
 def _unseen(node: str, failed: bytes) -> str:
     """Return what is wrong where samples are missing of which this machine has the files; else ""."""
-    for path, directory in (each.failure.unseen for each in pickle.loads(failed) if each.failure.unseen):
+    for path in (each.failure.unseen for each in pickle.loads(failed)):
         if path and os.path.exists(path):
             return (
                 f"node {node} cannot open {path}, but this machine can. The samples that on_error= skips or replaces "
-                f"would depend on the node. {how_to_see(path, directory)}"
+                "would depend on the node. Mount the same files at the same absolute paths on all nodes."
             )
     return ""
 

@@ -42,20 +42,20 @@ from loaderpool.memory.board import Field
 from loaderpool.memory.layout import varying_nbytes
 from loaderpool.system import clock, process
 from loaderpool.transport.payload.ship import Shipment, put_shipment
-from loaderpool.transport.pickling import receive, send
+from loaderpool.transport.pickling import receive
 
 # What becomes of a ticket: seconds, rows, failures of samples, bytes of the slot. Or the first sample. Or an error of
 # the ticket, or of the whole loader; or nothing: it is not wanted any more.
 Made: TypeAlias = "tuple[float, int, bytes, Any] | Found | BatchFailed | LoaderFailed | None"
 
-_RUNS = 1 << 32  # numbers of runs begin here: no loader has one of them, and no batch that is looked at
-_LOADING = -1
+_RUNS = 1 << 32  # numbers of runs begin here: no loader has one of them
+_LOADING, _LOOKING = -1, -2
 _NO_LIMIT = 1 << 62  # how much is under way at all nodes together is the dispatcher's to say
 
 
-def versions() -> dict[str, str]:
-    """Return what Ray does not compare between nodes, by name."""
-    return {"loaderpool": sys.modules["loaderpool"].__version__, "NumPy": np.__version__}
+def versions() -> str:
+    """Return what must be the same on all nodes, and Ray does not compare."""
+    return f"loaderpool {sys.modules['loaderpool'].__version__} and NumPy {np.__version__}"
 
 
 class _Loader(Listener):
@@ -63,7 +63,7 @@ class _Loader(Listener):
 
     def __init__(self, session: Session) -> None:
         self._session, self._loop = session, asyncio.get_running_loop()
-        self._calls: dict[int, asyncio.Future[Received | None]] = {}  # by run, batch of a look, or `_LOADING`
+        self._calls: dict[int, asyncio.Future[Received | None]] = {}  # by run, `_LOADING` or `_LOOKING`
         self.form: Any = None
         self.failed: LoaderFailed | None = None
 
@@ -82,8 +82,10 @@ class _Loader(Listener):
             case LoaderFailed() as message:
                 self.failed = message
                 self.answer(received, *self._calls)
-            case Filled(run=about) | BatchFailed(run=about) | Found(batch=about):
+            case Filled(run=about) | BatchFailed(run=about):
                 self.answer(received, about)
+            case Found():
+                self.answer(received, _LOOKING)
             case Loaded() | Ended():  # or no process looks at it any more
                 self.answer(received, _LOADING)
 
@@ -128,7 +130,7 @@ class NodeActor:
         finally:
             os._exit(1)  # the dispatcher goes on with other nodes
 
-    async def about(self) -> tuple[str, str, dict[str, str]]:
+    async def about(self) -> tuple[str, str, str]:
         """What the dispatcher must know: the node's id and address, and `versions`."""
         return *self._at, versions()
 
@@ -140,29 +142,14 @@ class NodeActor:
 
     # ---- loaders
 
-    async def stage(self, loader: int, nbytes: int, at: int, piece: Any) -> None:
-        """Take in a piece of a payload of so many bytes; may raise MemoryLimitError."""
-        if loader not in self._extents:
-            self._extents[loader] = [self._arena.take(nbytes, "the function and its data")]
-        start = self._extents[loader][0].offset + at
-        self._arena.map[start : start + piece.nbytes] = memoryview(piece).cast("B")
-
-    async def load(self, number: int, nbytes: int, arrays: int, places: list[Any]) -> Any:
-        """Load a payload, all of which has come: so many bytes of arrays, and then the pickle."""
-        start = self._extents[number][0].offset
-        table = send(((start + arrays, nbytes - arrays), (start, arrays), places, [], None))
-        self._extents[number].append(self._arena.put(table))
+    async def load(self, number: int, payload: tuple[bytes, list[Any]]) -> Any:
+        """Load a payload: a pickle, and its arrays, which lie in the node's store. May raise MemoryLimitError."""
+        shipment = Shipment(payload[0], tuple(map(memoryview, payload[1])))
+        # On a thread: a node that copies gigabytes is no dead one.
+        put = await asyncio.to_thread(put_shipment, self._arena, shipment)
+        self._extents[number], offset, nbytes = put
         loader = self._loaders[number] = self._session.listeners[number] = _Loader(self._session)
-        answer = await loader.ask(_LOADING, Load(number, self._extents[number][-1].offset, len(table)))
-        return answer.message
-
-    async def update(self, number: int, pickled: bytes, buffers: list[Any]) -> Any:
-        """Change attributes of the loader's source."""
-        shipment = Shipment(pickled, tuple(memoryview(each) for each in buffers))
-        extents, offset, nbytes = put_shipment(self._arena, shipment)
-        answer = await self._loaders[number].ask(_LOADING, Load(number, offset, nbytes, is_change=True))
-        for extent in extents:
-            self._arena.give_back(extent)
+        answer = await loader.ask(_LOADING, Load(number, offset, nbytes))
         return answer.message
 
     async def unload(self, number: int) -> None:
@@ -188,17 +175,16 @@ class NodeActor:
                 self._session.send(found)
         return await asyncio.gather(*(self._make(*ticket) for ticket in tickets))
 
-    async def _make(self, number: int, run: int, first: Any, batches: int, rest: Any) -> Made:
+    async def _make(self, number: int, run: int, first: int, batches: int, rest: Any) -> Made:
         """Make batches from number `first` on, all in one slot, for a run of the dispatcher's.
 
-        Or, if it is no run's, the first sample of a batch, which `first` names by its epoch and its number there.
+        Or, if it is no run's, the first sample.
         """
         began_s, loader, mine = clock.monotonic_s(), self._loaders.get(number), next(self._numbers)
         if loader is None:  # it was unloaded meanwhile
             return None
         if not run:
-            epoch, batch = first
-            answer = await loader.ask(batch, Look(number, epoch, batch, 0))
+            answer = await loader.ask(_LOOKING, Look(number, 0))
             return answer and answer.message  # type: ignore[no-any-return]
         if loader.failed is not None:
             return loader.failed

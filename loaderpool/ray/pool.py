@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.checks import known_names_only, whole_number
+from loaderpool.checks import whole_number
 from loaderpool.config import MAX_WORKERS
 from loaderpool.core.child_process import Program
 from loaderpool.errors import ArgumentError, ClusterError, brief
@@ -24,8 +24,6 @@ _NODES_LOST = (20, 600.0)
 _NO_ROOM_S = 60.0
 # Without a word from a node for so long it is given up. Shorter, and a busy machine would be taken for a dead one.
 _NODE_TIMEOUT_S = 15.0
-# What an actor is started with by us: where it goes, and that Ray starts no other in its place.
-_OURS = ("num_cpus", "max_restarts", "max_task_retries", "max_concurrency", "scheduling_strategy")
 
 
 class RayPool(Pool):
@@ -42,7 +40,6 @@ class RayPool(Pool):
         ClusterError: If Ray is not installed.
     """
 
-    @known_names_only
     def __init__(
         self,
         address: str = "auto",
@@ -51,13 +48,9 @@ class RayPool(Pool):
         actor_options: Mapping[str, Any] | None = None,
         restarts: int | tuple[int, float] | None = _NODES_LOST,
     ) -> None:
-        if isinstance(address, str) and address.startswith("ray://"):
-            raise ArgumentError(
-                f'address must be "auto" or "host:port", got {brief(address)}: Ray Client is not supported. Make this '
-                "machine a node of the cluster: ray start --address=HEAD:6379 (add --num-cpus=0 to run no workers here)"
-            )
-        if not isinstance(address, str) or (address != "auto" and not address.rpartition(":")[2].isdigit()):
-            raise ArgumentError(f'address must be "auto" or "host:port", got {brief(address)}')
+        is_one = isinstance(address, str) and "://" not in address and address.rpartition(":")[2].isdigit()
+        if not is_one and address != "auto":
+            raise ArgumentError(f'address must be "auto" or "host:port" of the cluster (GCS), got {brief(address)}')
         wanted = _count("nodes", nodes)
         per_node = _count("workers_per_node", workers_per_node)
         if importlib.util.find_spec("ray") is None:
@@ -80,18 +73,15 @@ class RayPool(Pool):
         found = self._worker_pool
         return self._workers if found is None else found.workers_wanted
 
-    @property
-    def _sure_workers(self) -> int:
-        return int(self._settings["nodes"] * self._settings["workers_per_node"])
-
     def _check_loader(self, checked: CheckedArguments) -> None:
         if checked.stream is not None or checked.plan.lanes:
             raise ArgumentError(
                 "RayPool needs a source that is read by index, and this one is an iterable. Pass workers=N to read it "
                 "on this machine, or a source with __len__ and __getitem__"
             )
-        if checked.payload["cache"] is not None:
-            raise ArgumentError("RayPool cannot be combined with cache=. Pass workers=N, or remove cache=")
+        for name, has in (("cache=", checked.payload["cache"]), ("on_epoch_begin and on_epoch_end", checked.has_hooks)):
+            if has:
+                raise ArgumentError(f"RayPool cannot be combined with {name}. Pass workers=N, or remove it")
 
     def resize(self, nodes: int | Literal["auto"]) -> None:
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""
@@ -103,11 +93,7 @@ class RayPool(Pool):
 
 def _count(name: str, value: Any) -> int:
     """A checked number of nodes or workers; 0 for "auto"."""
-    if isinstance(value, str):
-        if value == "auto":
-            return 0
-        raise ArgumentError(f'{name} must be an integer or "auto", got {brief(value)}')
-    return whole_number(name, value, at_least=1, at_most=MAX_WORKERS)
+    return 0 if value == "auto" else whole_number(name, value, at_least=1, at_most=MAX_WORKERS)
 
 
 def _plain(options: Any) -> dict[str, Any]:
@@ -115,29 +101,16 @@ def _plain(options: Any) -> dict[str, Any]:
     if options is not None and not isinstance(options, Mapping):
         raise ArgumentError(f"actor_options must be a dict of options of Ray's .options(), got {brief(options)}")
     plain = dict(options or {})
-    for name in _OURS:
-        if name in plain:
-            raise ArgumentError(f"actor_options must not have {name}, which RayPool sets (num_cpus: workers_per_node)")
-    env = plain.get("runtime_env")
-    if isinstance(env, Mapping):
-        plain["runtime_env"] = env = dict(env)
-        if "working_dir" in env:
-            env["working_dir"] = _path_of(env["working_dir"])
-        if isinstance(env.get("py_modules"), (list, tuple)):
-            env["py_modules"] = [*map(_path_of, env["py_modules"])]
+    if isinstance(env := plain.get("runtime_env"), Mapping):
+        paths = {name: _path_of(env[name]) for name in ("working_dir", "py_modules") if name in env}
+        plain["runtime_env"] = {**env, **paths}
     return plain
 
 
 def _path_of(value: Any) -> Any:
-    """Return a module's path, or a path of this machine, as an absolute one; anything else is Ray's to judge."""
+    """Return modules, and paths of this machine, as absolute paths; anything else is Ray's to judge."""
+    if isinstance(value, (list, tuple)):
+        return [*map(_path_of, value)]
     if isinstance(value, ModuleType):
-        places = list(getattr(value, "__path__", None) or filter(None, [getattr(value, "__file__", None)]))
-        if len(places) != 1:
-            raise ArgumentError(
-                f"module {value.__name__!r} in py_modules is in {places or 'no file'}: pass the path of one folder or "
-                ".py file instead"
-            )
-        value = places[0]
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    return os.path.abspath(value) if isinstance(value, str) and "://" not in value else value
+        value = next(iter(getattr(value, "__path__", [value.__file__])))
+    return os.path.abspath(value) if isinstance(value, (str, os.PathLike)) and "://" not in str(value) else value

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, SupportsIndex
+
+import numpy as np
 
 from loaderpool.checks import whole_number
 from loaderpool.config import flag
@@ -14,7 +15,7 @@ from loaderpool.element.structure import Kind, Structure
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
-from loaderpool.sources.recognise import Source, as_source, position_of
+from loaderpool.sources.recognise import as_source, position_of
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.tables import Columns, unequal
 
@@ -24,7 +25,7 @@ class Mix:
 
     __slots__ = ("_getters", "_order", "_seed", "_size", "_sizes", "_sources", "_weights")
 
-    def __init__(self, sources: list[Source], weights: list[int], seed: int, size: int) -> None:
+    def __init__(self, sources: list[Any], weights: list[int], seed: int, size: int) -> None:
         self._sources, self._weights, self._seed, self._size = sources, weights, seed, size
         self._order = MixOrder(Shares(weights, seed), seed, size)
         self._getters = [source.__getitem__ for source in sources]
@@ -76,8 +77,6 @@ def mix(
         >>> sorted(mixed)
         [0, 1, 2, 100, 101, 102, 103, 104, 105]
     """
-    if not isinstance(sources, (list, tuple)):
-        raise ArgumentError(f"sources must be a list or tuple of sources, got a {type(sources).__name__}")
     if not sources:
         raise ArgumentError("sources is empty: give at least one source")
     read = [_named_source(source, f"sources[{number}]") for number, source in enumerate(sources)]
@@ -88,26 +87,17 @@ def mix(
 
 
 def _checked_weights(weights: Any, count: int) -> list[Fraction]:
-    if isinstance(weights, (str, bytes, dict)) or not hasattr(weights, "__iter__"):
-        raise ArgumentError(f"weights must be one number for each source, or None, got {brief(weights)}")
-    given = list(weights)
-    if len(given) != count:
-        raise ArgumentError(f"weights must have one number for each source, got {len(given)} for {count} sources")
-    exact = [_exact(weight, f"weights[{number}]") for number, weight in enumerate(given)]
-    if not any(exact):
-        raise ArgumentError(f"at least one of weights must be greater than 0, got {given}")
+    try:
+        given = [each.item() if isinstance(each, np.generic) else each for each in weights]
+        exact = [Fraction(*each.as_integer_ratio()) for each in given]
+    except (AttributeError, OverflowError, TypeError, ValueError):  # not NaN either
+        exact = []
+    if len(exact) != count or isinstance(weights, dict) or min(exact) < 0 or not any(exact):
+        raise ArgumentError(
+            f"weights must be one finite number >= 0 for each of the {count} sources, and not all 0, got "
+            f"{brief(weights)}"
+        )
     return exact
-
-
-def _exact(weight: Any, name: str) -> Fraction:
-    if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
-        raise ArgumentError(f"{name} must be a number, got {brief(weight)} of type {type(weight).__name__}")
-    value: Any = weight  # `Real` has no comparison with numbers, for mypy
-    if not 0 <= value < math.inf:  # not NaN either
-        raise ArgumentError(f"{name} must be finite and not negative, got {brief(weight)}")
-    if isinstance(value, numbers.Rational):
-        return Fraction(int(value.numerator), int(value.denominator))  # NumPy's would overflow
-    return Fraction(float(value))
 
 
 def _in_whole_numbers(weights: Sequence[Fraction | int]) -> list[int]:
@@ -172,7 +162,7 @@ def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
     return ZippedSources(structure, read, min(lengths))
 
 
-def _named_source(source: Any, name: str) -> Source:
+def _named_source(source: Any, name: str) -> Any:
     """`as_source` of one of several; what is wrong with it is said of its name."""
     try:
         found = as_source(source)

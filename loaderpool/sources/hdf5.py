@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from loaderpool.element.structure import Structure, listed
-from loaderpool.errors import ArgumentError, SpecMismatchError, brief
+from loaderpool.errors import ArgumentError, brief
 from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.tables import unequal
 
@@ -70,12 +70,7 @@ class HDF5(FileSource):
 
 
 def _checked_keys(keys: Any) -> tuple[Structure, tuple[str, ...]]:
-    if isinstance(keys, list):
-        raise ArgumentError("keys must be a name, or a tuple or dict of names, got a list: pass a tuple")
-    try:
-        structure = Structure.of(keys, origin="keys has")
-    except SpecMismatchError as error:
-        raise ArgumentError(str(error)) from None
+    structure = Structure.of(keys, origin="keys has")
     names = tuple(structure.flatten(keys))
     for name, where in zip(names, structure.paths, strict=True):
         if not isinstance(name, str):
@@ -93,6 +88,5 @@ def _dataset(file: Any, name: str, path: str) -> Any:
     file.visititems(lambda each, value: names.append(each) if isinstance(value, h5py.Dataset) else None)
     if found is None and name.strip("/") in names:
         return file[name]  # which raises what is wrong with it
-    kind = type(found).__name__.lower()
-    what = "missing" if found is None else "a single value without rows" if kind == "dataset" else f"a {kind}"
-    raise ArgumentError(f"keys: {brief(name)} in {path} is {what}; the file has the datasets {listed(names) or 'none'}")
+    has = f"the file has the datasets {listed(names) or 'none'}"
+    raise ArgumentError(f"keys: {brief(name)} in {path} is no dataset with rows; {has}")

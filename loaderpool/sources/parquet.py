@@ -14,7 +14,6 @@ from loaderpool.checks import whole_number
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.sources.files import FileSource, Paths, Record, Stamp
-from loaderpool.sources.tables import repeated
 
 
 class ParquetRows(FileSource):
@@ -119,8 +118,4 @@ def _getter(column: Any) -> Callable[[int], Any]:
 def _checked_columns(columns: Any) -> tuple[str, ...]:
     if isinstance(columns, str) or not isinstance(columns, Sequence) or not all(isinstance(n, str) for n in columns):
         raise ArgumentError(f"columns must be a list of names, got {brief(columns)}")
-    if not columns:
-        raise ArgumentError("columns is empty: give at least one name, or None for all")
-    if twice := repeated(columns):
-        raise ArgumentError(f"columns has {twice} twice")
     return tuple(columns)

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, MappingView
+from collections.abc import Callable, Iterator, MappingView
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
-from loaderpool.element.structure import Structure, dense_of
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
-from loaderpool.sources.sequence import BatchSequence, ImageFlow
+from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
 
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
-_READY = (list, range, Columns, BatchSequence, ImageFlow)
-
-
-class Source(Protocol):
-    """Items by index from 0 on. It travels to the workers in one pickle with the function."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def __getitem__(self) -> Callable[[int], Any]:
-        """The item at an index; a property, for the loader's loop takes it out once and calls it."""
+_READY = (list, range, Columns, BatchSequence)
 
 
 class Sized:
@@ -50,7 +39,7 @@ class Sized:
         return get
 
 
-def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
+def as_source(obj: Any) -> Any:
     """Return what the loader reads by index, or a stream; holds `obj` itself and copies none of its data.
 
     A list, range, tuple or array comes back as it is. A tuple or dict of columns (arrays or lists, nested at will) is
@@ -80,9 +69,10 @@ def as_source(obj: Any) -> Source | StreamSource | ReplicatedSource:
         source = _zipped(obj)
     else:
         source = obj
-    size = length_of(source)
+    size = len(source)
     if size == 0:
-        raise ArgumentError(f"source is empty: {_describe(obj)} of length 0. Check the path or filter it comes from.")
+        kind = type(obj.target if isinstance(obj, BatchSequence) else obj).__name__
+        raise ArgumentError(f"source is empty: a {kind} of length 0. Check the path or filter it comes from.")
     is_ready = type(source) in _READY or isinstance(source, (tuple, np.ndarray))
     return source if is_ready else Sized(source, size)
 
@@ -106,7 +96,7 @@ def _zipped(columns: Any) -> Columns:
     except SpecMismatchError as error:
         raise SourceError(str(error)) from None
     leaves = [_column(leaf, path) for leaf, path in zip(structure.flatten(columns), structure.paths, strict=True)]
-    lengths = [length_of(leaf, f"source{path}") for leaf, path in zip(leaves, structure.paths, strict=True)]
+    lengths = list(map(len, leaves))
     if has := unequal(structure.paths, lengths):
         hint = "; if each is one item, pass list(source)" * isinstance(columns, tuple)
         raise ArgumentError(
@@ -118,37 +108,13 @@ def _zipped(columns: Any) -> Columns:
 def _column(leaf: Any, path: str) -> Any:
     if is_table(leaf):
         return table_columns(leaf, f"source{path}")
-    is_number = isinstance(leaf, numbers.Number)  # range(number), the advice for a whole source, is none here
-    reason = f"is the number {brief(leaf)}" if is_number else _refusal(leaf)
-    if reason == _STREAM or not (reason or isinstance(leaf, list) or is_array(leaf)):
-        reason = f"is a {type(leaf).__name__}, not an array or list (zip_sources takes sources of any kind)"
-    if reason:
+    if _is_of(leaf, "tensorflow") or not (isinstance(leaf, list) or is_array(leaf)):
         raise SourceError(
-            f"source{path} {reason}. A dict is read as columns: an item is one row of each array or list. To read its "
-            "entries one by one, pass list(source.items())."
+            f"source{path} is a {type(leaf).__name__}, not an array or list. A dict is read as columns: an item is one "
+            "row of each array or list (zip_sources takes sources of any kind). To read its entries one by one, pass "
+            "list(source.items())."
         )
     return leaf
-
-
-def length_of(source: Any, name: str = "source") -> int:
-    """Return how many items it has; raises SourceError where it cannot say."""
-    try:
-        return len(source)
-    except SourceError:
-        raise
-    except Exception as error:
-        # Also NumPy's "unsized object", SciPy's "length is ambiguous" and a negative __len__, which Python refuses.
-        raise SourceError(
-            f"{name} has no usable length: len() of {_describe(source)} raised {type(error).__name__}: {error}"
-        ) from error
-
-
-def _describe(obj: Any) -> str:
-    if isinstance(obj, BatchSequence):
-        return f"a {type(obj.target).__name__}"
-    if isinstance(obj, np.ndarray):
-        return f"an array of shape {obj.shape}"
-    return f"a {type(obj).__name__}"
 
 
 def position_of(index: SupportsIndex, size: int) -> int:
@@ -163,7 +129,6 @@ def position_of(index: SupportsIndex, size: int) -> int:
 
 # ---- what cannot be read by index, and what to pass instead ----
 
-_INSTEAD = "pass a sequence, arrays, or range(n) if fn needs only the index"
 _STREAM = "can only be iterated"
 
 
@@ -177,59 +142,31 @@ def _is_of(obj: Any, package: str, *names: str) -> bool:
     return any(home == package and (not names or name in names) for home, name in homes)
 
 
-# The first that holds for an object, and what follows "source" in the error; "": it can be read. Only types and
-# attributes are asked for: nothing of the object is called, iterated or indexed.
-_KINDS: tuple[tuple[Callable[[Any], Any], str], ...] = (
-    (lambda obj: obj is None, f"is None: {_INSTEAD}"),
-    (lambda obj: isinstance(obj, type), "is the class {name}, not an instance: pass {name}(...)"),
-    (lambda obj: isinstance(obj, (str, bytes, bytearray, os.PathLike)),
-     "is one {kind}, {value}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"),
-    (lambda obj: isinstance(obj, numbers.Integral) and not isinstance(obj, bool),
-     "is a number: did you mean range({value})?"),
-    (lambda obj: isinstance(obj, numbers.Number), f"is {{value}}, a {{kind}}: {_INSTEAD}"),
-    (lambda obj: dense_of(type(obj)),
-     "is a sparse {kind}: pass {dense}, or range(n) and a function that reads one row"),
-    (lambda obj: _is_of(obj, "tensorflow", "DatasetV2"),
-     "is a tf.data.Dataset: pass the data it was made from, or ds.as_numpy_iterator(), which can be read only once"),
-    (lambda obj: _is_of(obj, "tensorflow", "Tensor") or (_is_of(obj, "tensorflow") and hasattr(obj, "numpy")),
-     "is a TensorFlow {kind}: pass its .numpy(), because workers run without TensorFlow"),
-    (lambda obj: _is_of(obj, "h5py", "Group"),
-     "is an open HDF5 {kind}: pass loaderpool.HDF5(path, keys), which each worker opens itself"),
-    (lambda obj: _is_of(obj, "polars", "LazyFrame"), "is a polars LazyFrame, not computed yet: pass its .collect()"),
-    (lambda obj: isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"),
-     "is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its order is fixed"),
-    (lambda obj: isinstance(obj, Mapping) and type(obj).__getitem__ is not dict.__getitem__,
-     "is a mapping ({kind}), which is read by key: pass dict(source) to read columns, or list(source.items())"),
-    (lambda obj: isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")), _STREAM),
-    (lambda obj: _is_of(obj, "datasets", "IterableDataset"),  # before torch's, which it may be as well
-     ("is a Hugging Face IterableDataset, which cannot be read by index. Choose one:\n"
-      "    lp.Loader.from_generator(lambda shard: iter(stream.shard(stream.num_shards, shard)), "
-      "shards=range(stream.num_shards)): read the shards in the workers\n"
-      "    lp.Loader(iter(stream)): read it for one epoch, in the main process")),
-    (lambda obj: _is_of(obj, "torch", "IterableDataset"),
-     "is a PyTorch IterableDataset: use Loader.from_generator(lambda: iter(dataset))"),
-    (lambda obj: _has(obj, "__len__", "__getitem__"), ""),
-    (inspect.isgeneratorfunction,
-     "is a generator function: use Loader.from_generator({name}), or pass {name}() for one epoch"),
-    (lambda obj: callable(obj) and not _has(obj, "__getitem__"),
-     "is a function: pass the items as the source and the function as fn, as in Loader(items, {name})"),
-    (lambda obj: _has(obj, "__getitem__"),
-     "is a {kind} without a length: give it a __len__, or pass range(n) and index it in fn"),
-    (lambda obj: True, f"is a {{kind}}, which has neither length nor items: {_INSTEAD}"),
-)  # fmt: skip
-
-
 def _refusal(obj: Any) -> str:
-    """Return what follows "source" where an object cannot be read by index; "" where it can, `_STREAM` of a stream."""
-    text = next(text for holds, text in _KINDS if holds(obj))
-    if text in ("", _STREAM):
-        return text
-    name = getattr(obj, "__name__", "fn")
-    return text.format(
-        kind=type(obj).__name__,
-        name=name if str(name).isidentifier() else "fn",  # a lambda's is "<lambda>"
-        value=brief(obj.item() if isinstance(obj, np.generic) else obj, 60),
-        dense=dense_of(type(obj)),
+    """Return what follows "source" where an object cannot be read by index; "" where it can, `_STREAM` of a stream.
+
+    Only types and attributes are asked for: nothing of the object is called, iterated or indexed.
+    """
+    kind = type(obj).__name__
+    if isinstance(obj, (str, bytes, bytearray, os.PathLike)):
+        return f"is one {kind}, {brief(obj, 60)}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"
+    if isinstance(obj, numbers.Integral):
+        return f"is a number: did you mean range({brief(int(obj), 60)})?"
+    if _is_of(obj, "tensorflow", "DatasetV2"):
+        return "is a tf.data.Dataset: pass the data it was made from, or ds.as_numpy_iterator(), read only once"
+    if _is_of(obj, "tensorflow") and hasattr(obj, "numpy"):
+        return f"is a TensorFlow {kind}: pass its .numpy(), because workers run without TensorFlow"
+    if isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"):
+        return f"is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its order is fixed"
+    if isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")):
+        return _STREAM
+    if _is_of(obj, "datasets", "IterableDataset") or _is_of(obj, "torch", "IterableDataset"):
+        return "is an IterableDataset: use Loader.from_generator, or pass iter(source), which is read for one epoch"
+    if _has(obj, "__len__", "__getitem__") and not isinstance(obj, type):
+        return ""
+    return (
+        f"is a {kind}, which has no length, or no items by index: pass a sequence, arrays, or range(n) if fn needs "
+        "only the index. A generator function goes to Loader.from_generator"
     )
 
 

@@ -1,18 +1,13 @@
-"""Sequences of batches as Keras has them, and what its `ImageDataGenerator` flows, as sources of whole elements."""
+"""Sequences of batches as Keras has them, as sources of whole elements."""
 
 from __future__ import annotations
 
-import copyreg
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.errors import SourceError
 
 _UNSAID = object()
-FIRST_BATCH = "_loaderpool_first_batch"  # the attribute by which a flow's copies are told their epoch
-_HOMES = frozenset({"keras", "tf_keras", "keras_preprocessing"})
-_OWN_TO_A_PROCESS = ("lock", "index_generator")
 
 
 class BatchSequence:
@@ -57,27 +52,10 @@ class BatchSequence:
 
     def update(self, changes: Mapping[str, Any]) -> None:
         """Make the target's attributes what a hook made them, past any property or `__setattr__`."""
-        target, slots = self.target, _slots(type(self.target))
-        for name, key in changes["set"].items():
-            if name in slots:
-                object.__setattr__(target, name, changes[key])
-            else:
-                target.__dict__[name] = changes[key]
+        attributes = self.target.__dict__
+        attributes.update({name: changes[key] for name, key in changes["set"].items()})
         for name in changes["deleted"]:
-            if name not in slots:
-                target.__dict__.pop(name, None)  # it may never have travelled: `__getstate__` left it out
-            elif hasattr(target, name):
-                object.__delattr__(target, name)
-
-
-def attributes_of(target: Any) -> dict[str, Any]:
-    """Return the attributes by which an object can change, whether they lie in its `__dict__` or in slots."""
-    in_slots = {name: getattr(target, name) for name in _slots(type(target)) if hasattr(target, name)}
-    return {**getattr(target, "__dict__", {}), **in_slots}
-
-
-# As pickle finds them: of all base classes, with the names that private ones have in truth.
-_slots: Callable[[type], list[str]] = copyreg._slotnames  # type: ignore[attr-defined]
+            attributes.pop(name, None)  # it may never have travelled: `__getstate__` left it out
 
 
 def _with_tuples_for_lists(value: Any) -> Any:
@@ -90,37 +68,3 @@ def _with_tuples_for_lists(value: Any) -> Any:
         if any(getattr(part, "shape", ()) or isinstance(part, (tuple, dict)) for part in parts):
             return tuple(parts)
     return value
-
-
-def is_image_flow(obj: Any) -> bool:
-    """Whether it is Keras' image iterator, or of a subclass of it."""
-    return any(
-        cls.__name__ == "Iterator" and cls.__module__.partition(".")[0] in _HOMES and hasattr(cls, "_set_index_array")
-        for cls in type(obj).__mro__
-    )
-
-
-class ImageFlow(BatchSequence):
-    """Batch i of a flow's present order, with the random numbers that belong to it.
-
-    A flow has an order, made again after each epoch, and a count of its batches, by which it seeds `numpy.random` for
-    each where it was given a seed. The order is made in the trainer and sent (`adapters/sequence_hooks.py`); a batch's
-    count is that of a training in one process. Its lock and generator stay there.
-    """
-
-    def __getitem__(self, index: int) -> Any:
-        flow = self.target
-        flow.total_batches_seen = getattr(flow, FIRST_BATCH, 0) + index
-        return super().__getitem__(index)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        attributes = {name: value for name, value in vars(self.target).items() if name not in _OWN_TO_A_PROCESS}
-        return _restored, (type(self.target), attributes)
-
-
-def _restored(cls: type[Any], attributes: dict[str, Any]) -> ImageFlow:
-    flow: Any = object.__new__(cls)
-    flow.__dict__.update(attributes)
-    flow.lock = threading.Lock()
-    flow.index_generator = flow._flow_index()
-    return ImageFlow(flow)

@@ -10,9 +10,8 @@ import collections
 import dataclasses
 import itertools
 import operator
-import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from loaderpool.checks import check_signature, open_parameter, whole_number
 from loaderpool.errors import ArgumentError, SourceError, brief
@@ -59,17 +58,6 @@ def nothing_there(plan: Plan) -> str:
     return "source is empty: the stream ended before its first item"
 
 
-def _read_up_to(items: Iterator[Any], place: int) -> int:
-    """Read items and drop them; returns how many there were."""
-    from loaderpool.system.long_work import LongWork  # few streams go on in the middle
-
-    position = 0
-    with LongWork(f"loaderpool: reading the stream up to item {place:,} to resume there", place) as work:
-        for position, _ in enumerate(itertools.islice(items, place), 1):
-            work.reach(position)
-    return position
-
-
 def read_batches(
     stream: StreamSource, plan: Plan, *, window: int, seed: int, epoch: int
 ) -> Iterator[tuple[int, list[Any]]]:
@@ -82,7 +70,7 @@ def read_batches(
     items = stream.open()
     if window:
         items = shuffled(items, window, seed, epoch)
-    position = _read_up_to(items, plan.start)
+    position = sum(1 for _ in itertools.islice(items, plan.start))
     rows = plan.most_rows
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
@@ -136,15 +124,8 @@ class ReplicatedSource:
         cycle_length: int | None,
         copies: int | None = None,
     ) -> None:
-        if not callable(make_generator):
-            is_begun = hasattr(make_generator, "__next__")
-            hint = ": pass the generator function itself, without calling it" if is_begun else ""
-            raise ArgumentError(f"make_generator must be callable, got a {type(make_generator).__name__}{hint}")
         if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
-            raise ArgumentError(
-                f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported. "
-                "Put several files into each element, or pass the list as the source of a Loader."
-            )
+            raise ArgumentError(f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported")
         if cycle_length is not None and shards is None:
             raise ArgumentError("cycle_length needs shards: it is the number of shards that are open at once")
         if copies is not None and shards is not None:
@@ -166,8 +147,7 @@ class ReplicatedSource:
             least = len(self.shards) // num_shards
             if not least:
                 raise ArgumentError(
-                    f"shards must have at least one element for each of num_shards={num_shards} processes, got "
-                    f"{len(self.shards)}"
+                    f"shards must be at least one for each of num_shards={num_shards} processes, got {len(self.shards)}"
                 )
             return min(least, self.cycle_length or _DEFAULT_CYCLE)
         if self.copies:
@@ -177,21 +157,14 @@ class ReplicatedSource:
             return 1
         if not self.takes:
             raise ArgumentError(
-                f"{self.kind} has no parameter worker or rng, so its {times} replicas would yield the same items, and "
-                f"each item would appear {times} times. Choose one:\n"
-                "    shards=...: run one generator for each shard\n"
-                "    worker: add this parameter, a WorkerInfo, and yield only the items of replica worker.index\n"
-                f"    copies={1 if num_shards > 1 else times}: keep the repeated items\n"
-                "    workers: remove this argument; the generator then runs once\n"
-                "    Loader(...): pass the generator object as the source; all workers then call fn for its items"
+                f"{self.kind} has no parameter worker or rng, so its {times} replicas would yield the same items. Pass "
+                "shards=, add a parameter worker and yield only the items of replica worker.index, or remove workers=. "
+                f"To keep the repeated items, set copies={1 if num_shards > 1 else times}"
             )
         if not workers:
             raise ArgumentError(
                 f"{self.kind} runs in one replica for each worker, but the number of workers in this pool varies. "
-                "Choose one:\n"
-                "    copies=...: set the number of replicas\n"
-                "    shards=...: run one generator for each shard\n"
-                "    RayPool(nodes=2, workers_per_node=8): fix the number of workers"
+                "Set copies=n or shards=, or fix the number of workers"
             )
         return workers
 
@@ -209,8 +182,6 @@ def interleave(
     open_fn: Callable[[Any], Iterable[Any]],
     cycle_length: int = 8,
     block_length: int = 1,
-    *,
-    on_error: Literal["raise", "skip"] = "raise",
 ) -> Interleave:
     """Return a stream of the records of many files, in the order of a deterministic `tf.data.Dataset.interleave`.
 
@@ -221,22 +192,17 @@ def interleave(
         open_fn: Function `open_fn(file)` that returns an iterable of the file's records.
         cycle_length: Number of files that are open at once and take turns, at least 1. Default: 8.
         block_length: Number of records that a file yields in its turn, at least 1. Default: 1.
-        on_error: `"skip"` leaves out the rest of a file that raises, and warns. Default: `"raise"`.
     """
-    return Interleave(files, open_fn, cycle_length, block_length, on_error)
+    return Interleave(files, open_fn, cycle_length, block_length)
 
 
 class Interleave:
     """Stream as returned by `interleave`. Each iteration starts from the beginning."""
 
-    def __init__(self, files: Any, open_fn: Any, cycle_length: int, block_length: int, on_error: str) -> None:
+    def __init__(self, files: Any, open_fn: Any, cycle_length: int, block_length: int) -> None:
         self.files = listed("files", files)
-        if not callable(open_fn):
-            raise ArgumentError(f"open_fn must be callable as open_fn(file), got {brief(open_fn)}")
         check_signature("open_fn", open_fn, "file", may_take=())
-        if on_error not in ("raise", "skip"):
-            raise ArgumentError(f'on_error must be "raise" or "skip" (the rest of that file), got {brief(on_error)}')
-        self.open_fn, self._on_error = open_fn, on_error
+        self.open_fn = open_fn
         self.cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="files that are open at once")
         self.block_length = whole_number(
             "block_length", block_length, at_least=1, hint="records that a file yields in its turn"
@@ -244,37 +210,19 @@ class Interleave:
 
     def __iter__(self) -> Iterator[Any]:
         left = collections.deque(self.files)
-        places: list[Generator[Any] | None] = [None] * min(self.cycle_length, len(self.files))
+        places: list[Iterator[Any] | None] = [None] * min(self.cycle_length, len(self.files))
         at = 0
-        try:
-            while left or any(places):
-                if places[at] is None and left:
-                    places[at] = self._read(left.popleft())
-                if (place := places[at]) is not None:
-                    given = 0
-                    for record in itertools.islice(place, self.block_length):
-                        given += 1
-                        yield record
-                    if given < self.block_length:
-                        places[at] = None
-                at = (at + 1) % len(places)
-        finally:
-            for place in places:
-                if place is not None:
-                    place.close()
-
-    def _read(self, file: Any) -> Generator[Any]:
-        """The records of a file; where reading them raises, the file is noted, or its rest left out."""
-        try:
-            yield from self.open_fn(file)
-        except Exception as error:
-            if self._on_error == "raise":
-                if hasattr(error, "add_note"):  # from Python 3.11 on
-                    error.add_note(f"while reading {brief(file)}")
-                raise
-            problem = f"{type(error).__name__}: {error}"
-            text = f'The rest of {brief(file)} is skipped after {problem}. Set on_error="raise" to stop there instead.'
-            warnings.warn(text, stacklevel=3)
+        while left or places.count(None) < len(places):
+            if places[at] is None and left:
+                places[at] = iter(self.open_fn(left.popleft()))
+            if (place := places[at]) is not None:
+                given = 0
+                for record in itertools.islice(place, self.block_length):
+                    given += 1
+                    yield record
+                if given < self.block_length:
+                    places[at] = None
+            at = (at + 1) % len(places)
 
     def __repr__(self) -> str:
         return f"<{len(self.files)} files interleaved, {self.cycle_length} at once>"
@@ -282,13 +230,10 @@ class Interleave:
 
 def listed(name: str, value: Any) -> list[Any]:
     """Return the files, ranges or the like that the user gave: a sequence, in an order that each process has."""
-    if isinstance(value, (set, frozenset)):
-        raise ArgumentError(f"{name} is a set, whose order differs in each process: pass sorted({name})")
-    if isinstance(value, Mapping):
-        raise ArgumentError(f"{name} is a {type(value).__name__}: pass list({name}), or list({name}.items())")
-    has_no_length = not hasattr(type(value), "__len__") or getattr(value, "shape", None) == ()
-    if isinstance(value, (str, bytes)) or has_no_length:
-        raise ArgumentError(f"{name} must be a sequence of files, ranges or the like, got {brief(value)}")
-    if not len(value):
-        raise ArgumentError(f"{name} is empty: pass at least one element")
+    is_other = isinstance(value, (str, bytes, set, frozenset, Mapping)) or not hasattr(type(value), "__len__")
+    if is_other or getattr(value, "shape", None) == () or not len(value):
+        raise ArgumentError(
+            f"{name} must be a sequence of at least one file, range or the like, in a fixed order such as "
+            f"sorted({name}), got {brief(value)}"
+        )
     return list(value)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.element.structure import Structure, listed
+from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, brief
 
 
@@ -104,29 +103,20 @@ def table_columns(table: Any, name: str) -> Any:
     """Return a table by row as dicts of column name to value; a single column as its values. By position, not by label.
 
     The libraries' own row access is slow, and pandas' makes one dtype of all values of a row; an array for each column
-    keeps theirs. Workers need none of the libraries to read them. Without columns, or with two of one name, it is
-    refused.
+    keeps theirs. Workers need none of the libraries to read them. With two columns of one name, it is refused.
     """
     library, kind = _kind_of(table)
     if (library, kind) in _COLUMNS:
         return table.to_numpy() if library == "pandas" else _arrow_rows(table, name)
     labels: list[Hashable] = list(table.schema.names if library == "pyarrow" else table.columns)
-    if not labels:
-        raise ArgumentError(f"{name} is a {kind} without columns")
-    if twice := repeated(labels):
-        raise ArgumentError(f"{name} is a {kind} with several columns named {twice}: rename them")
+    if len(set(labels)) < len(labels):
+        raise ArgumentError(f"{name} is a {kind} with several columns of one name: rename them, got {brief(labels)}")
     if library == "pandas":
         columns = [table.iloc[:, position].to_numpy() for position in range(len(labels))]
     else:
         column_at = table.column if library == "pyarrow" else table.to_series
         columns = [_arrow_rows(column_at(at), f"{name}[{brief(label)}]") for at, label in enumerate(labels)]
     return Columns(Structure("dict", tuple(labels), (Structure("leaf"),) * len(labels)), columns, len(table))
-
-
-def repeated(names: Iterable[Any]) -> str:
-    """Return the names that are there more than once, the first few of them; "" where each is there once."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    return listed(twice) if twice else ""
 
 
 # ---- columns of polars and pyarrow: by the trainer's pyarrow into arrays, from which workers make rows ----

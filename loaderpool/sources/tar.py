@@ -5,22 +5,19 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError, brief
-from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
+from loaderpool.sources.files import FileSource, Record, refuse_compressed
 
 # Key and field: up to the first dot after the last slash, and all after that dot. WebDataset's own rule.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _BLOCK_BYTES = 512
 _DAMAGE = (tarfile.TarError, ValueError)
 """What `tarfile` raises for headers that are damaged; of numbers in extended ones some Pythons raise the second."""
-_PIECE_SAMPLES = 64
-"""Samples from one piece of the index to the next: some ms."""
 _LOOK_BYTES = 1 << 20
 """How much after the end mark is looked at: writers fill it up with zeros, to some KiB mostly."""
 
@@ -36,16 +33,13 @@ class TarSamples(FileSource):
 
     Raises:
         ArgumentError: If no member of a file has a dot in its name.
-        SourceError: If a file is cut, damaged or not a tar file. Reading a sample raises it if a member is a link, or
-            if two have the same name.
+        SourceError: If a file is cut, damaged or not a tar file. Reading a sample raises it if a member is a link
+            to another sample, or if two have the same name.
     """
 
     kind, unit = "tar", "sample"
 
-    def __init__(self, paths: Paths) -> None:
-        super().__init__(paths)
-
-    def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
+    def index(self, path: str) -> npt.NDArray[np.int64]:
         """Return the offsets of the samples in a file."""
         refuse_compressed(path, "a sample")
         starts: list[int] = []
@@ -60,9 +54,6 @@ class TarSamples(FileSource):
                             continue
                         if name[0] != key:
                             key = name[0]
-                            if len(starts) == _PIECE_SAMPLES:
-                                yield np.array(starts)
-                                starts.clear()
                             starts.append(member.offset)
                         end = at
                     at = tar.offset
@@ -72,7 +63,7 @@ class TarSamples(FileSource):
             _check_end(path, at, file.read(_LOOK_BYTES))
         if at and not key:
             raise ArgumentError(f"paths: found no samples in {path}: no member has a dot in its name")
-        yield np.array([*starts, end])
+        return np.array([*starts, end], np.int64)
 
     def read(self, handle: Any, record: Record) -> dict[str, Any]:
         """Return one sample as a dict of its members."""
@@ -81,15 +72,9 @@ class TarSamples(FileSource):
             for member in tar:
                 if (name := _name_of(member)) is None:
                     continue
-                if not member.isreg():
-                    raise SourceError(
-                        f"{self.where(record)}: the member {member.name} is a link or a device, without data. "
-                        "Create the file with tar --dereference --hard-dereference."
-                    )
                 if name[1] in sample:
                     raise SourceError(f"{self.where(record)} has two members {brief(name[1])}")
-                content = tar.extractfile(member)
-                assert content is not None  # of a regular member
+                content: Any = tar.extractfile(member)  # of a link, to what this sample has
                 sample.setdefault("__key__", name[0])
                 sample[name[1]] = content.read()
             end = tar.offset
@@ -116,9 +101,7 @@ def _check_end(path: str, at: int, found: bytes) -> None:
 
 
 def _damaged(path: str, at: int, what: str) -> SourceError:
-    if not at:
-        return SourceError(f"{path} is truncated or damaged at byte 0 ({what}). Is it a tar file?")
     return SourceError(
-        f"{path} is truncated or damaged at byte {at} ({what}). The data after this byte cannot be read. To keep the "
-        "data before it, run tar --extract, and pack the result with tar --sort=name."
+        f"{path} is truncated or damaged at byte {at} ({what}), or is no tar file. The data after this byte cannot "
+        "be read."
     )

@@ -46,9 +46,9 @@ class TextLines(FileSource):
         self._encoding, self._errors, self._strip = encoding, errors, flag("strip", strip)
         super().__init__(paths, makes=(encoding, errors, strip))
 
-    def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
+    def index(self, path: str) -> npt.NDArray[np.int64]:
         """Return the offsets of the lines in a file."""
-        return _line_starts(path)
+        return np.concatenate(list(_line_starts(path)))
 
     def read(self, handle: Any, record: Record) -> str:
         """Return one line, decoded."""
@@ -76,12 +76,9 @@ class JsonLines(FileSource):
 
     kind, unit = "JSON lines", "JSON line"
 
-    def __init__(self, paths: Paths) -> None:
-        super().__init__(paths)
-
-    def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
+    def index(self, path: str) -> npt.NDArray[np.int64]:
         """Return the offsets of the lines in a file; a blank line belongs to the line before it."""
-        return _line_starts(path, skip_blank=True)
+        return np.concatenate(list(_line_starts(path, skip_blank=True)))
 
     def read(self, handle: Any, record: Record) -> Any:
         """Return the value of one line."""

@@ -11,27 +11,24 @@ import functools
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import flag
+from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
-from loaderpool.sources.files import FileSource, Paths, Record, read_at, refuse_compressed
+from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
 from loaderpool.sources.tables import import_extra
 
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 _AROUND = _HEADER.size + _FOOTER_BYTES
 
-_WINDOW_BYTES = 1 << 16
-"""Read at a time in search of headers, where records are short. Larger: more is read in vain once they are not."""
-_PIECE_BYTES = 1 << 24
-"""Scanned from one piece of the index to the next. Larger: some seconds where a disk must seek for each record."""
-_SHORT_BYTES = 1 << 13
-"""Records up to this length are short. Longer: a window would hold too few headers to be worth its bytes."""
+_BUFFER_BYTES = 1 << 13
+"""Read at a time in search of headers. Smaller: more reads where records are short. Larger: more is read in vain."""
 
 
 class TFRecords(FileSource):
@@ -52,34 +49,26 @@ class TFRecords(FileSource):
         self._library = "google_crc32c" if check_crc else ""
         super().__init__(paths)
 
-    def index(self, path: str) -> Iterator[npt.NDArray[np.int64]]:
+    def index(self, path: str) -> npt.NDArray[np.int64]:
         """Return the offsets of the records in a file."""
         checksum = _checksum() if self._check_crc else None
-        unpack, header_bytes = _HEADER.unpack_from, _HEADER.size
-        at, length, window, window_at, count = 0, 0, b"", 0, 0
-        with open(path, "rb", buffering=0) as file:
-            descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
+        at, starts = 0, array.array("q")
+        with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+            size = os.fstat(file.fileno()).st_size
             while at < size:
-                starts = array.array("q")
-                until = min(size, at + _PIECE_BYTES)
-                while at < until:  # a million times a second or two: what can be done outside is
-                    inside = at - window_at
-                    if inside + header_bytes > len(window):
-                        window = read_at(descriptor, _WINDOW_BYTES if length <= _SHORT_BYTES else header_bytes, at)
-                        window_at, inside = at, 0
-                        if len(window) < header_bytes:
-                            raise _cut(path, count + len(starts), at, size, "the file ends inside its length")
-                    length, crc = unpack(window, inside)
-                    if checksum is not None and _masked(checksum(window[inside : inside + 8])) != crc:
-                        raise _cut(path, count + len(starts), at, size, "the checksum of its length is wrong")
-                    end = at + length + _AROUND
-                    if end > size:
-                        raise _cut(path, count + len(starts), at, size, f"its length of {length} exceeds the file")
-                    starts.append(at)
-                    at = end
-                count += len(starts)
-                yield np.array(starts, np.int64)
-        yield np.array([at])
+                header = file.read(_HEADER.size)
+                if len(header) < _HEADER.size:
+                    raise _cut(path, len(starts), at, size, "the file ends inside its length")
+                length, crc = _HEADER.unpack(header)
+                if checksum is not None and _masked(checksum(header[:8])) != crc:
+                    raise _cut(path, len(starts), at, size, "the checksum of its length is wrong")
+                end = at + length + _AROUND
+                if end > size:
+                    raise _cut(path, len(starts), at, size, f"its length of {length} exceeds the file")
+                starts.append(at)
+                at = file.seek(end)
+        starts.append(at)
+        return np.array(starts, np.int64)
 
     def read(self, handle: Any, record: Record) -> bytes:
         """Return the data of one record."""
@@ -122,17 +111,7 @@ def _cut(path: str, number: int, at: int, size: int, what: str) -> SourceError:
 
 # ---- tf.train.Example ----
 
-_KINDS = {np.dtype(bytes): "bytes_list", np.dtype(np.float32): "float_list", np.dtype(np.int64): "int64_list"}
-_NAMES = {"bytes_list": "bytes", "float_list": "float32", "int64_list": "int64"}
-
-
-class _WantedFeature(NamedTuple):
-    name: str
-    kind: str  # the name of its list in the message
-    dtype: np.dtype[Any]
-    shape: tuple[int | None, ...]
-    number: int  # of its values; where its length varies, it has a multiple of so many
-    has_default: bool
+_LISTS = {np.dtype(bytes): "bytes_list", np.dtype(np.float32): "float_list", np.dtype(np.int64): "int64_list"}
 
 
 def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,21 +132,12 @@ def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ArgumentError: If a feature is missing or has another type or number of values, or if this is not an Example.
     """
-    if not isinstance(record, (bytes, bytearray, memoryview)):
-        raise ArgumentError(f"record must be the bytes of a tf.train.Example, got {type(record).__name__}")
-    if not isinstance(features, Mapping):
-        raise ArgumentError(f"features must be a dict of names and dtypes, got {type(features).__name__}")
-    asked = tuple(features.items())
-    try:
-        wanted = _wanted(asked)
-    except TypeError:  # a default that cannot be hashed, such as an array
-        wanted = _wanted.__wrapped__(asked)
     parse, error = _parser()
     try:
         found = parse(bytes(record)).features.feature
     except error:
         raise ArgumentError(f"record: these {len(record):,} bytes are not a valid tf.train.Example") from None
-    return {each.name: _value(each, features, found) for each in wanted}
+    return {name: _value(name, what, found) for name, what in features.items()}
 
 
 @functools.cache
@@ -205,83 +175,51 @@ def _parser() -> tuple[Callable[[bytes], Any], type[Exception]]:
     return example.FromString, message.DecodeError
 
 
-def _fault(name: str, says: str) -> ArgumentError:
-    return ArgumentError(f"features[{brief(name)}]: {says}")
+@functools.lru_cache(256)
+def _layout(shape: tuple[Any, ...], dtype: Any, defaults: int) -> tuple[str, np.dtype[Any], int]:
+    """The list that has the values, the dtype of an array, and how many values, or a multiple of how many.
+
+    Raises TypeError, ValueError or LookupError where a feature is described wrongly.
+    """
+    is_open, known = shape[:1] == (None,), np.dtype(dtype)
+    kind, number = _LISTS[known], math.prod(shape[is_open:])
+    if min(shape[is_open:], default=0) < 0 or (is_open and not number) or defaults > (not is_open):
+        raise ValueError
+    return kind, np.dtype(object) if kind == "bytes_list" else known, number
 
 
-@functools.lru_cache(64)
-def _wanted(asked: tuple[tuple[str, Any], ...]) -> tuple[_WantedFeature, ...]:
-    return tuple(_want(name, what) for name, what in asked)
-
-
-def _want(name: str, what: Any) -> _WantedFeature:
-    if not isinstance(name, str):
-        raise ArgumentError(f"features: names must be strings, got {brief(name)}")
-    given = what if isinstance(what, tuple) else ((), what)
-    if len(given) not in (2, 3):
-        raise _fault(name, f"must be a dtype, (shape, dtype) or (shape, dtype, default), got {brief(what)}")
-    shape, dtype, default = (*given, None)[:3]
+def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
     try:
-        known = np.dtype(dtype if dtype is not None else object)  # NumPy takes None for float64
-        kind = _KINDS[known]
-    except (KeyError, TypeError):
-        named = shortened(str(getattr(dtype, "__name__", dtype)))
-        raise _fault(name, f"the dtype must be np.int64, np.float32 or bytes, got {named}") from None
-    if not isinstance(shape, (tuple, list)):
-        raise _fault(name, f"the shape must be a tuple such as () or (None, 4), got {brief(shape)}")
-    is_open = tuple(shape[:1]) == (None,)
-    sizes = shape[is_open:]
-    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
-        raise _fault(name, f"the shape must have sizes >= 0, of which the first may be None, got {brief(shape)}")
-    number = math.prod(map(int, sizes))
-    if is_open and default is not None:
-        raise _fault(name, "a feature of any length takes no default: it is empty if the record lacks it")
-    if is_open and not number:
-        raise _fault(name, f"shape {shape} has no values at any length")
-    made = np.dtype(object) if kind == "bytes_list" else known
-    wanted = _WantedFeature(name, kind, made, tuple(shape), number, default is not None)
-    if default is not None:
-        _default(wanted, default)
-    return wanted
-
-
-def _default(wanted: _WantedFeature, default: Any) -> Any:
-    """Returns the default's value for one record. It is not kept with `wanted`: a cache cannot tell -0.0 from 0.0."""
-    try:
-        given = np.array(default, object if wanted.dtype.hasobject else None)
-        values = np.broadcast_to(given.astype(wanted.dtype, casting="same_kind"), wanted.shape)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise _fault(wanted.name, f"default {brief(default)} does not fit: {error}") from None
-    if wanted.dtype == object and not all(isinstance(value, bytes) for value in values.flat):
-        raise _fault(wanted.name, f"default {brief(default)} is not bytes")
-    return values.copy() if wanted.shape else values[()]
-
-
-def _value(wanted: _WantedFeature, features: Mapping[str, Any], found: Mapping[str, Any]) -> Any:
-    name, shape, dtype, number = wanted.name, wanted.shape, wanted.dtype, wanted.number
+        shape, dtype, *defaults = what if isinstance(what, tuple) else ((), what)
+        wanted, made, number = _layout(tuple(shape), dtype, len(defaults))
+    except (LookupError, TypeError, ValueError):
+        raise ArgumentError(
+            f"features[{brief(name)}] must be np.int64, np.float32, bytes, (shape, dtype) or (shape, dtype, default), "
+            f"got {brief(what)}. A shape is a tuple such as (2, 3), or (None, 3) without a default"
+        ) from None
     feature = found[name] if name in found else None  # noqa: SIM401 - `get` would be slower
     kind = None if feature is None else feature.WhichOneof("kind")
-    is_open = shape[:1] == (None,)
+    is_open = tuple(shape[:1]) == (None,)
     if feature is None or kind is None:
         if is_open:
-            return np.empty((0, *shape[1:]), dtype)
-        if wanted.has_default:
-            return _default(wanted, features[name][2])
-        kinds = {each: found[each].WhichOneof("kind") for each in sorted(found)}
-        has = ", ".join(f"{brief(each)} ({_NAMES[kind]})" for each, kind in kinds.items() if kind)
-        raise _fault(
-            name,
-            f"the record lacks this feature; it has {has or 'no features'}. Pass a default, as in (shape, dtype, "
-            "default), or the shape (None,) if the feature may be empty.",
-        )
-    if kind != wanted.kind:
-        raise _fault(name, f"expected {_NAMES[wanted.kind]}, but the record has {_NAMES[kind]}")
+            return np.empty((0, *shape[1:]), made)
+        if not defaults:
+            raise ArgumentError(
+                f"features[{brief(name)}]: the record lacks this feature; it has {listed(sorted(found)) or 'none'}. "
+                "Pass a default, as in (shape, dtype, default), or the shape (None,) if the feature may be empty."
+            )
+        given = np.array(defaults[0], object if made.hasobject else None)
+        default = np.broadcast_to(given.astype(made, casting="same_kind"), shape)
+        return default.copy() if shape else default[()]
     values = getattr(feature, kind).value
-    has_number = len(values)
-    if has_number % number if is_open else has_number != number:
-        takes = f"a multiple of {number}" if is_open else f"{number} (shape (None,) takes any number)"
-        raise _fault(name, f"the record has {has_number} {_NAMES[kind]} values, but shape {shape} takes {takes}")
+    count = len(values)
+    if kind != wanted or (count % number if is_open else count != number):
+        takes = f"a multiple of {number}" if is_open else f"{number}"
+        raise ArgumentError(
+            f"features[{brief(name)}]: expected {takes} in {wanted} for shape {shape}, but the record has {count} in "
+            f"{kind}"
+        )
     if not shape:
-        return values[0] if dtype.hasobject else dtype.type(values[0])
-    array = np.array(list(values) if dtype.hasobject else values, dtype)
+        return values[0] if made.hasobject else made.type(values[0])
+    array = np.array(list(values) if made.hasobject else values, made)
     return array if len(shape) == 1 else array.reshape(tuple(-1 if size is None else size for size in shape))

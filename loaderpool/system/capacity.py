@@ -6,22 +6,14 @@ What the kernel does not tell counts as 0, or as no limit.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
-from loaderpool.errors import readable_bytes
 from loaderpool.system import clock, fault_points
 
-if TYPE_CHECKING:
-    import numpy as np
-
 _CGROUP = "/sys/fs/cgroup"
-# What uint8 takes of what items of so many bytes take.
-_SHARES = {2: "half", 4: "a quarter", 8: "an eighth"}
+_UNTOLD_BYTES = 4 << 30
 _MOST_STAT_BYTES = 4096  # of /proc/stat, of which the first line counts
 
 
@@ -50,10 +42,12 @@ def cgroup_cpu_quota() -> float | None:
 
 def available_memory_bytes() -> int:
     """Bytes that can be taken now without waking the OOM killer: the machine's and its cgroups', the smallest."""
-    free = [_machine_available_bytes()]
-    for path, limit in _memory_limits():
+    # Elsewhere than on Linux the kernel does not tell, and little enough is taken for free.
+    free = [_counts("/proc/meminfo")["MemAvailable"] * 1024 or _UNTOLD_BYTES]
+    for path in _cgroup_directories("memory"):
+        limit = _number(f"{path}/memory.max") or _number(f"{path}/memory.limit_in_bytes")
         used = _number(f"{path}/memory.current") or _number(f"{path}/memory.usage_in_bytes")
-        if used is not None:
+        if limit is not None and used is not None:
             counts = _counts(f"{path}/memory.stat")
             free.append(max(0, limit - used + max(counts["inactive_file"], counts["total_inactive_file"])))
     return int(fault_points.setting("available_bytes", min(free)))
@@ -69,17 +63,6 @@ def private_bytes(pid: int) -> int:
     """Return the bytes of memory that a process shares with no other."""
     counts = _counts(f"/proc/{pid}/smaps_rollup")
     return 1024 * (counts["Private_Clean"] + counts["Private_Dirty"])
-
-
-def cgroup_memory_limit() -> int | None:
-    """Return the bytes that this process's cgroups allow (v2 and v1), the smallest; None without a limit."""
-    return min((limit for _, limit in _memory_limits()), default=None)
-
-
-def throttled_s() -> float:
-    """Return how long the CPU limit of this process's cgroups has held processes back so far."""
-    found = [_counts(f"{path}/cpu.stat") for path in _cgroup_directories("cpu")]
-    return max((max(each["throttled_usec"] / 1e6, each["throttled_time"] / 1e9) for each in found), default=0.0)
 
 
 def oom_kill_count() -> int:
@@ -101,11 +84,6 @@ def queued_s(task: int | str) -> float:
     return int(words[1]) / 1e9 if words else 0.0
 
 
-def disk_read_bytes(pid: int) -> int:
-    """Return how many bytes storage has read for the process so far; what the page cache has is not read (proc(5))."""
-    return _counts(f"/proc/{pid}/io")["read_bytes"]
-
-
 def machine_cpu_s() -> float:
     """Return the CPU time that all processes of the machine have used so far."""
     # After "cpu": user, nice, system, idle, iowait, irq, softirq, steal.
@@ -113,68 +91,10 @@ def machine_cpu_s() -> float:
     return sum(ticks[:3] + ticks[5:]) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
-# ---- what is said of it ----
-
-
-def start_advice(error: OSError, no_descriptors: str) -> str:
-    """Return what to change where a process could not be started; `no_descriptors` is said where that was it."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"{no_descriptors}. Use fewer workers, or raise the limit (ulimit -n)"
-    if error.errno in (errno.ENOENT, errno.EACCES):
-        return f"the Python interpreter, {sys.executable}, cannot be run. Check that its environment still exists"
-    return (
-        f"the machine is out of memory or processes ({error.strerror}). Use fewer workers, or raise the limit "
-        "(ulimit -u, or the container's pids limit)"
-    )
-
-
-def batch_advice(two_bytes: int, rows: int, has_samples: bool, dtype: np.dtype[Any], limit: int, room: int) -> str:
-    """Return why this machine cannot hold two batches, and what to change.
-
-    Args:
-        two_bytes: what two batches take.
-        rows: of a batch; 0 where `batch_size` is None.
-        has_samples: whether the function makes samples.
-        dtype: of what is largest in a batch.
-        limit: the budget of all batches in bytes.
-        room: the bytes that there are.
-    """
-    why = (
-        f"one batch takes {two_bytes // 2:,} bytes, and at least 2 batch buffers are needed. This cannot work here: "
-        f"they need {readable_bytes(two_bytes)}, and this machine (or its cgroup) has {readable_bytes(room)} for them."
-    )
-    lines = [why]
-    for budget, setting in (min(limit, room // 2), ""), (room // 2, f" with Limits(memory={room // 2})"):
-        # A page less, for what lies between the components.
-        fits = (budget // 2 - 4096) * rows // (two_bytes // 2)
-        if fits >= 1:
-            lines.append(f"Lower batch_size: {fits} fits{setting}.")
-            break
-    if dtype.kind in "iuf" and dtype.itemsize in _SHARES:
-        lines.append(f"Return a smaller dtype: uint8 takes {_SHARES[dtype.itemsize]} of what {dtype} takes.")
-    if has_samples and fits >= 1:
-        lines.append(f"Set batch_size=None{setting}: each sample is then delivered by itself.")
-    if len(lines) == 1:
-        lines.append("Return less data from the function, or use a machine with more memory.")
-    return "\n".join(lines)
-
-
-def _memory_limits() -> Iterator[tuple[str, int]]:
-    """The cgroup directories that have a limit in bytes, and the limit."""
-    for path in _cgroup_directories("memory"):
-        limit = _number(f"{path}/memory.max") or _number(f"{path}/memory.limit_in_bytes")
-        if limit is not None and limit < 1 << 60:
-            yield path, limit
-
-
-def _machine_available_bytes() -> int:
-    if available := _counts("/proc/meminfo")["MemAvailable"]:
-        return available * 1024
-    # Of macOS only all is known, of which half stands for what is free; and of Windows, as far as Python goes, nothing.
-    for pages, share in (("SC_AVPHYS_PAGES", 1), ("SC_PHYS_PAGES", 2)):
-        with contextlib.suppress(AttributeError, ValueError, OSError):
-            return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // share
-    return 4 << 30
+START_ADVICE = (  # where a process could not be started
+    "the machine may be out of memory, processes or file descriptors. Use fewer workers, or raise the limit "
+    "(ulimit -u, ulimit -n, or the container's pids limit)"
+)
 
 
 def _cgroup_directories(controller: str) -> Iterator[str]:

@@ -3,46 +3,31 @@
 Python's handler cannot run before the call into TensorFlow returns, so KeyboardInterrupt comes with the batch. Only
 where the batch does not come (a function that hangs) is the wait for it broken off, by an error. That a Ctrl-C came
 is told by a write to a descriptor (`signal.set_wakeup_fd`), which each wait for a batch polls. It belongs to the waits
-that it came in, and to none where the main thread has run since.
+that it came in, and to none where the main thread has gone on since.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import threading
-from typing import Any, NamedTuple
 
-from loaderpool.system import clock, fault_points, interrupts, machine
+from loaderpool.system import clock, fault_points, interrupts
 from loaderpool.system.interrupts import InterruptsHeld, gate_handlers, is_left_to_python
 
 # Longer than nearly all batches take; shorter than the patience of a person whose function hangs.
 _PATIENCE_S = 5.0
 
-
-class CtrlC(NamedTuple):
-    """A Ctrl-C that came while batches were waited for, and that only Python's own handler will meet."""
-
-    came_ns: int
-    turns: int  # that the main thread has had until then
-
-
 descriptor: int | None = None
 """What becomes readable with a signal; None: nothing does."""
-_told_by: int | None = None  # its other end
-_latest: CtrlC | None = None
-_turns = 0  # that the main thread has had after a Ctrl-C
+_latest: tuple[int, object] | None = None  # when a Ctrl-C came that only Python's own handler will meet, and `_main_at`
 
 
-def _count(_: Any) -> int:
-    global _turns
-    _turns += 1
-    return 0
-
-
-_count_turn = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_count)
+def _main_at() -> object:
+    """Return the call that the main thread is in."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return id(frame), frame.f_lasti
 
 
 def watch() -> None:
@@ -50,7 +35,7 @@ def watch() -> None:
 
     Runs in: the main thread; on another one nothing is done. The two descriptors stay for the life of the process.
     """
-    global descriptor, _told_by
+    global descriptor
     is_main = threading.get_ident() == threading.main_thread().ident
     if descriptor is not None or not is_main or not hasattr(os, "set_blocking"):
         return
@@ -67,47 +52,32 @@ def watch() -> None:
         for end in ends:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
-        descriptor, _told_by = ends
+        descriptor = ends[0]
         interrupts.waits_told_by = sys.modules[__name__]
-        machine.at_forks(after_in_child=_stop)
 
 
-def _stop() -> None:
-    """In a fork: what it is sent would be told to the trainer's waits."""
-    global descriptor, _told_by
-    if descriptor is not None and _told_by is not None:
-        before = signal.set_wakeup_fd(-1)
-        if before not in (-1, _told_by):
-            signal.set_wakeup_fd(before)
-        os.close(descriptor)
-        os.close(_told_by)
-        descriptor = _told_by = interrupts.waits_told_by = None
-
-
-def check_patience(before: CtrlC | None) -> None:
+def check_patience(before: object) -> None:
     """Raise KeyboardInterrupt in a wait in which a Ctrl-C came long ago, and the main thread has not come to it.
 
     Args:
         before: the latest Ctrl-C when the wait began.
     """
-    if _latest is None or _latest is before or _latest.turns != _turns:
+    if _latest is None or _latest is before:
         return
     patience_ns = fault_points.setting("ctrl_c_patience_s", _PATIENCE_S) * 1e9
-    if clock.monotonic_ns() - _latest.came_ns > patience_ns:
+    came_ns, main_at = _latest
+    if clock.monotonic_ns() - came_ns > patience_ns and main_at == _main_at():
         raise KeyboardInterrupt("Ctrl-C, while the main thread was waiting for a batch that did not arrive")
 
 
-def note_signals() -> CtrlC | None:
+def note_signals() -> object:
     """Take in what the descriptor tells; returns the latest Ctrl-C, which is none of a wait's that begins now."""
     global _latest
-    if descriptor is None:
-        return _latest
-    try:
-        numbers = os.read(descriptor, 4096)
-    except BlockingIOError:
-        return _latest
-    if signal.SIGINT in numbers and is_left_to_python(signal.SIGINT):
-        _latest = CtrlC(clock.monotonic_ns(), _turns)
-        # Run by the main thread between two bytecodes, after the handlers of signals.
-        ctypes.pythonapi.Py_AddPendingCall(_count_turn, None)
+    if descriptor is not None:
+        try:
+            numbers = os.read(descriptor, 4096)
+        except BlockingIOError:
+            return _latest
+        if signal.SIGINT in numbers and is_left_to_python(signal.SIGINT):
+            _latest = clock.monotonic_ns(), _main_at()
     return _latest

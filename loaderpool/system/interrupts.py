@@ -25,12 +25,14 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from loaderpool.system import machine
 
 # The functions of `signal` look numbers and handlers up in enums, which costs ten times what the calls beneath them do.
 _handler_of: Callable[[int], Any] = _signal.getsignal
+_SIGINT = int(signal.SIGINT)
+_ALL = list(map(int, signal.valid_signals()))  # the call itself takes longer than all looks at handlers
 _main_thread = threading.main_thread().ident  # of this process
 
 # After this a finalizer has returned. Shorter: it may still run, and the signal is sent once more; longer is only felt.
@@ -48,12 +50,11 @@ class InterruptsHeld:
 
     __slots__ = ()
 
-    _then: ClassVar[Literal["tell", "send", "drop"]] = "tell"  # what becomes of a signal that came: the program is told
-
     def __enter__(self) -> None:
         global _depth
         if _thread.get_ident() == _main_thread:
-            if list(map(_handler_of, _OFTEN)) != _seen:
+            handler = _handler_of(_SIGINT)
+            if type(handler) is not _Gate and callable(handler):  # a notebook sets it for each cell
                 gate_handlers()
             _depth += 1
 
@@ -62,27 +63,7 @@ class InterruptsHeld:
         if _thread.get_ident() == _main_thread and _depth:
             _depth -= 1
             if _due and not _depth:
-                if self._then == "tell":
-                    _tell()
-                elif self._then == "send":
-                    for number in list(_due):
-                        send_again(number)
-                else:
-                    _due.clear()
-
-
-class LateInterruptsHeld(InterruptsHeld):
-    """Of a finalizer, whose exceptions Python drops: a signal that came is sent again in a moment."""
-
-    __slots__ = ()
-    _then = "send"
-
-
-class LastInterruptsHeld(InterruptsHeld):
-    """Of the interpreter's end: a signal that came is dropped."""
-
-    __slots__ = ()
-    _then = "drop"
+                _tell()
 
 
 class InterruptsAllowed:
@@ -106,8 +87,6 @@ class InterruptsAllowed:
         global _depth
         if self._held:
             _depth = self._held
-            if list(map(_handler_of, _OFTEN)) != _seen:  # set by what ran here
-                gate_handlers()
 
 
 class _Gate:
@@ -124,19 +103,14 @@ class _Gate:
                 _due.append(number)
         elif is_dropped(frame):
             send_again(number)
-        elif (caller := _caller_of_a_constructor(frame)) is not frame and sys.gettrace() is None:
-            _run_in(caller, functools.partial(self._run, number))
-        else:
+        elif not _runs_below(frame, functools.partial(self._run, number)):
             self._run(number, frame)
 
     def _run(self, number: int, frame: FrameType | None) -> None:
-        if number in _due:
-            _due.remove(number)
         try:
             self.__wrapped__(number, frame)
         except Exception as error:
-            with contextlib.suppress(Exception):
-                BaseException.__setattr__(error, _MARK, True)
+            BaseException.__setattr__(error, _MARK, True)
             raise
 
 
@@ -148,26 +122,16 @@ def is_of_a_handler(error: BaseException) -> bool:
     return _MARK in vars(error)
 
 
-# All that a handler may be set for. Of these each block looks whether they have another one, of all as a pass or a
-# loader begins. A notebook sets that of SIGINT for each cell.
-_OFTEN = [
-    int(getattr(signal, name))
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGTERM")
-    if hasattr(signal, name)
-]
-_ALL = list(map(int, signal.valid_signals()))
-_seen: list[Any] = [None] * len(_OFTEN)  # the handlers of `_OFTEN`
-
-
 def gate_handlers() -> None:
-    """Have the handlers that the program has now wait for blocks of `InterruptsHeld`. A handler may raise in it."""
-    global _seen
+    """Have the handlers that the program has now wait for blocks of `InterruptsHeld`. A handler may raise in it.
+
+    Each block looks at that of SIGINT, and a pass or a loader at all as it begins.
+    """
     if _thread.get_ident() == _main_thread:
         for number in _ALL:
             handler = _handler_of(number)
             if callable(handler) and type(handler) is not _Gate:
                 _signal.signal(number, _Gate(handler))
-        _seen = list(map(_handler_of, _OFTEN))
 
 
 def is_left_to_python(number: int) -> bool:
@@ -177,13 +141,10 @@ def is_left_to_python(number: int) -> bool:
 
 
 def _tell() -> None:
-    """Do what the program does about signals that came, each in its turn: the first exception ends it."""
+    """Have the signals that came come again, unless the interpreter ends. The first exception ends it."""
     for _ in range(len(_due)):
         number = _due.popleft()
-        handler = _handler_of(number)
-        if callable(handler):
-            handler(number, sys._getframe(2))
-        else:  # user code in the block has set SIG_IGN, or SIG_DFL, which ends the process
+        if not _is_exiting:
             signal.raise_signal(number)
 
 
@@ -210,7 +171,6 @@ DROPPED_IN = {
     ("keras.src.utils.python_utils", "pythonify_logs"),  # `except: pass`, after each step of a fit
     ("tensorflow.python.framework.tensor_shape", "__getitem__"),  # called from C++, which may crash, too
     ("tensorflow.python.framework.tensor_shape", "__len__"),
-    ("jax._src.lib", "_xla_gc_callback"),  # called by the garbage collector
     ("importlib._bootstrap_external", "find_spec"),  # `except OSError`, which a TimeoutError is, too
     ("importlib._bootstrap_external", "get_code"),
     ("_weakrefset", "_remove"),
@@ -219,11 +179,10 @@ DROPPED_IN = {
     ("loaderpool.sources.files", "__del__"),
     ("loaderpool.core.session", "__del__"),
     ("loaderpool.core.session", "_on_death"),
-    ("loaderpool.system.interrupts", "_follow"),
-    ("loaderpool.system.ctrl_c", "_count"),
     ("loaderpool.memory.adoption", "_freeze_all"),
     ("loaderpool.memory.forks", "_before"),
     ("loaderpool.memory.forks", "_in_trainer"),
+    ("loaderpool.memory.forks", "_in_child"),
 }
 
 
@@ -236,30 +195,28 @@ def is_dropped(frame: FrameType | None) -> bool:
     return False
 
 
-def _caller_of_a_constructor(frame: FrameType | None) -> FrameType | None:
-    """Return the frame, or the one that has an error of TensorFlow's constructed in it.
+def _runs_below(frame: FrameType | None, handler: Callable[[FrameType], None]) -> bool:
+    """Whether a handler runs in a frame below: where an error that TensorFlow has constructed arrives, or a line later.
 
-    Before Python 3.12 pybind11 makes a RuntimeError of what is raised there.
+    It comes in there where a wait of tf.data was broken off. Before Python 3.12 pybind11 makes a RuntimeError of it.
     """
-    while frame is not None and frame.f_code.co_name == "__init__":
-        made = frame.f_locals.get("self")
+    caller = frame
+    while caller is not None and caller.f_code.co_name == "__init__":
+        made = caller.f_locals.get("self")
         if not (isinstance(made, BaseException) and type(made).__module__.startswith("tensorflow")):
             break
-        frame = frame.f_back
-    return frame
-
-
-def _run_in(caller: FrameType | None, handler: Callable[[FrameType], None]) -> None:
-    """Run a handler in a frame below: where an error arrives in it, or at its next line."""
+        caller = caller.f_back
+    if caller is None or caller is frame or sys.gettrace() is not None:
+        return False
 
     def trace(traced: FrameType, event: str, _: Any) -> Any:
         sys.settrace(None)
         traced.f_trace = None
         handler(traced)
 
-    if caller is not None:
-        caller.f_trace = trace
-        sys.settrace(lambda *_: None)
+    caller.f_trace = trace
+    sys.settrace(lambda *_: None)
+    return True
 
 
 def send_again(number: int = signal.SIGINT) -> None:
@@ -272,94 +229,40 @@ def send_again(number: int = signal.SIGINT) -> None:
 
 def _send(number: int) -> None:
     time.sleep(_MOMENT_S)
-    # Where the program has taken its handler away meanwhile, nothing is done.
-    handler = _handler_of(number)
-    if number in _due and _main_thread is not None and callable(handler):
-        if type(handler) is not _Gate:  # set meanwhile: it does not note that the program is told
-            with contextlib.suppress(ValueError):
-                _due.remove(number)
-        if hasattr(signal, "pthread_kill"):
+    with contextlib.suppress(ValueError):  # a block has told it
+        _due.remove(number)
+        if hasattr(signal, "pthread_kill") and _main_thread is not None:
             signal.pthread_kill(_main_thread, number)
         else:
             signal.raise_signal(number)  # handled by the main thread in any case
 
 
-# ---- what is undone with its owner ----
-#
-# A Ctrl-C may end a finalizer at its first bytecode. So the owner's death is noted by a call in C. What follows is done
-# at once in Python, or, where a Ctrl-C broke that off, as the next thing begins or is closed.
-
-_registered: dict[int, Undoing] = {}  # by their reference to the owner; keeps each until it is done
-_orphans: collections.deque[weakref.ref[Any]] = collections.deque()
-_note_death = _orphans.append
-
-
 class Undoing:
     """Undoes something once: by a call, or when its owner is collected. Not at the interpreter's exit.
 
-    To be made in the block of `InterruptsHeld` in which the thing is begun.
+    To be made in the block of `InterruptsHeld` in which the thing is begun. In the finalizer the gates raise nothing.
 
     Args:
         owner: with whose end it is undone.
         undo: never raises; may run in a finalizer, on any thread, and must not refer to the owner.
     """
 
-    __slots__ = ("_follower", "_owner", "_undo")
+    __slots__ = ("_finalizer",)
 
     def __init__(self, owner: Any, undo: Callable[[], object]) -> None:
-        if _orphans:
-            undo_orphans()
-        self._undo: Callable[[], object] | None = undo
-        self._follower: weakref.ref[Any] | None = weakref.ref(owner, _follow)
-        died = weakref.ref(owner, _note_death)  # of two references the younger is called first
-        self._owner: weakref.ref[Any] | None = died
-        _registered[id(died)] = self
+        self._finalizer = weakref.finalize(owner, undo)
+        self._finalizer.atexit = False
 
     def now(self) -> None:
-        """Undo it, unless that was done, and what has lost its owner."""
+        """Undo it, unless that was done."""
         with InterruptsHeld():
-            self._do()
-            undo_orphans()
-
-    def owner(self) -> Any:
-        """The owner with whose end it is undone; None: it was."""
-        reference = self._owner
-        return None if reference is None else reference()
+            found = self._finalizer.detach()
+            if found is not None:
+                found[1]()
 
     def forget(self) -> None:
-        """Note that nothing is left to undo. A Ctrl-C may come anywhere in it: then it is undone, or forgotten."""
-        owner = self._owner
-        if owner is not None:
-            _registered.pop(id(owner), None)
-            self._undo = self._owner = self._follower = None  # no call comes of a reference that is gone
-
-    def _do(self) -> None:
-        undo = self._undo
-        if undo is not None:
-            self.forget()
-            undo()
-
-
-def undo_orphans() -> None:
-    """Undo what has lost its owner, where a Ctrl-C kept that from being done at once."""
-    if not _orphans:
-        return
-    with InterruptsHeld(), contextlib.suppress(IndexError):  # there are no more, or another thread took it
-        while True:
-            orphan = _orphans.popleft()  # held, so that no younger one has its id
-            undoing = _registered.get(id(orphan))
-            if undoing is not None:
-                undoing._do()
-
-
-def _follow(_: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    try:
-        if is_finalizing():  # modules may be gone already
-            return
-        with LateInterruptsHeld():
-            undo_orphans()
-    except KeyboardInterrupt:  # before the block was entered
-        send_again()
+        """Note that nothing is left to undo."""
+        self._finalizer.detach()
 
 
 # ---- what tells waits of a Ctrl-C ----

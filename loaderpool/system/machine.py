@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import functools
 import mmap
 import os
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from loaderpool.errors import LoaderpoolError, MemoryLimitError
+from loaderpool.errors import MemoryLimitError
 from loaderpool.system import clock, fault_points
 from loaderpool.system.capacity import read_file
 
@@ -25,13 +24,8 @@ except ImportError:  # Windows
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
-_F_SEAL_FUTURE_WRITE = 16
-_MOST_OOM_SCORE = 1000
-_MADV_POPULATE_WRITE = 23
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _MAP_FIXED = 0x10
-_MREMAP_MAYMOVE = 1
-_PRIVATE_PIECE_BYTES = 256 << 10  # copied twice. Larger: it leaves the cache between the copies. Smaller: more calls
 _POINTER, _SIZE, _INT, _OFFSET = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
 
 
@@ -48,45 +42,21 @@ def can_fork_workers() -> bool:
     return hasattr(os, "fork") and hasattr(os, "memfd_create")
 
 
-def at_forks(
-    before: Callable[[], object] = int,
-    after_in_parent: Callable[[], object] = int,
-    after_in_child: Callable[[], object] = int,
-) -> None:
-    """Have these called around each fork of this process; nothing where there is none."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
+# Has functions called around each fork of this process; does nothing where there is none.
+at_forks: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None)
 
 
-# What a container's seccomp filter answers, whatever is asked.
-_REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
-
-
-def create_memory_file(name: str, flags: int = 0) -> int:
+def create_memory_file(name: str) -> int:
     """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
-    try:
-        return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC | flags))
-    except OSError as error:
-        if error.errno not in _REFUSED:
-            raise
-        raise OSError(
-            error.errno,
-            f"memfd_create was refused ({error.strerror}), but batches need shared memory. Allow memfd_create in the "
-            "container's seccomp profile",
-        ) from error
+    return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
 
 
 def map_readable_file(name: str, nbytes: int) -> mmap.mmap:
-    """Map such a file, which goes with the mapping; who opens it under /proc can read it, and not write to it."""
-    descriptor = create_memory_file(name, os.MFD_ALLOW_SEALING)
+    """Map such a file, which others find under /proc, and which goes with the mapping."""
+    descriptor = create_memory_file(name)
     try:
         os.ftruncate(descriptor, nbytes)
-        mapping = mmap.mmap(descriptor, nbytes)
-        os.fchmod(descriptor, 0o400)
-        with contextlib.suppress(OSError):
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-        return mapping  # which has a descriptor of its own
+        return mmap.mmap(descriptor, nbytes)  # which has a descriptor of its own
     finally:
         os.close(descriptor)
 
@@ -104,7 +74,7 @@ def above_standard(descriptor: int) -> int:
 def reserve(descriptor: int, offset: int, nbytes: int) -> None:
     """Give a range of a memory file its pages now, so that no later write can fail for lack of them.
 
-    Raises MemoryLimitError where the machine has none, LoaderpoolError where it refuses the call, whatever the size.
+    Raises MemoryLimitError where the machine has none, or refuses the call.
     """
     if descriptor < 0 or not hasattr(os, "posix_fallocate"):
         return
@@ -112,20 +82,9 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
         fault_points.reach("machine.reserve")
         os.posix_fallocate(descriptor, offset, nbytes)
     except OSError as error:
-        if error.errno in (*_REFUSED, errno.EOPNOTSUPP):
-            raise LoaderpoolError(
-                f"the machine refused fallocate on shared memory ({error.strerror}) for any size. Allow "
-                "fallocate in the container's seccomp profile."
-            ) from error
         raise MemoryLimitError(
             f"the machine refused {nbytes:,} bytes of shared memory ({error.strerror}); set a smaller Limits.memory"
         ) from error
-
-
-def map_pages(mapping: mmap.mmap, offset: int, nbytes: int) -> None:
-    """Enter a range's pages into this process's page table at once, instead of by a fault for each. Best effort."""
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # Linux before 5.14, or no Linux
-        mapping.madvise(_MADV_POPULATE_WRITE, offset, nbytes)
 
 
 def return_pages(descriptor: int, offset: int, nbytes: int) -> None:
@@ -179,28 +138,26 @@ _LOOKS = 5
 
 
 class StopWatch:
-    """Sums up over looks, one each `look_ms`, how long another process has been stopped (SIGSTOP; rule 12).
+    """How long another process has been stopped (SIGSTOP; rule 12), as looks find it, one each `look_ms`.
 
     Attributes:
-        stopped_ns: how long; 0: it runs.
+        since_ns: when it was found stopped; 0: it runs.
     """
 
     def __init__(self) -> None:
         self._longest_ns = int(fault_points.setting("stopped_s", _LONGEST_STOP_S) * 1e9)
         self.look_ms = max(1, self._longest_ns // (_LOOKS * 1_000_000))
-        self.runs()
+        self.since_ns = 0
 
     def runs(self) -> None:
         """Note that the process is not stopped now."""
-        self._looked_ns, self.stopped_ns = clock.monotonic_ns(), 0
+        self.since_ns = 0
 
     def is_too_long(self) -> bool:
         """Note that the process is stopped now; returns whether it is to be ended for it."""
         now = clock.monotonic_ns()
-        # A gap in our own time (Ctrl-Z stops us, too; a suspended machine) counts as no more than two looks.
-        self.stopped_ns += min(now - self._looked_ns, 2_000_000 * self.look_ms)
-        self._looked_ns = now
-        return self.stopped_ns >= self._longest_ns
+        self.since_ns = self.since_ns or now
+        return now - self.since_ns >= self._longest_ns
 
 
 def _stat_of(pid: int) -> tuple[str, int]:
@@ -221,12 +178,6 @@ def descriptor_limits() -> tuple[int, int]:
     return (1 << 13, 1 << 13) if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def descriptors_to_keep(most: int) -> int:
-    """How many files this process may keep open for later: `most`, or a quarter of what it may have, at least 1."""
-    limit, _ = descriptor_limits()
-    return most if resource is not None and limit == resource.RLIM_INFINITY else max(1, min(most, limit // 4))
-
-
 def raise_descriptor_limit() -> None:
     """Allow this process as many descriptors as it may allow itself. Best effort."""
     with contextlib.suppress(OSError, ValueError):
@@ -235,23 +186,16 @@ def raise_descriptor_limit() -> None:
 
 
 def raise_oom_score() -> None:
-    """Ask the kernel's OOM killer to take this process before the trainer, whatever that one's score. Best effort."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-        score = int(file.read())
-        file.seek(0)
-        file.write(str(min(_MOST_OOM_SCORE, max(500, score + 100))))
+    """Ask the kernel's OOM killer to take this process before all others. Best effort."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
 def thread_ids() -> frozenset[int]:
-    """Ids of this process's threads beside the main one, those of C libraries too where the kernel lists them."""
-    found = set()
+    """Ids of this process's threads beside the main one, those of C libraries too; none where the kernel lists none."""
     with contextlib.suppress(OSError):
-        found = {int(name) for name in os.listdir("/proc/self/task")}
-    if os.getpid() not in found:  # no /proc, or another PID namespace's: Python's own threads at least
-        import threading
-
-        found = {thread.native_id or 0 for thread in threading.enumerate()}
-    return frozenset(found - {os.getpid()})  # of the main thread it is the id, too
+        return frozenset(map(int, os.listdir("/proc/self/task"))) - {os.getpid()}  # that of the main thread
+    return frozenset()
 
 
 def thread_name(thread: int) -> str:
@@ -259,7 +203,7 @@ def thread_name(thread: int) -> str:
     return read_file(f"/proc/self/task/{thread}/comm").rstrip("\n")
 
 
-# ---- mappings and mlockall ----
+# ---- mappings ----
 
 _MMAP_ARGUMENTS = (_POINTER, _SIZE, _INT, _INT, _INT, _OFFSET)
 
@@ -282,20 +226,6 @@ def unmapping(address: int, nbytes: int) -> Callable[[], object]:
     return functools.partial(_c("munmap", _POINTER, _SIZE), address, nbytes)
 
 
-def unlock(address: int, nbytes: int) -> None:
-    """Have pages not be locked in memory any more; nothing where they were not."""
-    _c("munlock", _POINTER, _SIZE)(address, nbytes)
-
-
-def grow_unlocked(address: int, nbytes: int, wanted: int) -> int:
-    """Grow a mapping, unlocked whatever `mlockall` says; returns where it is now. After an OSError it is as it was."""
-    unlock(address, nbytes)
-    if wanted == nbytes:
-        return address
-    remap = _c("mremap", _POINTER, _SIZE, _SIZE, _INT, result=_POINTER)
-    return _mapped(remap(address, nbytes, wanted, _MREMAP_MAYMOVE))
-
-
 # ---- memory that another mapping takes the place of ----
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -315,12 +245,6 @@ def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int =
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(largest_bytes))
         libc.mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(heap_bytes))
-
-
-def is_malloc_told() -> bool:
-    """Whether the environment tells malloc anything, which then is to stay."""
-    named = any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ)
-    return named or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
 
 
 def _has_own_mapping(address: int, nbytes: int) -> bool:
@@ -365,19 +289,10 @@ def map_over(address: int, nbytes: int, descriptor: int, offset: int, view: int 
     return found == address
 
 
-def make_private(address: int, nbytes: int) -> None:
-    """Have memory of this process be shared with no other, with the contents that it has now.
-
-    Not in one step: no other thread may look at it, and where OSError is raised, a part is private already.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | getattr(mmap, "MAP_POPULATE", 0)
-    first, last = address // mmap.PAGESIZE * mmap.PAGESIZE, -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-    between = ctypes.create_string_buffer(min(_PRIVATE_PIECE_BYTES, last - first))
-    for at in range(first, last, len(between)):
-        length = min(len(between), last - at)
-        ctypes.memmove(between, at, length)
-        map_file(at, length, flags, -1, 0)
-        ctypes.memmove(at, between, length)
+def make_private(address: int, content: bytes) -> None:
+    """Have memory of this process, from the beginning of a page on, be shared with no other, and have this content."""
+    map_file(address, len(content), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0)
+    ctypes.memmove(address, content, len(content))
 
 
 def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:

@@ -1,12 +1,10 @@
-"""Which of the actors this process is, whose code it runs, files that it writes whole; how many others may die."""
+"""Which of the actors this process is, whose code it runs, where it may write; how many others may die."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Literal
 
 from loaderpool.errors import brief
@@ -76,15 +74,6 @@ def is_library_file(path: str) -> bool:
 # ---- files ----
 
 
-def why_no_file(path: Path, example: str) -> str:
-    """Return why no file can stand there, as an answer to "path is ..."; "": one can, as far as is seen beforehand."""
-    if path.is_dir():
-        return f"{brief(str(path))} is a directory: name a file, such as {brief(str(path / example))}"
-    if not path.parent.is_dir():
-        return f"the directory {brief(str(path.parent))} does not exist"
-    return ""
-
-
 def why_not_apart(path: str | Path, is_ours: Callable[[str], object]) -> str:
     """Return why a directory cannot be for files of ours alone; "": it can, or can be created."""
     try:
@@ -92,24 +81,9 @@ def why_not_apart(path: str | Path, is_ours: Callable[[str], object]) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        why = "is a file, not a directory" if os.path.isfile(path) else f"cannot be used ({error.strerror})"
-        return f"{brief(str(path))} {why}"
+        return f"{brief(str(path))} cannot be used ({error.strerror})"
     cure = "Pass a separate directory; it is created if it does not exist."
     return f"the directory {brief(str(path))} has other files ({', '.join(others[:3])}). {cure}" if others else ""
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file; where that fails half-way, with an OSError, what stood there before still does."""
-    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # which shall name the file that the caller knows
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
 
 
 class RestartLimit:

@@ -18,7 +18,7 @@ from loaderpool.system.process import is_library
 # Values that are entered. More: the line that makes a loader is slower than its pickling where there are many objects.
 _MOST_ENTERED = 20_000
 # Items of a container that is entered. A longer one is data; its items are not looked at one by one.
-MOST_ITEMS = 1000
+_MOST_ITEMS = 1000
 _PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType})
 CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 _LruCache: Any = type(functools.lru_cache(lambda: None))
@@ -46,7 +46,6 @@ class Found(NamedTuple):
     path: tuple[str, ...]  # the root's name, then the labels of the parts on the way
     name: str  # as code would write it: "records", "dataset.settings.size"
     value: Any
-    holder: Any  # what holds it; None: it is a root
 
 
 def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: int = _MOST_ENTERED) -> Iterator[Found]:
@@ -55,11 +54,11 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: 
     Args:
         roots: such as a loader's arguments, by name.
         enters: whether to look into a function, class or object (`parts_of`). Text, numbers and modules are not asked
-            for, nor containers, which are entered up to `MOST_ITEMS` items.
+            for, nor containers, which are entered up to `_MOST_ITEMS` items.
         most_entered: the walk ends after so many values.
     """
     entered: dict[int, Any] = {}  # holds them, so that no id comes twice
-    waiting = collections.deque(Found((name,), name, value, None) for name, value in roots.items())
+    waiting = collections.deque(Found((name,), name, value) for name, value in roots.items())
     while waiting and len(entered) < most_entered:
         found = waiting.popleft()
         yield found
@@ -67,12 +66,12 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: 
         if kind in _PLAIN or issubclass(kind, types.ModuleType) or id(value) in entered:
             continue
         is_container = issubclass(kind, (dict, *CONTAINERS))
-        if _length(value, kind) > MOST_ITEMS if is_container else not enters(value):
+        if _length(value, kind) > _MOST_ITEMS if is_container else not enters(value):
             continue
         entered[id(value)] = value
         for part in parts_of(value):
             name = part.name if part.name[:1].isidentifier() else f"{found.name}{part.name}"
-            waiting.append(Found((*found.path, part.label), name, part.value, value))
+            waiting.append(Found((*found.path, part.label), name, part.value))
 
 
 def parts_of(value: Any) -> Iterator[Part]:

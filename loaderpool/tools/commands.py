@@ -1,15 +1,11 @@
 """The commands by name, checked values of their options, and where their output goes.
 
-Results go to stdout, progress to stderr; plain text wherever that is no terminal. Where `--json -` asks for stdout,
-stdout has the JSON and nothing else: the results for people, and what the user's code prints, go to stderr, too.
+Results go to stdout, progress to stderr; plain text wherever that is no terminal.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,74 +15,41 @@ from rich.console import Console
 
 import loaderpool
 from loaderpool.errors import brief
-from loaderpool.system.process import why_no_file
 
-STDOUT = "-"
-
-
-class _Finite(click.FloatRange):
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
-        found: float = super().convert(value, parameter, context)  # is within the range, or is NaN
-        return found if math.isfinite(found) else self.fail(f"{value} is not a number.", parameter, context)
+SECONDS = click.FloatRange(0, 86_400, min_open=True)
 
 
-SECONDS = _Finite(0, 86_400, min_open=True)
-
-
-def numbers(what: str, least: int, most: int) -> Callable[..., tuple[int, ...] | None]:
+def numbers(least: int, most: int) -> Callable[..., tuple[int, ...]]:
     """Return the reader of an option such as 1,2,4: whole numbers within bounds, ascending, each once."""
+    kind: Any = click.IntRange(least, most)
 
-    def read(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-        try:
-            found = sorted({int(part) for part in value.split(",")}) if value is not None else []
-        except ValueError:
-            found = [-1]
-        if found and not least <= found[0] <= found[-1] <= most:
-            example = f"integers from {least} to {most}, such as 1,2,4"
-            raise click.BadParameter(f"numbers of {what} must be {example}; got {brief(value)}.")
-        return tuple(found) or None
+    def read(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+        parts = value.split(",") if value is not None else ()
+        return tuple(sorted({kind.convert(part, parameter, context) for part in parts}))
 
     return read
 
 
 def output(*endings: str) -> Callable[..., str | None]:
-    """Return the reader of a file to be written when all is done: a wrong one shall not cost the measurements.
-
-    Without endings the file may have any, or be STDOUT.
-    """
+    """Return the reader of a file to be written when all is done: a wrong one shall not cost the measurements."""
 
     def read(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-        if value == STDOUT and not endings:
-            context.obj = os.dup(1)
-            os.dup2(2, 1)  # for good, and for workers: what the user's code prints, also at exit, is no JSON
-        elif value is not None:
-            if problem := why_no_file(Path(value), f"{context.command.name}{''.join(endings[:1])}"):
-                raise click.BadParameter(f"{problem}.")
-            if endings and not value.endswith(endings):
+        if value is not None:
+            if Path(value).is_dir() or not Path(value).parent.is_dir():
+                raise click.BadParameter(f"{brief(value)} is a directory, or in none.")
+            if not value.endswith(endings):
                 raise click.BadParameter(f"{brief(value)} must end in {', '.join(endings)}.")
         return value
 
     return read
 
 
-def results(json_to: str | None = None) -> Console:
-    """The console for people: stdout, or stderr where the JSON has stdout."""
-    console = Console(stderr=json_to == STDOUT, highlight=False, markup=False, emoji=False)
+def results() -> Console:
+    """The console for results, on stdout."""
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 1 << 16  # a file has no width; what is cut or wrapped at 80 columns would be of no use there
     return console
-
-
-def write_json(json_to: str | None, command: str, data: dict[str, Any]) -> None:
-    """Write the data where `--json` says, if it does."""
-    # The format's number is raised when a key changes its meaning or goes away.
-    head = {"format": 1, "command": command, "loaderpool": loaderpool.__version__}
-    if json_to is not None:
-        try:
-            with open(click.get_current_context().obj if json_to == STDOUT else json_to, "w", encoding="utf-8") as file:
-                file.write(json.dumps({**head, **data}, indent=2) + "\n")
-        except OSError as error:  # of a full disk: it names no file
-            raise OSError(error.errno, error.strerror, json_to) from None
 
 
 _NAMES = ("doctor", "profile", "replay", "top", "trace", "tune")  # each of a module of its own

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import faulthandler
 import functools
 import os
 import signal
 import tempfile
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import click
 import numpy as np
@@ -20,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderpool.errors import counted, readable_bytes
-from loaderpool.system import capacity, clock, machine
-from loaderpool.tools.commands import output, results, write_json
+from loaderpool.system import capacity, machine
+from loaderpool.tools.commands import results
 from loaderpool.tools.tune import describe_cpus
 from loaderpool.trainer.loader import Loader
 
@@ -32,96 +29,54 @@ _DESCRIPTORS, _WORKER_DESCRIPTORS = 140, 5
 # A pool starts in half a second. Smaller would call a slow network file system, or a busy machine, a failure; larger
 # only makes a real hang take longer.
 _DEADLINE_S = 60.0
-_SLOW_START_S = 5.0
-_DRILL_WORKERS = 2  # more show nothing more, and take longer to start
 _ROWS, _BATCH, _DEADLY = 48, 4, 41
 # One worker may come to the deadly item while it makes the second epoch's batches ahead, before another one has come to
 # it in the first. Of two epochs all batches that wait for such a death are read, and then it was told.
 _PASSES = 2
+_STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """A line of `loaderpool doctor`."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]  # warn: it works, with a price or a risk; fail: it does not work
-    found: str
-    change: str = ""  # what to do about it; empty where it is ok
+def _check(name: str, found: str, change: str, *, fails: bool = False, warns: bool = False) -> tuple[str, str, str]:
+    """Return a line: its status, its name, and what was found, with what to change where it fails or has a price."""
+    status = "fail" if fails else "warn" if warns else "ok"
+    return status, name, found if status == "ok" else f"{found}\n-> {change}"
 
 
-def check(name: str, found: str, change: str = "", *, fails: bool = False, warns: bool = False) -> Check:
-    """Return a check; what to change is said where it is not well."""
-    status: Literal["ok", "warn", "fail"] = "fail" if fails else "warn" if warns else "ok"
-    return Check(name, status, found, change if status != "ok" else "")
-
-
-def machine_checks() -> list[Check]:
+def machine_checks() -> list[tuple[str, str, str]]:
     """Return a check of CPUs, memory and descriptors; of shared memory the start of a pool tells."""
-    cpus, free, limit = capacity.usable_cpu_count(), capacity.available_memory_bytes(), capacity.cgroup_memory_limit()
+    cpus, free = capacity.usable_cpu_count(), capacity.available_memory_bytes()
     one = "with one CPU, workers overlap waiting (files, network) with training, but computing gets no faster"
-    memory = f"{readable_bytes(free)} free, cgroup limit {'none' if limit is None else readable_bytes(limit)}"
     more = "stop other programs, give the container more memory (docker --memory), or set a smaller Limits.memory"
     (soft, hard), needed = machine.descriptor_limits(), _DESCRIPTORS + _WORKER_DESCRIPTORS * cpus
     files = f"soft limit {soft:,}, hard limit {hard:,}; {counted(cpus, 'worker')} may need {needed}"
     ulimit, few = f"ulimit -n {max(1024, needed)}", 0 <= soft < needed  # RLIM_INFINITY is -1
     return [
-        check("CPUs", describe_cpus(), one, warns=cpus == 1),
-        check("memory", memory, more, fails=free < _LEAST_MEMORY, warns=free < _GOOD_MEMORY),
-        check("file descriptors", files, ulimit, fails=few and soft < needed // 2, warns=few),
+        _check("CPUs", describe_cpus(), one, warns=cpus == 1),
+        _check("memory", f"{readable_bytes(free)} free", more, fails=free < _LEAST_MEMORY, warns=free < _GOOD_MEMORY),
+        _check("file descriptors", files, ulimit, fails=few and soft < needed // 2, warns=few),
     ]
 
 
-def pool_checks(workers: int, deadline_s: float = _DEADLINE_S) -> list[Check]:
-    """Start a pool and kill one of its workers. Blocks: at most `deadline_s` each."""
-    start = _in_time("pool start", lambda: _start(workers), deadline_s)
-    if start[0].status == "fail":
-        return start
-    return start + _in_time("crash test", lambda: _drill(workers), deadline_s)
-
-
-def _in_time(name: str, look: Callable[[], list[Check]], deadline_s: float) -> list[Check]:
-    """What `look` finds; a failed check where it raises, or goes on for longer than it may."""
-    found: list[Check] = []
-
-    def run() -> None:
-        try:
-            found.extend(look())
-        except BaseException as error:
-            found.append(check(name, f"{type(error).__name__}: {error}", fails=True))
-
-    thread = threading.Thread(target=run, name=f"loaderpool doctor: {name}", daemon=True)
-    thread.start()
-    thread.join(deadline_s)
-    change = "find out where it hangs: py-spy dump --subprocesses --pid PID"
-    return found or [check(name, f"not finished after {deadline_s:g} s", change, fails=True)]
-
-
-def _start(workers: int) -> list[Check]:
-    started_s = clock.monotonic_s()
-    with Loader(range(_ROWS), float, batch_size=_BATCH, workers=workers) as loader:
-        next(iter(loader))
-        elapsed_s = clock.monotonic_s() - started_s
-    found = f"{elapsed_s:.2f} s to the first batch, with {counted(workers, 'worker')}"
-    change = "importing Python modules is slow: install them on a local disk"
-    return [check("pool start", found, change, warns=elapsed_s > _SLOW_START_S)]
-
-
-def _drill(workers: int) -> list[Check]:
-    name, report = "crash test", "please report it with this output"
+def crash_test() -> tuple[str, str, str]:
+    """Kill a worker of a pool, and compare all batches with those that are made here."""
+    name, report, batches = "crash test", "please report it with this output", list[bytes]()
     with tempfile.TemporaryDirectory(prefix="loaderpool-doctor-") as folder:
         died = Path(folder, "died")
-        loader = Loader(range(_ROWS), functools.partial(_row, died), batch_size=_BATCH, shuffle=True, workers=workers)
-        with loader:
-            batches = _batches(loader)
-            restarts = loader.statistics().restarts
+        try:
+            row = functools.partial(_row, died)
+            with Loader(range(_ROWS), row, batch_size=_BATCH, shuffle=True, workers=2) as loader:
+                batches += _batches(loader)
+                restarts = loader.statistics().restarts
+        except Exception as error:
+            return _check(name, f"{type(error).__name__}: {error}", report, fails=True)
         if not died.exists() or not restarts:
             found = f"the crash of a worker was not detected (killed: {died.exists()}, replaced: {restarts})"
-            return [check(name, found, report, fails=True)]
+            return _check(name, found, report, fails=True)
         with loader.replace(workers=0) as calm:  # none dies a second time
             if batches != _batches(calm):
-                return [check(name, "batches differ after a worker crashed", report, fails=True)]
-    return [check(name, f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are bit-identical")]
+                return _check(name, "batches differ after a worker crashed", report, fails=True)
+    found = f"a worker was killed by SIGKILL and replaced; all {len(batches)} batches are bit-identical"
+    return _check(name, found, "")
 
 
 def _batches(loader: Loader) -> list[bytes]:
@@ -138,22 +93,20 @@ def _row(died: Path, item: int, rng: np.random.Generator) -> npt.NDArray[np.floa
 
 
 @click.command()
-@click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write checks as JSON to FILE; -: stdout.")
-def doctor(json_to: str | None) -> None:
+def doctor() -> None:
     """Check this machine, crash-test a worker pool, and suggest fixes.
 
-    The exit status is 1 if a check fails.
+    The exit status is 1 if a check fails, or if the pool hangs for a minute: then the stacks are printed.
     """
-    checks = machine_checks() + pool_checks(_DRILL_WORKERS)
-    console = results(json_to)
+    faulthandler.dump_traceback_later(_DEADLINE_S, exit=True, file=2)
+    checks = [*machine_checks(), crash_test()]
+    faulthandler.cancel_dump_traceback_later()
+    console = results()
     table = Table(box=None, show_header=False, pad_edge=False)
-    for check in checks:
-        style = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}[check.status]
-        change = Text(f"\n-> {check.change}", style=style) if check.change else Text()
-        table.add_row(Text(check.status, style=style), check.name, Text(check.found) + change)
+    for status, name, text in checks:
+        table.add_row(Text(status, style=_STYLES[status]), name, text)
     console.print(table)
-    failed = sum(check.status == "fail" for check in checks)
+    failed = sum(status == "fail" for status, _, _ in checks)
     console.print(f"{len(checks)} checks, {failed} failed.", style="bold red" if failed else "bold")
-    write_json(json_to, "doctor", {"ok": not failed, "checks": [dataclasses.asdict(c) for c in checks]})
     if failed:
         raise click.exceptions.Exit(1)

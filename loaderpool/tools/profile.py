@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 
-from loaderpool.config import MAX_WORKERS
 from loaderpool.tools.commands import SECONDS, output
 from loaderpool.tools.target import load_target
 from loaderpool.tools.tune import bursts_of
@@ -24,13 +23,12 @@ _FORMATS = {".svg": "flamegraph", ".json": "speedscope", ".txt": "raw"}
 @click.command(epilog="Example:  loaderpool profile train:make_loader --idle --seconds 30 -o profile.json")
 @click.argument("target")
 @click.option("--seconds", metavar="N", type=SECONDS, default=10, help="Seconds to record.")
-@click.option("--workers", metavar="N", type=click.IntRange(0, MAX_WORKERS), help="Workers.  [default: as TARGET]")
 @click.option("--idle", is_flag=True, help="Also record threads that wait for data, a server or a lock.")
 @click.option(
     "-o", "--output", "path", metavar="FILE", callback=output(*_FORMATS), default="profile.svg",
     help=".svg: flame graph; .json: for https://www.speedscope.app; .txt: stacks with counts.",
 )  # fmt: skip
-def profile(target: str, seconds: float, workers: int | None, idle: bool, path: str) -> None:
+def profile(target: str, seconds: float, idle: bool, path: str) -> None:
     """Profile TARGET's main process and workers with py-spy.
 
     TARGET is package.module:name: a Loader, or a function without arguments that returns one. It runs in a separate
@@ -42,7 +40,7 @@ def profile(target: str, seconds: float, workers: int | None, idle: bool, path: 
     load_target(target).close()  # what is wrong with it is said here, in a sentence
     with tempfile.TemporaryDirectory() as folder:
         is_over = Path(folder, "is-over")
-        program = [sys.executable, "-m", __name__, target, str(seconds), str(workers), str(is_over)]
+        program = [sys.executable, "-m", __name__, target, str(seconds), str(is_over)]
         # A kernel lets a process read its descendants' memory, and often no other one's: so py-spy starts the program.
         command = [py_spy, "record", "--nonblocking", "--subprocesses", "--format", _FORMATS[Path(path).suffix]]
         # Ctrl-C ends the recording: py-spy hears it, too, and writes what it has.
@@ -55,10 +53,8 @@ def profile(target: str, seconds: float, workers: int | None, idle: bool, path: 
             raise click.ClickException(f"{target} failed, as shown above. {path} contains what was recorded before.")
 
 
-def _run(target: str, seconds: str, workers: str, is_over: str) -> None:
+def _run(target: str, seconds: str, is_over: str) -> None:
     loader = load_target(target)
-    if workers != "None":
-        loader = loader.replace(workers=int(workers))
     with contextlib.suppress(KeyboardInterrupt), loader, contextlib.closing(bursts_of(loader)) as times:
         until_s = next(times) + float(seconds)
         while next(times) < until_s:

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import pdb
-import reprlib
-import sys
-from typing import Any
 
 import click
-import numpy as np
-import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
-from loaderpool.element.spec import ElementSpec
-from loaderpool.element.structure import convert_leaf, sketch
 from loaderpool.errors import ArgumentError, SpecMismatchError, counted, readable_s, shortened
 from loaderpool.system import clock
 from loaderpool.tools.commands import results
@@ -23,6 +14,8 @@ from loaderpool.tools.target import load_target
 from loaderpool.trainer.loader_core import without_workers
 from loaderpool.trainer.replay import Replay
 from loaderpool.transport.reports import describe_failure
+
+_MOST_SHOWN = 2000  # characters of a result: bytes of an image, say, would fill the screen
 
 
 @click.command(epilog="Example:  loaderpool replay train:make_loader --index 1234 --epoch 2 --pdb")
@@ -37,8 +30,6 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     this process: breakpoint() works, errors show their traceback, and a crash in a C extension prints the Python
     stack. With batch_fn, the whole batch that contains the index is loaded.
     """
-    if debug and sys.stdin is None:
-        raise click.UsageError("--pdb reads its commands from stdin, which is closed.")
     faulthandler.enable(2)
     with without_workers():
         loader = load_target(target)
@@ -51,7 +42,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     which = f"source {'index' if len(wanted.indices) == 1 else 'indices'} {indices} of {target}, in epoch {epoch}"
     where = f"position {wanted.position:,}, batch {wanted.batch}, row {wanted.row}"
     console.print(f"Replaying {which}: {where}", style="bold")
-    if wanted.has_hooks and epoch:
+    if loader._core.tracker.has_hooks and epoch:
         console.print("Note: on_epoch_begin and on_epoch_end are not called, so the data is that of epoch 0.")
     console.file.flush()  # a crash would take it along
     started_s = clock.monotonic_s()
@@ -67,37 +58,17 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
         spec = wanted.spec_of(result)
     except SpecMismatchError as error:
         raise click.ClickException(f"The call took {readable_s(elapsed_s)}, but: {error}") from None
-    _show_result(console, spec, result, elapsed_s)
+    paths = [path or "(whole sample)" for path in spec.paths]
+    types = ", ".join(f"{path} {component}" for path, component in zip(paths, spec.components, strict=True))
+    console.print(shortened(repr(result), _MOST_SHOWN))
+    gave = f"{counted(len(paths), 'component')}: {types}"
+    console.print(f"It took {readable_s(elapsed_s)} and returned {gave}", style="dim")
 
 
 def _show_error(error: BaseException, wanted: Replay, index: int, debug: bool) -> None:
     failure = describe_failure(error, epoch=wanted.epoch, worker=None, index=index)
     click.echo(failure.traceback_text.rstrip(), err=True)
-    if wanted.why_no_out is not None:
-        first = str(wanted.why_no_out).partition("\n")[0]
-        told = f"out was None, because its shapes come from the first sample, which fails with\n{first}"
-        click.echo(f"\n{told}", err=True)
     if debug:
         pdb.post_mortem(error.__traceback__)
     else:
         click.echo("\nTo inspect the error in the debugger, add --pdb.", err=True)
-
-
-def _show_result(console: Console, spec: ElementSpec, result: Any, elapsed_s: float) -> None:
-    table = Table("component", "type", "min", "max", "", box=None, pad_edge=False)
-    structure = spec.structure
-    for leaf, path, component in zip(structure.flatten(result), structure.paths, spec.components, strict=True):
-        table.add_row(path or "(whole sample)", str(component), *_summary(convert_leaf(leaf, path).ravel()))
-    console.print(table)
-    gave = f"{counted(structure.num_leaves, 'component')}: {sketch(result)}"
-    console.print(f"It took {readable_s(elapsed_s)} and returned {gave}", style="dim")
-
-
-def _summary(values: npt.NDArray[Any]) -> tuple[str, str, str]:
-    """The smallest and largest number, and how many are NaN or infinite; of text its first piece."""
-    if not values.size or values.dtype.kind in "OSUc":
-        return "", "", reprlib.repr(values[0]) if values.size else "empty"
-    counts = {"NaN": np.isnan(values).sum(), "inf": np.isinf(values).sum()}
-    finite = values[np.isfinite(values)]
-    least, most = (str(finite.min()), str(finite.max())) if finite.size else ("", "")
-    return least, most, ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)

@@ -117,9 +117,8 @@ def printable(text: str) -> str:
 
 @click.command(epilog="Ctrl-C quits.")
 @click.argument("pid", required=False, type=click.IntRange(1))
-@click.option("--once", is_flag=True, help="Print one snapshot and exit (the default if stdout is not a terminal).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and exit.")
-def top(pid: int | None, once: bool, as_json: bool) -> None:
+def top(pid: int | None, as_json: bool) -> None:
     """Show why a running training waits, and what each worker is doing.
 
     PID is the process of the training. It is optional if only one training is running. The training needs no option
@@ -129,7 +128,7 @@ def top(pid: int | None, once: bool, as_json: bool) -> None:
     console = results()
     if as_json:
         print(json.dumps({"command": "top", "loaderpool": loaderpool.__version__, **training}))
-    elif once or not console.is_interactive:
+    elif not console.is_interactive:
         console.print(_draw(training))
     else:
         try:
@@ -170,15 +169,10 @@ def _rows(loader: Mapping[str, Any], explanation: Mapping[str, Any]) -> Iterator
     if loader["steps_per_s"]:
         steps, samples = readable_number(loader["steps_per_s"]), readable_number(loader["samples_per_s"])
         yield "rate", f"{steps} steps/s, {samples} samples/s, {readable_bytes(loader['bytes_per_s'])}/s"
-    if loader["call_s"]:
-        times = ", ".join(f"{name} {readable_s(seconds)}" for name, seconds in loader["call_s"].items())
-        yield "calls", f"{times} for each {loader['calls_of']}"
     if loader["buffers"]:
         size = readable_bytes(loader["buffer_bytes"])
         used, ready = loader["buffers_in_use"], loader["buffers_ready"]
         yield "memory", f"{loader['buffers']} batch buffers of {size}: {used} used by training, {ready} ready"
-    if cache := loader["cache"]:
-        yield "cache", f"{cache['hits']:,} hits, {cache['misses']:,} misses, {readable_bytes(cache['bytes'])}"
     if decision := loader["decision"]:
         at = datetime.datetime.fromtimestamp(decision["time_s"]).strftime("%H:%M:%S")
         change = f"{decision['workers_before']} → {decision['workers']} workers"

@@ -35,18 +35,16 @@ def trace(pid: int | None, seconds: float, path: str) -> None:
     write_trace(Path(path), found.text)
     click.echo(f"{training['process']} (pid {training['pid']})")
     click.echo(f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, {os.stat(path).st_size / 1e6:.1f} MB")
-    for line in (*(f"Waited {wait}" for wait in found.waits), *(f"Note: {note}." for note in found.notes)):
-        click.echo(line)
     click.echo(f"Open it in {VIEWER}, which does not upload it.")
 
 
 def _tracing(training: dict[str, Any]) -> Tracing:
     """Return what the processes of a training have recorded."""
     pid, pages = training["pid"], {path: page["loaders"][0] for path, page in read_pages(training["pid"]).items()}
-    tracing = Tracing(pid, training["process"], [*pages.values()], clock.monotonic_ns(), clock.wall_ns())
+    tracing = Tracing(pid, training["process"], len(pages) == 1, clock.monotonic_ns(), clock.wall_ns())
     found = [(path, os.stat(path)) for path in memory_files(pid, "arena")]  # the same one by several descriptors
     for path, arena in {(file.st_dev, file.st_ino): (path, file) for path, file in found}.values():
-        tracing.add_pool((arena.st_dev, arena.st_ino), functools.partial(read_at, path), arena.st_size)
+        tracing.add_pool(functools.partial(read_at, path), arena.st_size)
     for path, told in pages.items():
         tracing.add_loader(told, functools.partial(read_at, path))
     return tracing

@@ -4,51 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
+import json
 import os
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 import click
 from rich.table import Column, Table
 
+import loaderpool
 from loaderpool.config import MAX_THREADS, MAX_WORKERS
 from loaderpool.errors import ArgumentError, counted, readable_number
-from loaderpool.ray.pool import RayPool
 from loaderpool.system import capacity, clock
-from loaderpool.tools.commands import SECONDS, numbers, output, results, write_json
+from loaderpool.tools.commands import SECONDS, numbers, output, results
 from loaderpool.tools.target import load_target
 from loaderpool.trainer.loader import Loader
 
 # The first calls import and open files, and the first batches fault the slots' pages in. Smaller counts some of that;
 # larger only lengthens the measuring.
 _WARM_UP_S = 1.0
-_SETTLE_S = 10.0  # until all nodes of a cluster have begun
 _TOLERANCE = 0.05  # rates that differ by less are the same
 _FULL = 0.9  # of the CPUs
-_MUCH = 0.3  # CPUs of other programs that are worth a word
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Setting:
     """What is varied; of two, the smaller one takes less memory."""
 
-    workers: int  # processes, 0: this one; of a cluster: nodes
+    workers: int  # processes, 0: this one
     threads: int = 1  # of each worker
-    address: str = ""  # of the Ray cluster; empty: this machine
 
     def __str__(self) -> str:
         """What to write in a loader's call."""
-        if self.address:
-            return f"workers=lp.RayPool({self.address!r}, nodes={self.workers})"
-        threads = f", threads={self.threads}" if self.threads > 1 else ""
-        return f"workers={self.workers}{threads}"
+        return f"workers={self.workers}{f', threads={self.threads}' if self.threads > 1 else ''}"
 
-    @contextlib.contextmanager
-    def applied(self, loader: Loader) -> Generator[Loader, None, None]:
-        """A loader like this one that has the setting; closed at the end, with its pool."""
-        with contextlib.ExitStack() as stack:
-            workers = stack.enter_context(RayPool(self.address, nodes=self.workers)) if self.address else self.workers
-            yield stack.enter_context(loader.replace(workers=workers, threads=self.threads))
+    def applied(self, loader: Loader) -> Loader:
+        """Return a loader like this one that has the setting."""
+        return loader.replace(workers=self.workers, threads=self.threads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +82,7 @@ def _measure(loader: Loader, setting: Setting, seconds: float) -> Measurement:
     """
     with contextlib.closing(bursts_of(loader)) as bursts:
         start_s = began_s = next(bursts)
-        at_most_s = _SETTLE_S if setting.address else _WARM_UP_S
-        while start_s - began_s < at_most_s:
+        while start_s - began_s < _WARM_UP_S:
             seen = loader.statistics()
             at_work = sum(worker.samples > 0 for worker in seen.workers)
             if at_work >= max(setting.workers, len(seen.workers)) and seen.batches >= seen.memory.buffers:
@@ -149,33 +140,13 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
     elif chosen is last:
         more = "--threads" if first.setting.threads < last.setting.threads else "--workers"
         reason = f"it is the largest setting and the fastest ({gain}); try larger numbers with {more}"
-    elif not best.setting.address and best.cpus + best.other_cpus >= _FULL * cpus:
-        others = f", {best.other_cpus:.1f} of them by other programs" if best.other_cpus > _MUCH else ""
-        reason = f"{end}, because all CPUs are in use ({counted(cpus, 'CPU')}{others})"
+    elif best.cpus + best.other_cpus >= _FULL * cpus:
+        reason = f"{end}, because all CPUs are in use ({counted(cpus, 'CPU')})"
     elif chosen is first and not chosen.setting.workers:
         reason = f"{end}: transferring batches costs as much, or what workers share is the limit"
     else:
         reason = f"{end}, with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use: workers share a disk, network or lock"
     return chosen, reason
-
-
-def count_nodes(address: str, loader: Loader) -> int:
-    """Return how many nodes of a Ray cluster take part in this loader's work, some seconds after the first batch."""
-    with RayPool(address) as pool, loader.replace(workers=pool) as running:
-        with contextlib.closing(bursts_of(running)) as times:
-            until_s = next(times) + _SETTLE_S / 2
-            while next(times) < until_s:
-                pass
-        return sum(node.state == "running" for node in running.statistics().nodes)
-
-
-def ray_address(value: str) -> str:
-    """Read an address of a cluster: what cannot be one is refused before anything runs."""
-    try:
-        RayPool(value).close()
-    except ArgumentError as error:
-        raise click.BadParameter(f"{error}.") from None
-    return value
 
 
 def describe_cpus() -> str:
@@ -191,56 +162,28 @@ def describe_cpus() -> str:
 @click.argument("target")
 @click.option("--seconds", metavar="N", type=SECONDS, default=3, help="Seconds to measure each setting.")
 @click.option(
-    "--workers", "counts", metavar="N,N,...", callback=numbers("workers", 0, MAX_WORKERS),
-    help="Numbers of workers to measure (with --ray: of nodes).  [default: 0, 1, 2, 4, ... up to twice the CPUs; "
-    "nodes: 1, 2, 4, ... all]",
+    "--workers", "counts", metavar="N,N,...", callback=numbers(0, MAX_WORKERS),
+    help="Numbers of workers to measure.  [default: 0, 1, 2, 4, ... up to twice the CPUs]",
 )  # fmt: skip
 @click.option(
-    "--threads", metavar="N,N,...", callback=numbers("threads", 1, MAX_THREADS),
+    "--threads", metavar="N,N,...", callback=numbers(1, MAX_THREADS),
     help="Numbers of threads per worker to measure.  [default: as TARGET]",
 )  # fmt: skip
-@click.option("--json", "json_to", metavar="FILE", callback=output(), help="Write rates as JSON to FILE; -: stdout.")
-@click.option("--plot", "plot_path", metavar="FILE", callback=output(".png", ".svg", ".pdf"), help="Plot the rates.")
-@click.option("--ray", "address", metavar="ADDRESS", type=ray_address, help='Measure a cluster: "auto" or host:port.')
-def tune(
-    target: str,
-    seconds: float,
-    counts: tuple[int, ...] | None,
-    threads: tuple[int, ...] | None,
-    json_to: str | None,
-    plot_path: str | None,
-    address: str | None,
-) -> None:
+@click.option("--json", "json_to", metavar="FILE", callback=output(".json"), help="Write the rates as JSON.")
+def tune(target: str, seconds: float, counts: tuple[int, ...], threads: tuple[int, ...], json_to: str | None) -> None:
     """Measure numbers of workers and threads, and recommend one.
 
     TARGET is package.module:name: a Loader, or a function without arguments that returns one. Each setting is measured
     in two rounds, with its own loader. Nothing is trained: the rates are what the loader delivers to a training step
     that takes no time. A cache is disabled, so that each setting does the same work.
     """
-    if address is not None and threads is not None:
-        raise click.UsageError("--threads cannot be used with --ray")
-    if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib. Run: pip install 'loaderpool[cli]'")
     cpus = capacity.usable_cpu_count()
     loader = load_target(target)
     loader.close()  # its own workers would idle beside the measured ones, in memory that those want
-    if (stream := loader._core.stream) is not None and stream.is_one_shot:
-        cure = "Use a source whose __iter__ starts from the beginning each time"
-        raise click.ClickException(f"{target} reads a {stream.kind}, which can be read only once. {cure}.")
-    if threads is not None:
-        with Setting(0, max(threads)).applied(loader):  # a loader that can have none says so now
-            pass
     if has_cache := loader._core.arguments["cache"] is not None:
         loader = loader.replace(cache=None, workers=0)
-    each = threads or (loader.config.threads,)
-    if address is not None:
-        nodes = count_nodes(address, loader)
-        settings = {Setting(count, each[0], address) for count in counts or default_counts(nodes) if 0 < count <= nodes}
-        if not settings:
-            raise click.ClickException(f"the cluster has {counted(nodes, 'node')} with free CPUs")
-    else:
-        counts = counts or tuple(default_counts(cpus))
-        settings = {Setting(count, number if count else 1) for count in counts for number in each}
+    threads = threads or (loader.config.threads,)
+    settings = {Setting(count, each if count else 1) for count in counts or default_counts(cpus) for each in threads}
 
     def say(done: Measurement, number: int) -> None:
         click.echo(f"round {number} of 2, {done.setting}: {readable_number(done.samples_per_s)} samples/s", err=True)
@@ -248,7 +191,7 @@ def tune(
     measurements = measure_all(loader, sorted(settings), seconds / 2, say)
     chosen, reason = choose(measurements, cpus)
 
-    console = results(json_to)
+    console = results()
     console.print(f"{target}, batch_size={loader.config.batch_size}", style="bold")
     console.print(_table(measurements, chosen))
     console.print(f"{describe_cpus()}. Rates: the faster round. Spread: how much slower the other was.\n", style="dim")
@@ -257,21 +200,21 @@ def tune(
         console.print("Note: the rounds differ. For a more reliable result, stop other programs or increase --seconds.")
     if has_cache:
         console.print("Note: measured without the loader's cache, as in the first epoch. Later epochs are faster.")
-    data = {
-        "target": target, "batch_size": loader.config.batch_size, "usable_cpus": cpus, "seconds": seconds,
-        "recommendation": {**dataclasses.asdict(chosen.setting), "arguments": str(chosen.setting), "reason": reason},
-        "measurements": [dataclasses.asdict(each) for each in measurements],
-    }  # fmt: skip
-    write_json(json_to, "tune", data)
-    if plot_path is not None:
-        _plot(plot_path, target, measurements, chosen)
+    if json_to is not None:
+        data = {
+            "format": 2,  # raised when a key changes its meaning or goes away
+            "command": "tune", "loaderpool": loaderpool.__version__, "target": target,
+            "batch_size": loader.config.batch_size, "usable_cpus": cpus, "seconds": seconds,
+            "recommendation": {**vars(chosen.setting), "arguments": str(chosen.setting), "reason": reason},
+            "measurements": [dataclasses.asdict(each) for each in measurements],
+        }  # fmt: skip
+        Path(json_to).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
     """One row for each setting; the recommended one is marked."""
-    first = measurements[0].setting
-    numbered = "nodes" if first.address else "workers"
-    headings = (numbered, "threads", "samples/s", "spread", "MB/s", "CPUs", f"speed-up over {first.workers}")
+    speed_up = f"speed-up over {measurements[0].setting.workers}"
+    headings = ("workers", "threads", "samples/s", "spread", "MB/s", "CPUs", speed_up)
     table = Table(*(Column(each, justify="right") for each in headings), "", box=None, pad_edge=False)
     for each in measurements:
         table.add_row(
@@ -281,19 +224,3 @@ def _table(measurements: Sequence[Measurement], chosen: Measurement) -> Table:
             style="bold green" if each is chosen else None,
         )  # fmt: skip
     return table
-
-
-def _plot(path: str, target: str, measurements: Sequence[Measurement], chosen: Measurement) -> None:
-    """Draw a bar for each setting."""
-    from matplotlib.figure import Figure  # takes most of a second to import
-
-    figure = Figure(figsize=(6.4, 1.4 + 0.34 * len(measurements)), dpi=160, layout="constrained")
-    axes = figure.add_subplot()
-    rates = [each.samples_per_s for each in measurements]
-    colors = ["#1a7f4b" if each is chosen else "#8fb3d9" for each in measurements]
-    bars = axes.barh([str(each.setting) for each in measurements], rates, color=colors)
-    axes.bar_label(bars, list(map(readable_number, rates)), padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    axes.set(xlabel="samples per second", title=f"{target}: use {chosen.setting}")
-    figure.savefig(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from loaderpool.checks import check_signature, open_parameter
 from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig, unit_of
@@ -19,6 +21,7 @@ from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
+    from loaderpool.config import Buckets
     from loaderpool.worker.lanes import LaneItems
 
 
@@ -46,7 +49,6 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
         raise SourceError(f"source {reason}")
     plan: Plan
     items: Any = source
-    needs_lengths = False
     if isinstance(source, (StreamSource, ReplicatedSource)):
         _check_unindexed(source, cache, config)
         if isinstance(source, ReplicatedSource):
@@ -56,7 +58,12 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
 
             plan, items = _open_plan(config), StreamedItems()
     elif isinstance(source, BatchSequence) and source.is_endless:
-        _check_endless(source, config)
+        if config.shuffle or config.shuffle_window:
+            raise ArgumentError(
+                f"shuffle={config.shuffle_window or True} shuffles the batches of an epoch, but "
+                f"{type(source.target).__name__} (its num_batches is None, or it has no length) is endless. Shuffle in "
+                "its __getitem__, or give it a num_batches"
+            )
         plan = _open_plan(config, is_endless=True)
     else:
         if config.shuffle_window:
@@ -64,7 +71,12 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
                 f"shuffle={config.shuffle_window} is a window for streams, but this source can be indexed. "
                 "Set shuffle=True to shuffle all items"
             )
-        plan, needs_lengths = _indexed_plan(len(source), config, arguments)
+        plan = _indexed_plan(len(source), config, arguments["buckets"])
+    if plan.is_open and isinstance(config.on_error.budget, float):
+        raise ArgumentError(
+            "on_error[1] must be an integer for a stream, generators or an endless sequence, whose number of rows is "
+            f"unknown, got the fraction {config.on_error.budget}"
+        )
     if cache is not None and config.threads > 1:
         raise ArgumentError(
             f"cache and threads={config.threads} cannot be combined, because each worker uses the cache on one thread. "
@@ -92,9 +104,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     hooks = arguments["_hooks"]
     has_epoch_begin = hooks is not None and "on_epoch_begin" in hooks.overridden
     unit = unit_of(config, batch_fn)
-    return CheckedArguments(
-        config, plan, unit, given_spec, stream, payload, has_epoch_begin, hooks is not None, needs_lengths
-    )
+    return CheckedArguments(config, plan, unit, given_spec, stream, payload, has_epoch_begin, hooks is not None)
 
 
 def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderConfig) -> None:
@@ -107,9 +117,6 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
         if function is not None and not callable(function):
             are_labels = name == "fn" and hasattr(type(function), "__len__") and not isinstance(function, (str, bytes))
             advice = ". To load arrays of features and labels, pass one source: Loader((x, y))" * are_labels
-            advice = (
-                f". Did you mean batch_size={brief(function)}?" * (name == "fn" and type(function) is int) or advice
-            )
             is_of = f"{brief(function)} of type {type(function).__name__}"
             raise ArgumentError(f"{name} must be callable, got {is_of}{advice}")
         if function is not None:
@@ -129,10 +136,6 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
                 "cache stores single samples and cannot be combined with batch_fn, whose batches differ in each epoch. "
                 "Use fn, or remove cache="
             )
-    out = open_parameter(fn, "out")
-    needs_out = out is not None and out.default is inspect.Parameter.empty  # many of NumPy's can do without it
-    if augment is not None and needs_out:
-        raise ArgumentError("fn requires `out`, which only augment can take when both are given. Return the sample")
     if not is_cached:
         return
     if fn is None:
@@ -142,8 +145,6 @@ def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderC
             "fn takes `rng`, but with cache= it is called only once per item, so all epochs would have the same random "
             "numbers. Move the random part to augment=, which gets the result of fn in every epoch and can take `rng`"
         )
-    if needs_out:
-        raise ArgumentError("fn requires `out`, which is not supported with cache=. Return the sample instead")
 
 
 # How each function is called, and what it gets beside that if it has such parameters.
@@ -153,20 +154,6 @@ _CALLS = (
     ("setup", ""),
     ("augment", "sample", "rng", "out"),
 )
-
-
-def _check_endless(source: BatchSequence, config: LoaderConfig) -> None:
-    what = f"{type(source.target).__name__} (its num_batches is None, or it has no length) is endless"
-    if config.shuffle or config.shuffle_window:
-        raise ArgumentError(
-            f"shuffle={config.shuffle_window or True} shuffles the batches of an epoch, but {what}. Shuffle in its "
-            "__getitem__, or give it a num_batches"
-        )
-    if isinstance(config.on_error.budget, float):
-        raise ArgumentError(
-            f"on_error[1] must be an integer, got the fraction {config.on_error.budget}: {what}, so its number of "
-            "rows is unknown"
-        )
 
 
 def _check_unindexed(source: StreamSource | ReplicatedSource, cache: Cache | None, config: LoaderConfig) -> None:
@@ -182,11 +169,6 @@ def _check_unindexed(source: StreamSource | ReplicatedSource, cache: Cache | Non
         raise ArgumentError(
             f"shuffle=True shuffles the order of shards, but {source.kind} has no shards. Pass shards=, or set "
             "shuffle=n to shuffle within a window of n items"
-        )
-    if isinstance(config.on_error.budget, float):
-        raise ArgumentError(
-            "on_error[1] must be an integer for a stream or generators, whose length is unknown, got the fraction "
-            f"{config.on_error.budget}"
         )
     if cache is not None:
         raise ArgumentError(
@@ -207,7 +189,7 @@ def _generators(
     from loaderpool.worker.lanes import LaneItems
 
     is_chosen = pool is None and not isinstance(config.workers, Auto)
-    workers = pool._sure_workers if pool is not None else max(1, first_workers(config.workers))
+    workers = pool.workers if pool is not None else max(1, first_workers(config.workers))
     lanes = source.lanes(workers, is_chosen, config.shard.num_shards)
     if pool is None and not is_chosen:
         config = config._replace(workers=min(workers, lanes))
@@ -227,26 +209,38 @@ def _open_plan(config: LoaderConfig, **more: Any) -> Plan:
     return Plan(MAX_SIZE, **_plan_settings(config), is_open=True, **more)
 
 
-def _indexed_plan(size: int, config: LoaderConfig, arguments: dict[str, Any]) -> tuple[Plan, bool]:
-    """The plan, and whether `Buckets.by` must first tell the items' lengths, which the plan is not of, then."""
+def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Plan:
     settings = {**_plan_settings(config), "shuffle": config.shuffle}
-    if config.buckets is None:
+    if config.buckets is None or given is None:
         plan: Plan = Plan(size, **settings)
         rows = f"batch_size={config.batch_size}"
-    else:  # imported only here: `import loaderpool` shall not wait for it
-        from loaderpool.plan.buckets import BucketPlan, ItemBuckets
-        from loaderpool.trainer.lengths import is_length_function, read_lengths
+    else:
+        from loaderpool.plan.buckets import BucketPlan, ItemBuckets  # which `import loaderpool` shall not wait for
 
-        by, lengths = arguments["buckets"].by, arguments["_lengths"]
-        if lengths is None:
-            if is_length_function(by):
-                return Plan(size, **settings), True
-            lengths = read_lengths(by, size)
-        buckets, sizes = ItemBuckets.of(lengths, config.buckets.boundaries), config.buckets.batch_sizes
+        lengths, sizes = _lengths(given.by, size), config.buckets.batch_sizes
+        buckets = ItemBuckets.of(lengths, config.buckets.boundaries)
         plan = BucketPlan(size, **settings, buckets=buckets, batch_sizes=sizes)
         rows = f"no bucket fills a batch of batch_sizes={list(sizes)}"
     if not plan.batches_per_epoch:
         raise ArgumentError(
             f"drop_remainder=True leaves no batches: {size} items, {rows}, num_shards={config.shard.num_shards}"
         )
-    return plan, False
+    return plan
+
+
+def _lengths(by: Any, size: int) -> npt.NDArray[Any]:
+    """Return the lengths of all items, which the user gave."""
+    try:
+        lengths: npt.NDArray[Any] = np.asarray(by)
+    except ValueError:  # a list of lists of different length, say
+        lengths = np.empty((), object)
+    if lengths.shape != (size,) or (size and lengths.dtype.kind not in "iu"):
+        got = f"{lengths.dtype}{list(lengths.shape)}" if lengths.ndim else brief(by)
+        advice = ". Call the function for each item: by=[length(item) for item in source]" * callable(by)
+        raise ArgumentError(
+            f"Buckets.by must have the lengths of the {size:,} items of source, as a list or an integer array of one "
+            f"axis, got {got}{advice}"
+        )
+    if size and lengths.min() < 0:
+        raise ArgumentError(f"Buckets.by[{lengths.argmin()}] is {lengths.min()}; lengths must be at least 0")
+    return lengths

@@ -58,8 +58,6 @@ _KEPT = 64  # decisions
 _IDLE_S = 600.0
 # Of the memory that is free: workers beyond that might have the machine end a process.
 _MEMORY_SHARE = 0.5
-# A pool that is short of workers for so long cannot start them.
-_START_S = 30.0
 _LOG = logging.getLogger("loaderpool")
 
 
@@ -231,10 +229,8 @@ class PoolWorkers:
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
-        # What is done to it is one step each: a loader may be closed on another thread at any moment.
-        self._loaders: dict[weakref.ref[object], Autotuner] = {}
+        self._loaders: weakref.WeakKeyDictionary[object, Autotuner] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()  # loaders of a pool may be iterated by threads of their own
-        self._short_since_s: float | None = None
         self._decisions: collections.deque[Decision] = collections.deque(maxlen=_KEPT)
 
     @property
@@ -250,43 +246,23 @@ class PoolWorkers:
         if not self._lock.acquire(blocking=False):
             return None  # another loader's is taken in; each has one every two seconds
         try:
-            return self._look(loader, now, workers)
+            if (tuner := self._loaders.get(loader)) is None:
+                tuner = self._loaders[loader] = Autotuner(self._least, self._most)
+            proposal = tuner.look(now, workers)
+            if proposal is None:
+                return None
+            wanted = max(each.wanted for each in self._loaders.values() if tuner.seen_s - each.seen_s < _IDLE_S)
+            if wanted > workers:
+                wanted = max(workers, min(wanted, workers + self._more_in_memory(now)))
+            if wanted == workers:
+                return None
+            self._decisions.append(Decision(clock.wall_s(), workers, wanted, proposal.reason))
+            _LOG.info("workers: %d -> %d: %s", workers, wanted, proposal.reason)
+            return wanted
         finally:
             self._lock.release()
-
-    def forget(self, loader: object) -> None:
-        """This loader is closed, and needs nothing. Runs in: any thread, also in a finalizer."""
-        self._loaders.pop(weakref.ref(loader), None)
-
-    def _look(self, loader: object, now: Snapshot, workers: int) -> int | None:
-        now_s = now.now_ns / 1e9
-        if now.workers >= workers:
-            self._short_since_s = None
-        elif self._short_since_s is None:
-            self._short_since_s = now_s
-        elif now_s - self._short_since_s >= _START_S:
-            self._short_since_s, self._most = None, max(self._least, now.workers)
-            return self._noted(workers, self._most, f"only {counted(now.workers, 'worker')} could be started")
-        for each in list(self._loaders):
-            if each() is None:  # it was never closed
-                self._loaders.pop(each, None)
-        proposal = self._loaders.setdefault(weakref.ref(loader), Autotuner(self._least, self._most)).look(now, workers)
-        if proposal is None:
-            return None
-        recent = [each.wanted for each in list(self._loaders.values()) if now_s - each.seen_s < _IDLE_S]
-        wanted = max(recent, default=workers)  # none: this one was closed meanwhile
-        if wanted > workers:
-            wanted = max(workers, min(wanted, workers + self._more_in_memory(now)))
-        return self._noted(workers, min(wanted, self._most), proposal.reason)
 
     def _more_in_memory(self, now: Snapshot) -> int:
         """How many more workers there is memory for, where each takes as much of its own as those that there are."""
         own = max((capacity.private_bytes(each.pid) for each in now.by_worker.values() if each.pid), default=0)
         return int(capacity.available_memory_bytes() * _MEMORY_SHARE) // own if own else self._most
-
-    def _noted(self, before: int, workers: int, reason: str) -> int | None:
-        if workers == before:
-            return None
-        self._decisions.append(Decision(clock.wall_s(), before, workers, reason))
-        _LOG.info("workers: %d -> %d: %s", before, workers, reason)
-        return workers

@@ -163,46 +163,16 @@ class IterationLog:
         return None
 
 
-class LastError:
-    """The latest error that was noted: itself for as long as it is kept elsewhere, else a copy without its frames."""
-
-    def __init__(self) -> None:
-        self._error: weakref.ref[BaseException] | None = None
-        self._copy: BaseException | None = None
-
-    def note(self, error: BaseException) -> None:
-        """Remember an error."""
-        self._copy = _without_frames(error)
-        try:
-            self._error = weakref.ref(error)
-        except TypeError:  # of a class of C's own
-            self._error = None
-
-    def get(self) -> BaseException | None:
-        """Return the error, or None before there was one."""
-        error = self._error() if self._error is not None else None
-        return self._copy if error is None else error
-
-
 def _without_frames(error: BaseException) -> BaseException:
-    """A copy of the same class, arguments, text, attributes and cause; a plain error of that text where that fails."""
-    try:
-        copy = _copied(error)
-        if str(copy) != str(error):
-            raise ValueError("it does not say the same")
-        if error.__cause__ is not None and error.__cause__.__cause__ is None:
-            copy.__cause__ = _copied(error.__cause__)
-    except Exception:
-        return LoaderpoolError("".join(traceback.format_exception_only(type(error), error)).strip())
-    return copy
-
-
-def _copied(error: BaseException) -> BaseException:
+    """A copy of the same class, arguments, text and attributes; a plain error of that text where that fails."""
     from loaderpool.transport.reports import original_of, rebuild  # which `import loaderpool` shall not wait for
 
-    copy = rebuild(type(error), original_of(error))
-    vars(copy).update(vars(error))
-    return copy
+    with contextlib.suppress(Exception):  # of the user's class
+        copy = rebuild(type(error), original_of(error))
+        vars(copy).update(vars(error))
+        if str(copy) == str(error):
+            return copy
+    return LoaderpoolError("".join(traceback.format_exception_only(type(error), error)).strip())
 
 
 class Counters:
@@ -317,14 +287,13 @@ class EpochTracker:
         self.engine, self.config, self.plan, self.hooks = engine, config, plan, hooks
         self.has_hooks = hooks is not None
         self.counters = Counters(makes_here=config.workers == 0)
-        self.last_error = LastError()  # that ended a pass
+        self.last_error: BaseException | None = None  # a copy of what ended a pass, which keeps no frames alive
         self._parked: tuple[Subscription, Position] | None = None  # a subscription, and where it stands
         self._was_whole = False  # a pass was, so that the next ones may be followed, too
         self.next_place = Position(0)  # where the next pass begins
         self.lost_at: Position | None = None  # where the iterator stood that was told that the cluster is lost
         self.latest = IterationLog()  # of the latest iterator that has begun
         self.iterations = 0  # that have begun
-        self.is_users = True  # False: of a loader that finds the lengths for another one
         self.times_placed = 0  # by `resume_at`, so that what was begun before can tell
         self.at_begin: Callable[[], None] | None = None  # called when a pass begins; may warn
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
@@ -345,6 +314,10 @@ class EpochTracker:
             self.iterations += 1
         log.is_dataset, log.reader = reader is None, None if reader is None else weakref.ref(reader)
         self.live[id(log)] = log
+
+    def note_error(self, error: BaseException) -> None:
+        """Remember what has ended a pass."""
+        self.last_error = _without_frames(error)
 
     @property
     def epoch(self) -> int:
@@ -376,7 +349,7 @@ class EpochTracker:
         Args:
             is_followed: whether another pass will come after this one; None: unknown.
         """
-        if EpochTracker.refusal is not None and self.is_users:
+        if EpochTracker.refusal is not None:
             raise EpochTracker.refusal()
         if self.at_begin is not None:
             self.at_begin()

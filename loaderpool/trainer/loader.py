@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.checks import attribute_hint, known_names_only, read_path, read_seconds, whole_number
+from loaderpool.checks import read_path, read_seconds, whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.plan.order import Position
 from loaderpool.sources.stream import ReplicatedSource
-from loaderpool.system import process
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator
 from loaderpool.trainer.pool import Pool
@@ -21,18 +21,8 @@ if TYPE_CHECKING:
 
     from loaderpool.cache.setting import Cache
     from loaderpool.config import Buckets, Limits, Shard
-    from loaderpool.memory.layout import BatchForm
     from loaderpool.trainer.explain.explanation import Explanation
-    from loaderpool.trainer.lengths import Lengths
     from loaderpool.trainer.statistics import Statistics
-
-
-class TensorBatches(Protocol):
-    """Batches of a loader as tensors. Each iteration is one epoch; its iterators work like `LoaderIterator`."""
-
-    def __iter__(self) -> Any: ...
-
-    def __len__(self) -> int: ...
 
 
 class Loader:
@@ -88,7 +78,6 @@ class Loader:
         {(10, 3)}
     """
 
-    @known_names_only
     def __init__(
         self,
         source: Any,
@@ -114,14 +103,13 @@ class Loader:
         seed_globals: bool | Literal["auto"] = "auto",
         limits: Limits | None = None,
         _hooks: Any = None,
-        _lengths: Lengths | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         if isinstance(shard, str) and shard == "auto":
             from loaderpool.adapters.shards import current_shard
 
             arguments["shard"] = current_shard()
-        self._core = LoaderCore(arguments, Loader)
+        self._core = LoaderCore(arguments)
 
     # ---- the interface ----
 
@@ -138,12 +126,7 @@ class Loader:
     @property
     def element_spec(self) -> Any:
         """Structure of `ArraySpec` of a batch. Blocks until the first sample is loaded."""
-        return self._core.running_engine().spec().pack()
-
-    @property
-    def form(self) -> BatchForm:
-        """How batches are stored and read. Blocks until the first sample is loaded."""
-        return self._core.running_engine().form()
+        return self._core.running_engine().form().spec.pack()
 
     @property
     def epoch(self) -> int:
@@ -156,8 +139,8 @@ class Loader:
 
     @property
     def last_error(self) -> BaseException | None:
-        """Exception that ended the latest failed iteration, or `None`. `tf.data` reports only its text."""
-        return self._core.tracker.last_error.get()
+        """Copy of the exception that ended the latest failed iteration, or `None`. `tf.data` reports only its text."""
+        return self._core.tracker.last_error
 
     def __len__(self) -> int:
         """Return the number of batches per epoch. Raises `TypeError` if it is unknown, as for a stream."""
@@ -165,11 +148,6 @@ class Loader:
 
     def __bool__(self) -> bool:
         return True  # without this `if loader:` would ask for its length, which may be unknown
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise AttributeError(f"a Loader has no attribute {name!r}{attribute_hint(name)}")
 
     def __iter__(self) -> LoaderIterator:
         self._core.check_usable()
@@ -243,16 +221,11 @@ class Loader:
             cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards open at once")
         if copies is not None:
             copies = whole_number("copies", copies, at_least=1, hint="replicas of the generator")
-        if "source" in settings:
-            raise ArgumentError("from_generator takes make_generator instead of source")
         return cls(ReplicatedSource(make_generator, shards, cycle_length, copies), workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
         """Return a new loader with these arguments changed. An iterator that was read needs a new `source`."""
         arguments = self._core.arguments
-        for name in changes:
-            if name.startswith("_"):
-                raise ArgumentError(f"Loader has no argument named {name}")
         stream = self._core.stream
         is_read = stream is not None and (stream.was_opened or self._core.pool is not None)  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
@@ -261,10 +234,7 @@ class Loader:
                 "replace(source=...), or use an object whose __iter__ starts from the beginning each time"
             )
         hooks = self._core.tracker.hooks
-        private: dict[str, Any] = {"_hooks": hooks and hooks.anew()}
-        if "source" in changes or _lengths_by(arguments) is not _lengths_by({**arguments, **changes}):
-            private["_lengths"] = None
-        return type(self)(**{**arguments, **changes, **private})
+        return type(self)(**{**arguments, **changes, "_hooks": hooks and hooks.anew()})
 
     def state_dict(self, batches_taken: int | None = None) -> dict[str, Any]:
         """Return the current position as a JSON-serializable dict. Pass it to `load_state_dict` to resume.
@@ -298,7 +268,6 @@ class Loader:
 
     # ---- batches for frameworks: each method forwards to its adapter when it is called
 
-    @known_names_only
     def as_dataset(
         self,
         epochs: int | None = 1,
@@ -316,7 +285,6 @@ class Loader:
 
         return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device)
 
-    @known_names_only
     def as_distributed_dataset(
         self,
         strategy: tf.distribute.Strategy,
@@ -334,7 +302,6 @@ class Loader:
 
         return as_distributed_dataset(self._core, strategy, epochs=epochs, prefetch=prefetch)
 
-    @known_names_only
     def for_keras(self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None) -> Any:
         """Return what `fit`, `evaluate` and `predict` of Keras 3.7 or later accept, on TensorFlow, JAX or PyTorch.
 
@@ -346,8 +313,7 @@ class Loader:
 
         return LoaderAdapter(self._core, epochs, class_weight)
 
-    @known_names_only
-    def tensors(self, device: str | None = None, prefetch: int = 2) -> TensorBatches:
+    def tensors(self, device: str | None = None, prefetch: int = 2) -> Any:
         """Return the batches as eager TensorFlow tensors, without `tf.data`, and without a copy except for strings.
 
         Args:
@@ -358,8 +324,7 @@ class Loader:
 
         return tensors(self._core, device, prefetch)
 
-    @known_names_only
-    def as_torch(self, device: Any = None, prefetch: int = 2) -> TensorBatches:
+    def as_torch(self, device: Any = None, prefetch: int = 2) -> Any:
         """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy. Strings stay NumPy arrays.
 
         Args:
@@ -370,8 +335,7 @@ class Loader:
 
         return as_torch(self._core, device, prefetch)
 
-    @known_names_only
-    def as_jax(self, sharding: Any = None, prefetch: int = 2) -> TensorBatches:
+    def as_jax(self, sharding: Any = None, prefetch: int = 2) -> Any:
         """Return the batches as `jax.Array` objects, on the CPU without a copy.
 
         Args:
@@ -393,7 +357,7 @@ class Loader:
         from loaderpool.trainer.explain.explanation import explain
 
         wanted_s = read_seconds("seconds", seconds)
-        return explain(self._core.observer.observed(float("inf") if wanted_s is None else wanted_s))
+        return explain(self._core.observer.observed(math.inf if wanted_s is None else wanted_s))
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write everything known about the loader to one HTML file, without data or paths. Works after `close()`, too.
@@ -401,14 +365,11 @@ class Loader:
         Args:
             path: File to write, replaced if it exists; `OSError` if that fails.
         """
-        from loaderpool.trainer.report import document, loader_settings
+        from loaderpool.trainer.report import document
 
-        file = read_path("path", path)
-        if problem := process.why_no_file(file, "report.html"):
-            raise ArgumentError(f"path: {problem}")
-        core = self._core
-        settings = loader_settings(core.arguments, core.config, core.plan)
-        process.write_whole(file, document(core.observer.latest(), self.statistics(), settings).encode())
+        file, core = read_path("path", path), self._core
+        settings = {**core.fingerprint, **core.config._asdict(), "workers": core.workers}
+        file.write_bytes(document(core.observer.observed(math.inf), self.statistics(), settings).encode())
 
     def trace(self, path: str | os.PathLike[str], seconds: float | None = 30.0) -> None:
         """Write a timeline of the workers and the training, for https://ui.perfetto.dev.
@@ -420,12 +381,9 @@ class Loader:
         Raises:
             ClosedError: If the loader is closed.
         """
-        from loaderpool.trainer.tracing import check_trace_path, write_trace
+        from loaderpool.trainer.tracing import write_trace
 
-        wanted_s = read_seconds("seconds", seconds)
-        file = read_path("path", path)
-        if problem := check_trace_path(file):
-            raise ArgumentError(f"path: {problem}")
+        wanted_s, file = read_seconds("seconds", seconds), read_path("path", path)
         write_trace(file, self._core.observer.tracing().trace(wanted_s).text)
 
     def statistics(self) -> Statistics:
@@ -463,8 +421,3 @@ class Loader:
             "a Loader cannot be pickled, because it owns processes. If your function refers to it, pass it only the "
             "values that it needs"
         )
-
-
-def _lengths_by(arguments: Mapping[str, Any]) -> Any:
-    """What tells the items' lengths: a function or an array of the user's, or None."""
-    return getattr(arguments["buckets"], "by", None)

@@ -45,11 +45,10 @@ class LoaderCore:
     Construction starts the engine, in the background; inside a worker there is none.
 
     Args:
-        arguments: of `Loader`, by name; the lengths that `Buckets.by` tells are written into them.
-        make_loader: the class `Loader`, by a loader of which `Buckets.by` is called.
+        arguments: of `Loader`, by name.
     """
 
-    def __init__(self, arguments: dict[str, Any], make_loader: Callable[..., Any]) -> None:
+    def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments
         self.engine: Engine | None = None
         self.pool: Pool | None = shared_pool(arguments)  # shared, or its own
@@ -57,7 +56,6 @@ class LoaderCore:
         self._owner_pid = os.getpid()
         self._undoing: Undoing | None = None  # ends what other processes or files have of it
         checked = check_arguments(arguments)
-        self._needs_lengths = checked.needs_lengths
         if not process.is_trainer():
             self._take_in(checked)
             return
@@ -68,13 +66,6 @@ class LoaderCore:
             if has_workers and self.pool is None:
                 self.pool = own_pool = Pool(config.workers, config.limits.restarts)
                 undo.callback(own_pool.close)
-            if self._needs_lengths:
-                from loaderpool.trainer.lengths import find_lengths
-
-                with InterruptsAllowed():
-                    pool = self.pool if has_workers else None
-                    arguments["_lengths"] = find_lengths(checked, arguments, pool, make_loader)
-                    checked = check_arguments(arguments)
             self._take_in(checked)
             self._start(checked, has_workers, undo)
             undo.pop_all()
@@ -83,8 +74,6 @@ class LoaderCore:
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
         if self.engine is not None and self.engine.captured is not None:
             self.tracker.at_begin = self.engine.captured.warn
-            if self.pool is not None:
-                self.pool.worker_pool.modules.note()
 
     def _take_in(self, checked: CheckedArguments) -> None:
         self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
@@ -164,8 +153,6 @@ class LoaderCore:
         Raises:
             TypeError: unknown, as `on_error="skip"` may leave batches out, or the source is a stream or endless.
         """
-        if self._needs_lengths:  # inside a worker nothing asks for them
-            self.check_usable()
         if self.plan.is_endless:
             raise TypeError("an endless sequence has no length. Pass steps_per_epoch to fit, or break out of the loop")
         if self.plan.is_open:
@@ -215,8 +202,6 @@ class LoaderCore:
             self.tracker.drop_parked()
             if "observer" in vars(self):
                 self.observer.close()
-            if self.pool is not None:
-                self.pool._drop(self)
             if self._undoing is not None:
                 self._undoing.now()
 

@@ -21,7 +21,6 @@ from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 
 if TYPE_CHECKING:
     from loaderpool.core.local_engine import Subscription
-    from loaderpool.transport.reports import Failure
 
 
 # Rows and components of each batch of a delivery, and what makes of a batch's components what the consumer gets. It is
@@ -71,9 +70,8 @@ class Pass:
         self._run: Subscription | None = None
         self.log: PassLog | None = None
         self.consumed = self.left = 0
-        self._told = 0  # batches that count as handed over
+        self._told = 0  # batches that count as handed over, for hooks
         self._errors = 0  # samples that failed
-        self._failures: Iterator[list[Failure]] | None = None  # of each batch in front; None: there are none
         # Makes a new error each time: a kept exception would keep, through its traceback, all its frames.
         self._make_error: Callable[[], LoaderpoolError] | None = None  # the next batch has one failure too many
         self.is_over = False
@@ -109,16 +107,16 @@ class Pass:
                     self._batches, self._assemble = self._convert(delivery)
                     self._delivery, self.left = delivery, delivery.count
                     fixed = delivery.form.fixed
-                    self._batch_bytes = None if fixed is None else delivery.rows * fixed.row_nbytes
+                    self._batch_bytes = None if fixed is None else delivery.rows * sum(fixed.row_bytes)
                     del delivery
             try:
                 # A Ctrl-C may come after any call.
                 for rows, parts in self._batches:
-                    if self._has_hooks or self._failures is not None:
+                    if self._has_hooks:
                         self._tell()
-                        if not rows and self._tracker.config.on_error.action == "skip":
-                            self._leave_out()
-                            continue
+                    if not rows and self._tracker.config.on_error.action == "skip":
+                        self._leave_out()
+                        continue
                     batch = self._assemble(parts)  # type: ignore[misc]  # there is one since the first delivery
                     nbytes = self._batch_bytes
                     if nbytes is None:
@@ -146,7 +144,7 @@ class Pass:
         with InterruptsHeld():
             delivery = self.next_delivery()
             count = delivery.count
-            if self._has_hooks or delivery.row_failures:
+            if self._has_hooks:
                 self._hand_over(count)
             counters, parts = self._counters, delivery.joined()
             counters.batches += count
@@ -222,7 +220,6 @@ class Pass:
                     "loaderpool; please report it."
                 ) from None
             return self._end_of_stream(log)
-        self._failures = None
         return self._admitted(delivery) if delivery.row_failures else delivery
 
     def _admitted(self, delivery: Delivery) -> Delivery:
@@ -234,8 +231,8 @@ class Pass:
         Raises:
             LoaderpoolError: it is the first one.
         """
-        policy, by_batch = self._tracker.config.on_error, delivery.failures()
-        for number, failures in enumerate(by_batch):
+        policy = self._tracker.config.on_error
+        for number, failures in enumerate(delivery.failures()):
             self._errors += sum(len(failed_indices(failure)) for failure in failures)
             if failures and not policy.allows(self._errors, self._tracker.plan.rows_per_epoch):
                 from loaderpool.core.failures import sample_error  # which `import loaderpool` shall not wait for
@@ -245,9 +242,8 @@ class Pass:
                 self._make_error = functools.partial(sample_error, failures[-1], preface=preface)
                 if not number:
                     raise self._make_error()
-                delivery = delivery.head(number)
-                break
-        self._failures = iter(by_batch)
+                return delivery.head(number)
+            self._counters.note_failures(failures, policy.action)
         return delivery
 
     def _on_error(self, error: BaseException) -> None:
@@ -257,13 +253,13 @@ class Pass:
         log, run = self.log, self._run
         is_failure = isinstance(error, Exception) and not is_of_a_handler(error)
         if is_failure:
-            self._tracker.last_error.note(error)
+            self._tracker.note_error(error)
         if is_failure or (log is not None and not (run is not None and run.outlives_interrupts)):
             if log is not None and not log.delivered:
                 self._tracker.give_up(log.place)
             self._end_run()
 
-    # ---- what hooks are told, and which failures count
+    # ---- what hooks are told, and which batches are left out
 
     def _tell(self) -> None:
         """Tell of the batch in front, once."""
@@ -272,11 +268,9 @@ class Pass:
                 self._hand_over(1)
 
     def _hand_over(self, count: int) -> None:
-        """The consumer is given so many more batches, or they are passed over because no row of them is left."""
+        """The consumer is given so many more batches, or they are left out: hooks are told of the last one."""
         self._told += count
-        for failures in itertools.islice(self._failures or (), count):
-            self._counters.note_failures(failures, self._tracker.config.on_error.action)
-        if self._has_hooks and self.log is not None and self._told == self.log.batches:
+        if self.log is not None and self._told == self.log.batches:
             self._tracker.owe_end()
 
     def _leave_out(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -40,7 +41,6 @@ _KEPT = 64  # snapshots
 # A snapshot is of now, and counts are of the latest hand-over: after it the consumer may do anything, for hours.
 _FRESH_NS = 1_000_000_000
 _numbers = itertools.count(1)  # of loaders of this process
-_observers: weakref.WeakSet[Observer] = weakref.WeakSet()  # of loaders that have a page
 
 
 def _is_pooled(engine: Any) -> TypeGuard[PoolEngine]:
@@ -81,7 +81,6 @@ class Observer:
             "items": 0 if plan.is_open else plan.rows_per_epoch,
         }
         self._latest: collections.deque[Snapshot] = collections.deque(maxlen=_KEPT)
-        self._first: list[Snapshot] = []  # the very first one, and others of the steps that may compile
         self._taken, self._is_closed = 0, False
         self._consumer = ""  # the thread that takes batches
         self._page: Page | None = None
@@ -93,27 +92,21 @@ class Observer:
             with contextlib.suppress(OSError):  # what looks from outside finds nothing then
                 self._page = Page()
                 self._counters.recorder = RecordRing(self._page.map, PAGE_BYTES, DELIVERIES)
-                _observers.add(self)
-            if _is_pooled(self._engine):
-                self._engine.pool.on_idle = _refresh_pages
+        if _is_pooled(self._engine):
+            self._engine.pool.on_idle = functools.partial(_refresh_page, weakref.ref(self))
         self._consumer = f"self/task/{threading.get_native_id()}"
         found = self._at(now_ns)
-        self._keep(found)
+        self._latest.append(found)
         self._taken += 1
         if self._page is not None:
             self._page.write(self._told(list(self._latest)))
         return found
 
-    def _keep(self, found: Snapshot) -> None:
-        self._latest.append(found)
-        if found.steps <= FIRST_STEPS or not self._first:
-            self._first.append(found)
-
     def close(self) -> None:
         """Take the page down. What was seen is kept: of what comes now there is no engine to tell."""
         with contextlib.suppress(Exception):  # a look shall not hinder a close
             if self._taken and self._is_taking:
-                self._keep(self.now())
+                self._latest.append(self.now())
         self._is_closed = True
         self._page = self._counters.recorder = None
 
@@ -121,17 +114,19 @@ class Observer:
 
     @property
     def cpu_s_per_sample(self) -> float | None:
-        """CPU time of workers for a sample, from the first snapshot to the latest; None: it is not known."""
+        """CPU time of workers for a sample, in the last two minutes; None: it is not known."""
         if not self._latest:
             return None
-        new = self._latest[-1].since(self._first[0])
+        new = self._latest[-1].since(self._latest[0])
         return new.cpu_s / new.made if new.made and new.cpu_s else None
 
     def calls(self) -> CallTimes:
         """Return how long calls took, also of workers that are gone; after a close, until then."""
         engine = self._engine
         if _is_pooled(engine):
-            return read_call_times(engine.pool.arena.call_times, list(engine.pool.workers.cells), engine.number)
+            pool = engine.pool
+            cells = range(0 if pool.has_nodes else pool.arena.board.cells)
+            return read_call_times(pool.arena.call_times, list(cells), engine.number)
         return self._latest[-1].calls if self._latest else CallTimes()
 
     def now(self) -> Snapshot:
@@ -151,21 +146,21 @@ class Observer:
 
     def since(self, begun: Snapshot) -> Window:
         """Return what was measured since then."""
-        first = [each for each in list(self._first) if each.now_ns > begun.now_ns]
+        first = [each for each in list(self._latest) if each.now_ns > begun.now_ns and each.steps <= FIRST_STEPS]
         return window_of([begun, *first, self.now()], math.inf)
 
     def tracing(self) -> Tracing:
         """Return what was recorded of it and of its pool; `ClosedError` once the loader was closed."""
-        from loaderpool.trainer.tracing import Tracing, arena_of
+        from loaderpool.trainer.tracing import Tracing
 
         page = self._page
         if self._is_closed:
             raise ClosedError("This Loader is closed, and its records are gone. Call trace() before close().")
         told = self._told(self.latest())
-        tracing = Tracing(os.getpid(), " ".join(sys.argv), [told], clock.monotonic_ns(), clock.wall_ns())
+        tracing = Tracing(os.getpid(), " ".join(sys.argv), True, clock.monotonic_ns(), clock.wall_ns())
         if _is_pooled(self._engine):
             arena = self._engine.pool.arena
-            tracing.add_pool(arena_of(told), lambda at, nbytes: arena.map[at : at + nbytes], arena.nbytes)
+            tracing.add_pool(lambda at, nbytes: arena.map[at : at + nbytes], arena.nbytes)
         if page is not None:
             tracing.add_loader(told, lambda at, nbytes: page.map[at : at + nbytes])
         return tracing
@@ -198,29 +193,17 @@ class Observer:
             machine_cpu_s=capacity.machine_cpu_s(),
             trainer_cpu_s=clock.process_cpu_ns() / 1e9,
             trainer_queued_s=capacity.queued_s(self._consumer) if self._consumer else 0.0,
-            throttled_s=capacity.throttled_s(),
             by_tf_data=self._tracker.latest.is_dataset,
             autotuned=self.autotuned(),
             room_bytes=capacity.available_memory_bytes() if has_room else 0,
         )
 
-    def refresh_page(self) -> None:
-        """Have the page tell of it as it is now. Runs in: a thread that waits, and for which nothing comes."""
-        page = self._page
-        if page is not None and page.is_old:
-            page.write(self._told(self.latest()))
-
     def _told(self, found: list[Snapshot]) -> dict[str, Any]:
         """Return what the page tells of it, as these snapshots have it."""
         engine, now_ns, asked_ns = self._engine, found[-1].now_ns, self._counters.asked_ns
-        loader, arena, cached = None, None, None
+        loader, arena = None, None
         if _is_pooled(engine):
             loader, arena = engine.number, machine.file_identity(engine.pool.arena.descriptor)
-        if engine is not None and engine.cache is not None:
-            from loaderpool.cache.setting import Count  # which few loaders need
-
-            counts = engine.cache.counts()
-            cached = {"hits": counts[Count.HITS], "misses": counts[Count.MISSES], "bytes": counts[Count.BYTES]}
         return {
             "number": self._number,
             "loader": loader,
@@ -228,21 +211,21 @@ class Observer:
             "looked_s": now_ns / 1e9,
             "asked_s": (now_ns - asked_ns) / 1e9 if asked_ns else None,
             **told_of(found),
-            "cache": cached,
         }
 
 
-def _refresh_pages() -> None:
-    """Have pages tell of their loaders as they are now. Runs in: a thread that waits, and for which nothing comes."""
+def _refresh_page(observer: weakref.ref[Observer]) -> None:
+    """Have the page tell of a loader as it is now. Runs in: a thread that waits, and for which nothing comes."""
     with contextlib.suppress(Exception):  # a look shall end no training
-        for each in list(_observers):
-            each.refresh_page()
+        found = observer()
+        if found is not None and found._page is not None and found._page.is_old:
+            found._page.write(found._told(found.latest()))
 
 
 def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
     """Return each worker's numbers, by its own. Takes some 25 us for each: files of the kernel's are read."""
     read, found = engine.pool.arena.board.read, {}
-    for worker in list(engine.pool.workers.values()):
+    for worker in engine.pool.running():
         cell, pid = worker.cell, worker.pid
         found[worker.number] = WorkerCounts(
             pid=pid,
@@ -252,7 +235,6 @@ def _count_workers(engine: PoolEngine, now_ns: int) -> dict[int, WorkerCounts]:
             cpu_s=capacity.process_cpu_s(pid) if pid else 0.0,
             queued_s=capacity.queued_s(pid) if pid else 0.0,
             made=read(cell, Field.SAMPLES),
-            read_bytes=capacity.disk_read_bytes(pid) if pid else 0,
             doing=_doing(read, cell, now_ns) if pid else {"state": "remote"},
         )
     return found
@@ -284,5 +266,4 @@ def _count_slots(engine: PoolEngine) -> dict[str, Any]:
         "slots_ready": sum(run.slots_ready for run in list(engine.runs.values())),
         "copied": counts.copied,
         "copy_s": counts.copied_ns / 1e9,
-        "load_s": counts.load_s,
     }

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderpool.checks import known_names_only, whole_number
+from loaderpool.checks import whole_number
 from loaderpool.config import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts, check_workers
 from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted
 from loaderpool.system import capacity, machine
@@ -50,7 +50,6 @@ class Pool:
         3 1
     """
 
-    @known_names_only
     def __init__(
         self,
         workers: int | Literal["auto"] | tuple[int, int | None] = "auto",
@@ -82,11 +81,6 @@ class Pool:
     @property
     def workers(self) -> int:
         """Current number of workers."""
-        return self._workers
-
-    @property
-    def _sure_workers(self) -> int:
-        """How many workers it has, and keeps unless it is told otherwise; 0: they come and go."""
         return self._workers
 
     def _check_loader(self, checked: CheckedArguments) -> None:
@@ -161,11 +155,6 @@ class Pool:
         self._workers = workers
         if self._worker_pool is not None:
             self._worker_pool.resize(workers)
-
-    def _drop(self, loader: object) -> None:
-        """This loader is closed, and needs no worker any more. Runs in: any thread, also in a finalizer."""
-        if self._autotune is not None:
-            self._autotune.forget(loader)
 
     def _autotuned(self) -> Autotuned:
         """Return what "auto" has changed."""

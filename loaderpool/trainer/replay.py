@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.checks import whole_number
@@ -10,17 +10,16 @@ from loaderpool.config import MAX_EPOCH
 from loaderpool.core.local_engine import LocalEngine
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
-from loaderpool.plan.order import Plan
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.own_process import SavedGlobals
 from loaderpool.worker.tickets import WorkFailed
 
 if TYPE_CHECKING:
+    from loaderpool.plan.order import Plan
     from loaderpool.trainer.loader import Loader
 
-# Shards that a message looks through for the one that has an index: more would take seconds, and no training has so
-# many.
-_MOST_SHARDS = 10_000
+# Rows that are looked through together. Fewer: it takes longer. More: it takes more memory.
+_TOGETHER = 1 << 16
 
 
 def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
@@ -46,7 +45,7 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
     found = Replay(loader, whole_number("index", index, at_least=0), epoch)
     engine = loader._core.engine
     if engine is not None and engine.captured is not None:
-        engine.captured.warn(in_replay=True)
+        engine.captured.warn()
     return found.run()
 
 
@@ -54,14 +53,13 @@ class Replay:
     """Makes the very sample that a training makes of a source index: same call, same random streams, same bits.
 
     Runs in: the process that asks; no worker is started. The loader stays as it is. Where the training finds out only
-    on the way that its one function draws from `random` or `numpy.random`, they are seeded here from the start.
+    on the way that its one function draws from `random` or `numpy.random`, they are seeded here from the start. Hooks
+    between epochs are not run here, so the data is that before epoch 0.
 
     Attributes:
         epoch, position: where the sample is; the position keys the random streams.
         batch, row: the same, as this shard has it.
         indices: all that the call is for, in the order in which it gets them.
-        has_hooks: the training has hooks between epochs. None is run here, so the data is that before epoch 0.
-        why_no_out: the first sample's error, which leaves `out` None for this one.
 
     Raises:
         ArgumentError: no such index or epoch, or one that this loader never makes; says why.
@@ -71,20 +69,21 @@ class Replay:
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
         here = {"workers": 0, "threads": 1, "seed_globals": bool(loader.config.seed_globals), "cache": None}
         engine = self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}))
-        self.has_hooks = loader._core.tracker.has_hooks
-        self.why_no_out: LoaderpoolError | None = None
         plan, self.epoch = engine.plan, whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
         if plan.is_open and not plan.is_endless:
             what = "generators, which have" if plan.lanes else "a stream, which has"
             raise ArgumentError(f"the source is {what} no index. Run the loader with workers=0 instead")
         if not 0 <= index < plan.size:
             raise ArgumentError(f"index must be 0 to {plan.size - 1} (the source has {plan.size:,} items), got {index}")
-        self.position = plan.position_of(epoch, index)
-        place = plan.place(epoch, self.position)
+        place = find(plan, epoch, index)
         if place is None:
-            raise ArgumentError(_why_nowhere(plan, index, epoch, self.position))
+            raise ArgumentError(
+                f"this loader does not load source index {index} in epoch {epoch}: another shard does, or "
+                "drop_remainder=True drops it"
+            )
         self.batch, self.row = place
         self._positions = plan.positions(epoch, self.batch)
+        self.position = int(self._positions[self.row])
         if engine.unit != "batch":
             self._positions = self._positions[self.row : self.row + 1]
         self.indices = plan.indices(epoch, self._positions)
@@ -102,10 +101,8 @@ class Replay:
             except WorkFailed as failed:
                 raise failed.error from None
             if self._engine.takes_out:  # it writes into a row of a batch, and how that looks the first sample tells
-                try:
+                with contextlib.suppress(LoaderpoolError):  # of that sample; then there is no `out` for this one
                     self._engine.form()
-                except LoaderpoolError as error:
-                    self.why_no_out = error
                 work.calls.kept.clear()
             return work.call(self.epoch, self._positions.tolist(), self.indices)
 
@@ -118,13 +115,20 @@ class Replay:
         return sample_spec(result, self._engine.given_spec, self._engine.work.calls.origin)
 
 
-def _why_nowhere(plan: Plan, index: int, epoch: int, position: int) -> str:
-    where = f"this loader does not load source index {index} in epoch {epoch}: it is at position {position:,}, "
-    other_epochs = "; the position differs in other epochs" if plan.shuffle else ""
-    for shard in range(min(plan.num_shards, _MOST_SHARDS)):
-        if dataclasses.replace(plan, shard_index=shard).place(epoch, position) is not None:
-            return (
-                f"{where}which belongs to Shard({plan.num_shards}, {shard}), but this loader has "
-                f"Shard({plan.num_shards}, {plan.shard_index}){other_epochs}"
-            )
-    return f"{where}among the last {plan.rows_left_out} rows, which drop_remainder=True drops{other_epochs}"
+def find(plan: Plan, epoch: int, index: int) -> tuple[int, int] | None:
+    """Return the batch of this shard that has a source index in an epoch, and the row in it; None: none has it."""
+    begin, end, together = 0, plan.batches_per_epoch, max(1, _TOGETHER // plan.most_rows)
+    if not (plan.shuffle or plan.rows_vary):  # an endless sequence among them
+        begin = index // ((plan.batch_size or 1) * plan.num_shards)
+        end = min(end, begin + 1)
+    for first in range(begin, end, together):
+        count = min(together, end - first)
+        indices = plan.indices(epoch, plan.positions(epoch, first, count))
+        if index in indices:
+            row = indices.index(index)
+            for batch in range(first, first + count):
+                rows = plan.rows(epoch, batch)
+                if row < rows:
+                    return batch, row
+                row -= rows
+    return None

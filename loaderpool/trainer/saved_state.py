@@ -19,17 +19,14 @@ from typing import Any
 import numpy as np
 
 from loaderpool.checks import whole_number
-from loaderpool.config import MAX_EPOCH, LoaderConfig
+from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.order import LanePlaces, Plan, Position
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource
 from loaderpool.trainer.epoch_tracker import EpochTracker
 
-_VERSION = 1
-_NAMES = {"loaderpool_state", "epoch", "position", "taken", "num_shards", "loader"}
-# Batches taken out of turn, each of which takes some hundred bytes in the pass. Fewer: tiny batches that were
-# taken while an earlier one hung could not go on. More: a damaged count would take all memory.
-_MOST_TAKEN = 1 << 24
+_VERSION = 2
+_WITHOUT_CHECKSUM = 1
 
 
 def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
@@ -79,7 +76,7 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
 def write_state(position: Position, fingerprint: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """Return the state of a loader whose consumer stands at this position."""
     lanes = position.lanes
-    return {
+    state = {
         "loaderpool_state": _VERSION,
         "epoch": position.epoch,
         "position": list(position.start) if isinstance(position.start, tuple) else position.start,
@@ -88,67 +85,71 @@ def write_state(position: Position, fingerprint: dict[str, Any], plan: Plan) -> 
         **({} if lanes is None else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}),
         "loader": fingerprint,
     }
+    return {**state, "checksum": _checksum_of(state)}
 
 
 def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Position:
-    """The position in a state, every part of which is checked against the plan: what is let through is a place in it.
+    """Return the position in a state: as it was written, and by a loader of the same plan, so it is a place in that.
+
+    States of version 1 have no checksum; what is no state of theirs is refused, too.
 
     Raises:
         ArgumentError: it is no mapping.
         StateError: it is no state of a loader, or one of another loader; says what differs.
     """
     if not isinstance(state, Mapping):
-        raise ArgumentError(f"state must be a dict from state_dict(), got a {type(state).__name__}")
+        raise ArgumentError(f"state must be a dict from state_dict(), got {type(state).__name__}")
     version = state.get("loaderpool_state")
-    if type(version) is not int or version != _VERSION:
+    if type(version) is not int or version not in (_VERSION, _WITHOUT_CHECKSUM):
         raise StateError(
             "This version of loaderpool cannot read this state: expected a dict with "
             f'"loaderpool_state": {_VERSION}, got {brief(version)}.'
         )
+    damaged = StateError("Cannot load this state: it is damaged or was changed. Pass it as state_dict() returned it.")
+    if not _is_as_written(state):
+        raise damaged
     try:
-        _check_names("the state", state, _NAMES | ({"lanes"} & state.keys()))
-        saved = state["loader"]
-        if not isinstance(saved, Mapping):
-            raise ValueError(f"loader is {brief(saved)}")
-        _refuse_others(saved, fingerprint)
-        epoch = _whole("epoch", state["epoch"], at_most=MAX_EPOCH)
-        num_shards = _whole("num_shards", state["num_shards"], at_least=1)
-        start = plan.read_start(state["position"])
-        in_order = bool(fingerprint["deterministic"])
-        if (state["taken"] or plan.lanes) and num_shards != plan.num_shards:
-            raise StateError(
-                f"This state was saved with num_shards={brief(num_shards)} and cannot be loaded with num_shards="
-                f"{plan.num_shards}: with deterministic=False or generators, each shard has its own position."
-            )
-        if plan.lanes and (start or state["taken"]):
-            raise ValueError("it has a position or batches out of order, which generators never have")
-        taken = _read_taken(state["taken"], plan.after(start).batches_per_epoch, in_order)
-        lanes = _read_lanes(state["lanes"], plan, in_order) if "lanes" in state else None
-    except StateError:  # which is a ValueError, too
-        raise
-    except ValueError as error:
-        raise StateError(f"the state is damaged: {error}") from None
-    return Position(epoch, start, taken, lanes)
-
-
-def _check_names(what: str, mapping: Mapping[str, Any], names: set[str]) -> None:
-    missing, unknown = names - mapping.keys(), mapping.keys() - names
-    if missing:
-        raise ValueError(f"{what} lacks {', '.join(sorted(missing))}")
-    if unknown:
-        raise ValueError(f"{what} has {', '.join(sorted(map(brief, unknown)))}, which state_dict() never returns")
-
-
-def _refuse_others(saved: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    differing = [
-        f"{name}: saved {brief(saved.get(name))}, current {brief(value)}"
-        for name, value in fields.items()
-        if name not in saved or _text(saved[name]) is None or _text(saved[name]) != _text(value)
-    ]
-    differing += [f"{brief(name)}: saved {brief(saved[name])}, current none" for name in saved if name not in fields]
-    if differing:
-        differences = "; ".join(differing)
+        saved, current = dict(state["loader"]), json.loads(json.dumps(fingerprint))
+        num_shards, taken = state["num_shards"], state["taken"]
+        position = _position_of(state)
+    except (KeyError, TypeError, ValueError):
+        raise damaged from None
+    differences = "; ".join(
+        f"{name}: saved {brief(saved.get(name))}, current {brief(current.get(name))}"
+        for name in {**current, **saved}
+        if saved.get(name) != current.get(name)
+    )
+    if differences:
         raise StateError(f"Cannot load this state: it was saved by a loader with different settings. {differences}.")
+    if (taken or plan.lanes) and num_shards != plan.num_shards:
+        raise StateError(
+            f"This state was saved with num_shards={num_shards} and cannot be loaded with num_shards="
+            f"{plan.num_shards}: with deterministic=False or generators, each shard has its own position."
+        )
+    return position
+
+
+def _position_of(state: Mapping[str, Any]) -> Position:
+    start, lanes = state["position"], state.get("lanes")
+    if isinstance(start, list):  # of buckets; where nothing is taken, it is an epoch's beginning
+        start = tuple(start) if any(start) else ()
+    taken = frozenset(number for first, count in state["taken"] for number in range(first, first + count))
+    places = None if lanes is None else LanePlaces(tuple(lanes["taken"]), frozenset(lanes["over"]))
+    return Position(state["epoch"], start, taken, places)
+
+
+def _is_as_written(state: Mapping[str, Any]) -> bool:
+    if state["loaderpool_state"] == _WITHOUT_CHECKSUM:
+        return "checksum" not in state
+    told = {name: value for name, value in state.items() if name != "checksum"}
+    try:
+        return bool(_checksum_of(told) == state.get("checksum"))
+    except (TypeError, ValueError, RecursionError):  # JSON cannot hold it
+        return False
+
+
+def _checksum_of(state: dict[str, Any]) -> str:
+    return _checksum([json.dumps(state, sort_keys=True).encode()])
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
@@ -160,63 +161,6 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             ranges.append([number, 1])
     return ranges
-
-
-def _read_taken(value: Any, batches: int, in_order: bool) -> frozenset[int]:
-    """Batches that were taken out of turn, of ranges: ascending, apart from each other and from the first one."""
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"taken is {brief(value)}")
-    if value and in_order:
-        raise ValueError("it has batches out of order, which deterministic=True never has")
-    taken: list[int] = []
-    end = 0
-    for each in value:
-        if not isinstance(each, (list, tuple)) or len(each) != 2:
-            raise ValueError(f"taken has {brief(each)}, not a first batch and a count")
-        # One behind the batches taken before at the least: else these would be one range, or what is behind a start.
-        first = _whole("taken: a first batch", each[0], at_least=end + 1)
-        count = _whole("taken: a count of batches", each[1], at_least=1, at_most=batches - first)
-        if (total := len(taken) + count) > _MOST_TAKEN:
-            raise ValueError(f"taken has {total} batches out of order, more than {_MOST_TAKEN}")
-        end = first + count
-        taken += range(first, end)
-    return frozenset(taken)
-
-
-def _read_lanes(value: Any, plan: Plan, in_order: bool) -> LanePlaces:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"`lanes` is {brief(value)}")
-    _check_names("lanes", value, {"taken", "over"})
-    counts, over = value["taken"], value["over"]
-    if not isinstance(counts, (list, tuple)) or not isinstance(over, (list, tuple)):
-        raise ValueError(f"`lanes` is {brief(value)}")
-    if len(counts) != plan.lanes or not counts:
-        raise ValueError(f"it has positions of {len(counts)} generators, expected {plan.lanes}")
-    most, last = plan.batches_per_epoch // plan.lanes, plan.lanes - 1
-    counts = [_whole("`lanes`: how many batches are taken", each, at_most=most) for each in counts]
-    over = [_whole("`lanes`: one that is over", each, at_most=last) for each in over]
-    if over != sorted({*over}):
-        raise ValueError(f"`lanes` is {brief(value)}")
-    places = LanePlaces(tuple(counts), frozenset(over))
-    turns = [(count - 1) * plan.lanes + lane for lane, count in enumerate(counts)]  # of the latest batch of each
-    if in_order and len(over) < plan.lanes and max(turns) >= places.begin_at:
-        raise ValueError(f"`lanes` is {brief(value)}, but with deterministic=True generators take turns")
-    return places
-
-
-def _whole(name: str, value: Any, at_least: int = 0, at_most: int | None = None) -> int:
-    if type(value) is not int or value < at_least or (at_most is not None and value > at_most):
-        bounds = f"of at least {at_least}" if at_most is None else f"from {at_least} to {max(at_most, 0)}"
-        raise ValueError(f"{name} must be an integer {bounds}, got {brief(value)}")
-    return value
-
-
-def _text(value: Any) -> str | None:
-    """Return what tells values apart that JSON tells apart, True and 1 and 1.0 too; None: JSON cannot hold it."""
-    try:
-        return json.dumps(value, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return None
 
 
 # ---- which loader a state belongs to: source, function and plan in words that another process comes to as well

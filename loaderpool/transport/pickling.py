@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import functools
 import io
@@ -11,14 +10,11 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from cloudpickle import Pickler, dumps
 from cloudpickle import cloudpickle as internals
 
-# Arrays of fewer bytes go into the pickle, and are copied once more there and once more out of it. Smaller: the calls
-# for each of them cost more than these copies. Larger: copies that cost more.
-_LARGE_BYTES = 1 << 15
+# cloudpickle would make bytes of it, without its format and shape.
+VIEW_REFUSED = "cannot pickle a memoryview; convert it with numpy.asarray(...)"
 
 
 def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
@@ -38,10 +34,7 @@ def out_of_band(keep: Callable[[memoryview], object], least_bytes: int) -> Calla
     """Return a buffer callback of pickle: arrays of so many bytes are given to `keep`, and are not in the pickle."""
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            flat = buffer.raw()
-        except BufferError:  # not contiguous: pickle refuses it, with a message of its own
-            return True
+        flat = buffer.raw()
         if flat.nbytes < least_bytes:
             return True
         keep(flat)
@@ -62,7 +55,7 @@ class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
         if kind in self._usual:
             return NotImplemented
         if kind is memoryview:
-            return reduce_view(obj)
+            raise TypeError(VIEW_REFUSED)
         if issubclass(kind, type):
             number = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(obj)
             if number is not None:
@@ -70,23 +63,6 @@ class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
         elif kind is not types.FunctionType:
             self._usual.add(kind)
         return super().reducer_override(obj)
-
-
-# Formats that `memoryview.cast` makes again.
-_NATIVE_FORMATS = frozenset("cbB?hHiIlLqQnNefdP")
-
-
-def reduce_view(view: memoryview) -> Any:
-    """Return how a memoryview is pickled so that it keeps format and shape; cloudpickle would make bytes of it."""
-    if not view.nbytes or view.format.removeprefix("@") not in _NATIVE_FORMATS:
-        return memoryview, (np.asarray(view),)
-    flat = np.frombuffer(view.cast("B") if view.c_contiguous else bytearray(view), np.uint8)
-    return _view_again, (flat, view.format, view.shape, view.readonly)
-
-
-def _view_again(flat: npt.NDArray[np.uint8], form: Any, shape: tuple[int, ...], is_readonly: bool) -> memoryview:
-    view = flat.data.cast(form, shape)
-    return view.toreadonly() if is_readonly else view
 
 
 def _by_itself(cls: type) -> bytes:
@@ -101,13 +77,7 @@ def _known_class(number: str, pickled: bytes) -> Any:
     return receive(pickled) if known is None else known
 
 
-# Told the name of a module that is about to be imported; the import runs in the context that it returns.
-Importing = Callable[[str], contextlib.AbstractContextManager[Any]]
-
-
-def receive(
-    pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), importing: Importing = contextlib.nullcontext
-) -> Any:
+def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
     """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
     So what a worker sends back is of the trainer's own classes, and these keep their methods. `pickle.loads` would put
@@ -116,32 +86,23 @@ def receive(
     Args:
         pickled: what.
         buffers: the contents of the arrays that the pickle does not hold, in their order.
-        importing: the context of each import that the pickle itself asks for; those of its modules are inside.
     """
     pickled = bytes(pickled)
-    if importing is contextlib.nullcontext and b"cloudpickle" not in pickled:  # a stream's items, say: in C alone
+    if b"cloudpickle" not in pickled:  # a stream's items, say: in C alone
         return pickle.loads(pickled, buffers=buffers)
-    return _Unpickler(io.BytesIO(pickled), buffers, importing).load()
+    return _Unpickler(io.BytesIO(pickled), buffers=buffers).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: Sequence[memoryview], importing: Importing) -> None:
+    def __init__(self, file: io.BytesIO, buffers: Sequence[memoryview]) -> None:
         super().__init__(file, buffers=buffers)
-        self._importing = importing
         self._known: dict[int, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        with self._importing(module):
-            found = super().find_class(module, name)
-        if found is internals.subimport:
-            return self._subimport
+        found = super().find_class(module, name)
         if found is internals._make_skeleton_class or found is internals._make_skeleton_enum:
             return functools.partial(self._make_class, found)
         return self._set_class_state if found is internals._class_setstate else found
-
-    def _subimport(self, module: str) -> Any:
-        with self._importing(module):
-            return internals.subimport(module)
 
     def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
         tracker_id = arguments[-2]  # the last one is cloudpickle's reserve, in both functions

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import inspect
 import os
 import pickle
 import signal
@@ -31,9 +30,15 @@ _Exception = TypeVar("_Exception", bound=BaseException)
 class Original(NamedTuple):
     """An exception taken apart, so that it can be put together again without calling its class."""
 
-    cls: type[BaseException]  # its class, or the nearest base of it that travels
-    args: tuple[Any, ...]
-    attributes: dict[str, Any]  # its own, and those that live in C structs or slots
+    cls: type[BaseException]
+    args: tuple[Any, ...]  # what the class of Python's own, from which its class is derived, is made with
+    attributes: dict[str, Any]
+
+
+def original_of(error: BaseException) -> Original:
+    """Take an exception apart; never raises."""
+    _, args, *state = _builtin(type(error)).__reduce__(error)  # not that of the user's class, which may do anything
+    return Original(type(error), args, dict(*state))
 
 
 def rebuild(cls: type[_Exception], original: Original) -> _Exception:
@@ -41,20 +46,20 @@ def rebuild(cls: type[_Exception], original: Original) -> _Exception:
 
     No class is called, for it may be the user's and do anything. Raises what such a class's parts raise.
     """
-    builtin: Any = cls
-    while builtin.__flags__ & _IS_HEAP_TYPE:
-        builtin = builtin.__base__
-    attributes = dict(original.attributes)
-    if "derive" in dir(builtin):  # an exception group cannot be without its exceptions
-        error: _Exception = builtin.__new__(cls, attributes.pop("message"), attributes.pop("exceptions"))
-    else:
-        error = builtin.__new__(cls)  # of the class whose C struct it has
-    error.args = original.args
-    for name, value in attributes.items():
-        with contextlib.suppress(Exception):  # read-only, or of a type that C checks
-            if getattr(error, name, error) is not value:  # None is not the same in a C struct as what was never set
-                object.__setattr__(error, name, value)
+    builtin = _builtin(cls)
+    error: _Exception = builtin.__new__(cls, *original.args)
+    builtin.__init__(error, *original.args)
+    for name, value in original.attributes.items():
+        with contextlib.suppress(Exception):  # read-only
+            object.__setattr__(error, name, value)
     return error
+
+
+def _builtin(cls: Any) -> Any:
+    """Return the class of Python's own whose C struct the instances of a class have."""
+    while cls.__flags__ & _IS_HEAP_TYPE:
+        cls = cls.__base__
+    return cls
 
 
 class Failure(NamedTuple):
@@ -73,7 +78,7 @@ class Failure(NamedTuple):
     is_timeout: bool = False  # the sample ran past `Limits.timeout_s`; the traceback is the worker's stacks
     load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
     node: str = ""  # the address of where it was; empty: this machine
-    unseen: tuple[str, str] | None = None  # of a FileNotFoundError on a node the path, and the directory of its process
+    unseen: str = ""  # the path of a FileNotFoundError on a node
 
 
 class RowFailure(NamedTuple):
@@ -143,7 +148,7 @@ def describe_failure(
         worker=worker,
         load_advice=load_advice,
         node=process.node(),
-        unseen=_unseen(error) if process.node() and isinstance(error, FileNotFoundError) else None,
+        unseen=_unseen(error) if process.node() and isinstance(error, FileNotFoundError) else "",
     )
 
 
@@ -190,12 +195,9 @@ def how_it_ended(exit_code: int) -> str:
         return f"killed by signal {-exit_code}"
 
 
-def _unseen(error: FileNotFoundError) -> tuple[str, str]:
+def _unseen(error: FileNotFoundError) -> str:
     name = error.filename
-    try:
-        return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else "", os.getcwd()
-    except Exception:  # the directory was deleted
-        return "", ""
+    return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
 
 
 def _text(error: BaseException) -> str:
@@ -221,34 +223,11 @@ def _without_own_frames(shown: TracebackType | None) -> TracebackType | None:
     return first if first is not None else shown
 
 
-def original_of(error: BaseException) -> Original:
-    """Class, args and attributes of an exception; never raises."""
-    attributes: dict[str, Any] = {}
-    for cls in type(error).__mro__:
-        for name, member in vars(cls).items():
-            # What lies in C structs and slots (errno, filename, encoding, ...) is in no __dict__.
-            is_data = inspect.ismemberdescriptor(member) or inspect.isgetsetdescriptor(member)
-            if is_data and name != "args" and not name.startswith("__"):
-                try:
-                    attributes[name] = getattr(error, name)
-                except Exception:  # a slot never set
-                    continue
-    try:
-        attributes.update(vars(error))
-        return Original(type(error), tuple(error.args), attributes)
-    except Exception:
-        return Original(type(error), (), attributes)
-
-
 def _pickled(error: BaseException) -> bytes | None:
     """Return the original as it travels: never the exception itself, for a class need not be callable with its args."""
-    original = original_of(error)
-    for cls in original.cls.__mro__:  # a class that cannot travel: the nearest base that can
-        if cls is not BaseException and issubclass(cls, BaseException) and _travels(cls):
-            args = original.args if _travels(original.args) else ()
-            kept = {name: value for name, value in original.attributes.items() if _travels(value)}
-            return _travels(Original(cls, args, kept))
-    return None
+    cls, args, attributes = original_of(error)
+    kept = {name: value for name, value in attributes.items() if _travels(value)}
+    return _travels(Original(cls, args if _travels(args) else (), kept))
 
 
 def _travels(value: Any) -> bytes | None:

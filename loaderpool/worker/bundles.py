@@ -128,25 +128,16 @@ class Frame(NamedTuple):
 def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, None]:
     """A frame for each batch of `sources.stream.read_batches`; UnpicklableError: an item cannot travel."""
     for first, items in batches:
-        parts = _pickled(items, first)
-        buffers = len(parts) - 1
+        buffers: list[memoryview] = []
+        try:
+            pickled = send(items, out_of_band(buffers.append, _LARGE_BYTES))
+        except Exception as error:
+            raise UnpicklableError(
+                f"an item in the stream's batch from position {first} on cannot be pickled and sent to the workers: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        parts: list[bytes | memoryview] = [pickled, *buffers]
         if buffers:
             parts.insert(0, array.array("Q", map(len, parts)).tobytes())
-        yield Frame(first, len(items), buffers, parts)
-        del items, parts  # or two batches would be held while the next one is read
-
-
-def _pickled(items: list[Any], first: int) -> list[bytes | memoryview]:
-    buffers: list[memoryview] = []
-    try:
-        return [send(items, out_of_band(buffers.append, _LARGE_BYTES)), *buffers]
-    except Exception:
-        for position, item in enumerate(items, first):
-            try:
-                send(item)
-            except Exception as error:
-                raise UnpicklableError(
-                    f"the item at position {position} of the stream, a {type(item).__name__}, cannot be pickled and "
-                    f"sent to the workers: {type(error).__name__}: {error}"
-                ) from error
-        raise
+        yield Frame(first, len(items), len(buffers), parts)
+        del items, buffers, parts  # or two batches would be held while the next one is read

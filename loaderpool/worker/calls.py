@@ -10,18 +10,18 @@ import contextvars
 import copy
 import functools
 import itertools
+import pickle
 import queue
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loaderpool.errors import ArgumentError, CacheError, LoaderpoolWarning
+from loaderpool.errors import ArgumentError, CacheError
 from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
-from loaderpool.worker.own_process import GlobalsWatch, end_stray, global_states
+from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import share_memory
-from loaderpool.worker.tickets import Abandoned, MadeRows, Opened, Progress
+from loaderpool.worker.tickets import MadeRows, Opened, Progress
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache, Store
@@ -33,15 +33,6 @@ _LOOK_S = 0.01
 # Results of later tickets that a ticket's own are compared with. More would cost their number for each ticket.
 _OTHERS = 2
 _Result = TypeVar("_Result")
-
-
-def refuse_draws(threads: int) -> ArgumentError:
-    """Return what is said where a function draws from generators that its threads would share."""
-    return ArgumentError(
-        "The function uses the global generator of random, numpy.random or torch, which threads share, so its samples "
-        f"would not be reproducible with threads={threads}. Add a parameter `rng` and use it, or set threads=1. If "
-        "samples do not depend on these numbers (such as the pause before a retry), pass seed_globals=False."
-    )
 
 
 class Calls:
@@ -88,15 +79,13 @@ class Calls:
         self._kept_of = 0
         maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
-        self.lacked_out = False  # the latest call of a function that takes `out` was given None
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
     def copy(self) -> Calls:
-        """Return the same calls for another thread, with random streams of its own. Nothing is kept in it."""
+        """Return the same calls for another thread, with random streams of its own."""
         other = copy.copy(self)
         other.__dict__.pop("_streams", None)
-        other.kept = {}
         return other
 
     @functools.cached_property
@@ -133,7 +122,12 @@ class Calls:
             runs += 1
             if runs == 2:  # the first may have imported what draws on import
                 if self._threads > 1:
-                    raise refuse_draws(self._threads)
+                    raise ArgumentError(
+                        "The function uses the global generator of random, numpy.random or torch, which threads "
+                        f"share, so its samples would not be reproducible with threads={self._threads}. Add a "
+                        "parameter `rng` and use it, or set threads=1. If samples do not depend on these numbers "
+                        "(such as the pause before a retry), pass seed_globals=False."
+                    )
                 self.is_watched, self._seeds_globals = False, True
         else:
             self.watch.seen = None
@@ -146,8 +140,8 @@ class Calls:
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
         """What one call makes: a sample or whole element for the first row, or a batch of all of them by `batch_fn`."""
-        if opened.indices[start] in self.kept:
-            return self.kept.pop(opened.indices[start])
+        if self.kept and (value := self.kept.pop(opened.indices[start], None)) is not None:
+            return value
         position = int(opened.positions[start])
         if self._batch_fn is None:
             value = self._sample(opened, start, position)
@@ -161,25 +155,21 @@ class Calls:
     ) -> None:
         """Append what `take` makes of each of these rows' samples; where one raises, `len(results)` tells which."""
         indices = opened.indices[start:stop]
-        if self.kept and not self.kept.keys().isdisjoint(indices):
-            for at in range(start, stop):
-                value = self.unit(opened, at, at + 1)
-                results.append(value if take is None else take(value))
-        elif self._plain is None or self._seeds_globals:
+        are_kept = bool(self.kept) and not self.kept.keys().isdisjoint(indices)
+        if are_kept or self._plain is None or self._seeds_globals:
             for at, position in enumerate(opened.positions[start:stop].tolist(), start):
-                value = self._sample(opened, at, position)
+                value = self.unit(opened, at, at + 1) if are_kept else self._sample(opened, at, position)
                 results.append(value if take is None else take(value))
         else:
             values: Iterable[Any] = indices if self._items_are_indices else map(opened.read or self._first, indices)
             for function in self._plain if take is None else (*self._plain, take):
                 values = map(function, values)
             results.extend(values)  # in C; what was made stays where one raises
-            if len(results) < len(indices):
-                end_stray()
-                # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
-                self._sample(opened, start + len(results), 0)
-                raise RuntimeError("the function raised StopIteration once, but not when it was called again")
         end_stray()
+        if len(results) < len(indices):
+            # A StopIteration ended `extend` as if all was well: meet it again, where it is an error like others.
+            self._sample(opened, start + len(results), 0)
+            raise RuntimeError("the function raised StopIteration once, but not when it was called again")
 
     def _sample(self, opened: Opened, at: int, position: int) -> Any:
         epoch = opened.ticket.epoch
@@ -187,7 +177,6 @@ class Calls:
             self._streams.seed_globals(epoch, position)
         # One for all: the second function goes on where the first has stopped.
         generator: Any = self._streams.generator(epoch, position) if self._takes_rng else None
-        self.lacked_out = False
         value = (opened.read or self._first)(opened.indices[at])
         if self._seeds_globals and self._cached is not None:  # here: `fn` may have been called, or in another epoch
             self._streams.seed_globals(epoch, position)
@@ -197,7 +186,6 @@ class Calls:
             out, row = None, opened.ticket.start + at
             if opened.arrays is not None and self.unflatten is not None:
                 out = self.unflatten([array[row, ...] for array in opened.arrays])  # 0-d: an array, too
-            self.lacked_out = out is None
             function, takes_rng = self._last
             value = function(value, out=out, rng=generator) if takes_rng else function(value, out=out)
             value = out if value is None else value
@@ -226,7 +214,7 @@ class Calls:
 
 
 class _Call:
-    """One call of the function, which a thread makes; or its result, which was there."""
+    """One call of the function, which a thread makes."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -236,13 +224,13 @@ class _Call:
         self.error: BaseException | None = None
         self.thread = self.started_ns = self.ended_ns = 0
 
-    def make(self, work: Callable[..., Any], *arguments: Any) -> None:
-        """Runs in: one of the worker's threads."""
+    def make(self, opened: Opened, start: int, stop: int, calls: Calls) -> None:
+        """Runs in: one of the worker's threads, which has these calls for its own."""
         if not self.turn.acquire(blocking=False):
             return
         self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
         try:
-            self.result = work(*arguments)
+            self.result = calls.unit(opened, start, stop)
         except BaseException as error:
             end_stray(error)
             self.error = error
@@ -253,9 +241,6 @@ class _Call:
 class ThreadCalls:
     """A loader's threads in one worker; to the code that makes rows of results it is as `Calls` is.
 
-    Attributes:
-        is_one_by_one: threads are not used any more: samples share memory.
-
     Args:
         calls: each thread has a copy.
         threads: how many there are.
@@ -265,56 +250,34 @@ class ThreadCalls:
 
     def __init__(self, calls: Calls, threads: int, makes_units: bool, progress: Progress) -> None:
         self._calls, self._threads, self._makes_units, self._progress = calls, threads, makes_units, progress
-        self._queue: queue.SimpleQueue[Callable[[list[Calls]], None] | None] = queue.SimpleQueue()
-        self._begun: dict[Ticket, tuple[Opened, dict[int, _Call]]] = {}  # calls by the first row that each makes
-        self._before: Any = None  # the global generators, when the first of them began
+        self._queue: queue.SimpleQueue[Callable[[Calls], None] | None] = queue.SimpleQueue()
+        self.begun: dict[Ticket, Opened] = {}
         self._look_ahead: Callable[[], bool] | None = None
-        self.is_one_by_one = False
         for number in range(threads):
-            try:
-                threading.Thread(target=_serve, args=[self._queue], name=f"loaderpool_{number}", daemon=True).start()
-            except RuntimeError:  # the machine, or a limit, has no more: those that run do the work
-                if not number:
-                    raise
-                break
-
-    def opened(self, ticket: Ticket) -> Opened | None:
-        """Return the ticket's rows, if it was begun."""
-        return self._begun[ticket][0] if ticket in self._begun else None
+            arguments = self._queue, calls
+            threading.Thread(target=_serve, args=arguments, name=f"loaderpool_{number}", daemon=True).start()
 
     def begin(self, opened: Opened) -> None:
         """Have a ticket's calls made, after those of the tickets begun before."""
-        if not self._begun and self._calls.is_watched:
-            self._before = self._calls.watch.look()
-        calls: dict[int, _Call] = {}
-        self._begun[opened.ticket] = opened, calls
+        if not self.begun and self._calls.is_watched:
+            self._calls.watch.seen = self._calls.watch.look()
+        opened.calls = {}
+        self.begun[opened.ticket] = opened
         rows = len(opened.indices)
         for start, stop in opened.bounds() if self._makes_units else zip(range(rows), itertools.count(1)):
             if self._progress.excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
                 continue
-            call = calls[start] = _Call(opened.indices[start])
-            if call.index in self._calls.kept:
-                call.result = self._calls.kept.pop(call.index)
-                continue
+            call = opened.calls[start] = _Call(opened.indices[start])
             call.running.acquire()
             # As the `setup` hook has left it: `numpy.errstate` and the like are the context's, not the process's.
-            run = contextvars.copy_context().run
-            self._queue.put(functools.partial(run, call.make, self._make, opened, start, stop))
-
-    def _make(self, opened: Opened, start: int, stop: int, own: list[Calls]) -> Any:
-        """Return what a call gives. Runs in: one of the worker's threads, which has its `own` calls."""
-        if self._progress.is_abandoned(opened.ticket.run):
-            raise Abandoned
-        if not own:
-            own.append(self._calls.copy())
-        return own[0].unit(opened, start, stop)
+            run: Any = contextvars.copy_context().run
+            self._queue.put(functools.partial(run, call.make, opened, start, stop))
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
         """As `Calls.unit`. Blocks: until it was made."""
-        call = self._begun[opened.ticket][1][start]
-        if call.started_ns or call.running.locked():  # else: the probe made it
-            self._wait(call, self._look_ahead)
-            self._progress.note_call(call.started_ns, call.ended_ns, call.index)
+        call = opened.calls[start]
+        self._wait(call, self._look_ahead)
+        self._progress.note_call(call.started_ns, call.ended_ns, call.index)
         error, call.error = call.error, None
         if error is None:
             return call.result
@@ -338,13 +301,10 @@ class ThreadCalls:
     def run(
         self,
         opened: Opened,
-        fill: Callable[[Calls | ThreadCalls], MadeRows],
+        fill: Callable[[Calls | ThreadCalls, Opened], MadeRows],
         look_ahead: Callable[[], bool] | None,
     ) -> MadeRows:
         """Fill a ticket's slot with what threads make. When this returns or raises, none of them is at it any more.
-
-        A function that returns one array again and again has all its threads fill it: where results share memory, the
-        ticket and all that follow are made by one thread.
 
         Args:
             opened: the ticket.
@@ -352,59 +312,54 @@ class ThreadCalls:
             look_ahead: called while a call is waited for; it may begin more tickets, and tells whether more may come.
 
         Raises:
-            ArgumentError: the function draws from the global generators.
+            ArgumentError: the function draws from the global generators, or fills one array again and again.
             BaseException: whatever `fill` raises.
         """
-        self._look_ahead = None if opened.ticket.deaths else look_ahead
-        for _ in range(2):  # the first may have imported what draws on import
-            if self.is_one_by_one:
-                break
-            if opened.ticket not in self._begun:
-                self.begin(opened)
-            try:
-                filled = fill(self)
-                self.is_one_by_one = share_memory(self._results(opened.ticket), opened.arrays or ())
-            finally:
-                self._end(opened.ticket)
-            drew = self._calls.is_watched and self._calls.watch.look() != self._before
-            if not (drew or self.is_one_by_one):
-                return filled
-            for ticket in list(self._begun):  # whose draw it was is unknown; their turns will begin them again
-                self._end(ticket)
-            self._look_ahead = None
-            if self.is_one_by_one:
-                warnings.warn(
-                    f"The function returns one array, list or dict for several samples, so threads={self._threads} "
-                    "are not used. Return a new one from each call, or a read-only array.",
-                    LoaderpoolWarning,
-                    stacklevel=2,
-                )
-        if self.is_one_by_one:
-            return self._calls.watched(fill, self._calls)
-        raise refuse_draws(self._threads)
+        self._look_ahead = look_ahead
+        if opened.ticket not in self.begun:
+            self.begin(opened)
+        return self._calls.watched(self._fill, opened, fill)
 
-    def _results(self, ticket: Ticket) -> Iterator[Any]:
+    def _fill(self, opened: Opened, fill: Callable[[Calls | ThreadCalls, Opened], MadeRows]) -> MadeRows:
+        if opened.ticket not in self.begun:  # again, after a draw of any ticket; the others' turns begin them again
+            for ticket in list(self.begun):
+                self.end(ticket)
+            self._look_ahead = None
+            self.begin(opened)
+        try:
+            filled = fill(self, opened)
+            if share_memory(self._results(opened), opened.arrays or ()):
+                raise ArgumentError(
+                    "The function returns the same array, list or dict for several samples, which its threads would "
+                    "overwrite. Return a new one from each call, or a read-only array, or set threads=1."
+                )
+            return filled
+        finally:
+            self.end(opened.ticket)
+
+    def _results(self, opened: Opened) -> Iterator[Any]:
         """What the ticket's calls gave, and some calls of others, as it may have only one."""
-        others = (call for other, (_, calls) in self._begun.items() if other != ticket for call in calls.values())
+        others = (call for each in self.begun.values() if each is not opened for call in each.calls.values())
         made = (call.result for call in others if call.result is not None)
-        own = (call.result for call in self._begun[ticket][1].values())
+        own = (call.result for call in opened.calls.values())
         return itertools.chain(own, itertools.islice(made, _OTHERS))
 
-    def _end(self, ticket: Ticket) -> None:
+    def end(self, ticket: Ticket) -> None:
         """Begin no further call of a ticket, and wait for those that run: they may be writing into the slot.
 
         Blocks: until the last of them is over. The board names each, so that one that hangs is found.
         """
-        calls = self._begun[ticket][1].values()
-        for call in [call for call in calls if not call.turn.acquire(blocking=False)]:
+        calls = self.begun.pop(ticket).calls
+        for call in [call for call in calls.values() if not call.turn.acquire(blocking=False)]:
             self._wait(call, None)
-        del self._begun[ticket]
+        calls.clear()  # an error that was not asked for has a traceback, whose frames have the calls
 
 
-def _serve(tasks: queue.SimpleQueue[Callable[[list[Calls]], None] | None]) -> None:
+def _serve(tasks: queue.SimpleQueue[Callable[[Calls], None] | None], calls: Calls) -> None:
     """Make calls in their order, up to a None. Runs in: each of the worker's threads; waiting, it holds nothing."""
-    own: list[Calls] = []
+    own: Calls | None = None  # a copy, once the form is known
     while (task := tasks.get()) is not None:
+        own = own or calls.copy()
         task(own)
         del task
 
@@ -424,30 +379,31 @@ class CachedFunction:
 
     def __init__(self, get: Callable[[int], Any], fn: Callable[[Any], Any], shared: SharedCache, cell: int) -> None:
         from loaderpool.cache.setting import Count  # most loaders have no cache
-        from loaderpool.cache.store import dump, load
 
         self._count = Count
-        self._get, self._fn, self._shared, self._dump, self._load = get, fn, shared, dump, load
-        self._counts = shared.counts_of(cell)
-        self._has_none = False
+        self._get, self._fn, self._shared = get, fn, shared
+        self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
         self.refusal: CacheError | None = None
 
     def __call__(self, index: int) -> Any:
         """Return what `fn` gives for this source index; CacheError: it is random, or its result is no pickle."""
-        store = self._store()
-        if store is not None:
-            try:
-                pickled = store.get(index)
-                if pickled is not None:
-                    found = self._load(pickled)
-                    self._counts[self._count.HITS] += 1
-                    return found
-            except Exception:  # damaged, or not to be had now: it is made again, and written over
-                self._counts[self._count.DAMAGED] += 1
-        value, drew = self._call(index)
-        if drew:  # once more: the first call may have imported what draws on import, or another thread may have drawn
-            value, drew = self._call(index)
-        if drew:
+        store: Store | None = None
+        try:
+            store = self._shared.store()
+            pickled = store.get(index)
+            if pickled is not None:
+                found = pickle.loads(pickled)
+                self._counts[self._count.HITS] += 1
+                return found
+        except Exception:  # not to be had now, or damaged: it is made again, and written over
+            self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
+        for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
+            before = self._watch.look()
+            value = self._fn(self._get(index))
+            end_stray()  # a child that the function has forked shall not write
+            if self._watch.look() == before:
+                break
+        else:
             self._refuse(
                 f"fn used random or numpy.random for source index {index}. With cache=, it is called only once per "
                 "item, so all epochs would have the same random numbers. Move the random part to augment=, which gets "
@@ -455,34 +411,18 @@ class CachedFunction:
             )
         self._counts[self._count.MISSES] += 1
         try:
-            made = self._dump(value)
-            value = self._load(made)
+            made = pickle.dumps(value, 5)
+            value = pickle.loads(made)
         except Exception as error:
             self._refuse(
                 f"The result of fn for source index {index}, a {type(value).__name__}, cannot be cached: {error}. "
-                "A cache stores pickles: return arrays, numbers or strings from fn, or remove cache="
+                "A cache stores pickles: return arrays, numbers, strings, or objects of a module, from fn, or "
+                "remove cache="
             )
         not_kept = None if store is None else store.put(index, made)
         if not_kept is not None:
             self._counts[not_kept] += 1
         return value
-
-    def _call(self, index: int) -> tuple[Any, bool]:
-        """Return what the function gives, and whether any code drew from the global generators meanwhile."""
-        before = global_states()
-        value = self._fn(self._get(index))
-        end_stray()  # a child that the function has forked shall not write
-        return value, global_states() != before
-
-    def _store(self) -> Store | None:
-        if self._has_none:
-            return None
-        try:
-            return self._shared.store()
-        except Exception:  # it was deleted, or no descriptor is left for it
-            self._has_none = True
-            self._counts[self._count.BROKEN] += 1
-            return None
 
     def _refuse(self, text: str) -> None:
         self.refusal = CacheError(text)

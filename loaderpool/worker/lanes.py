@@ -12,22 +12,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.order import Plan, Ticket, first_position, item_name
+from loaderpool.plan.order import Plan, Ticket, first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo
 from loaderpool.system import clock
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals
 from loaderpool.worker.rows import copy_of, share_memory
-from loaderpool.worker.tickets import Abandoned, GeneratorRaised, Progress
-
-if TYPE_CHECKING:
-    from loaderpool.system.long_work import LongWork
+from loaderpool.worker.tickets import Abandoned, Progress
 
 # Items are asked for one by one where each takes at least so long, else in blocks: the look at "abandoned" then costs
 # a share of a percent.
@@ -37,16 +34,7 @@ _SEED_BITS = (1 << 64) - 1
 # Of these no item can be changed under us.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
-_Result = TypeVar("_Result")
 _Pairs = Iterator[tuple[int, Any]]  # positions and items
-
-
-class GeneratorError(RuntimeError):
-    """What `make_generator` gave cannot be iterated, or not a second time."""
-
-
-class BuffersReused(Exception):
-    """Items that were read together may be one buffer, filled again for each: read them again and copy each."""
 
 
 class LaneItems:
@@ -62,8 +50,6 @@ class LaneItems:
         seed_globals: whether each lane has a state of its own of `random` and `numpy.random`, at some 0.2 ms a batch;
             "auto": once one is seen to draw from them.
     """
-
-    reader = None
 
     def __init__(
         self,
@@ -87,9 +73,8 @@ class LaneItems:
         self._lanes: dict[tuple[int, int], Lane] = {}  # by epoch and number
         self._latest: Lane | None = None  # whose batch is the ticket's
         self.progress: Progress
-        self._times_items = self._is_timed = False
-        self._run = 0
-        self._work: LongWork | None = None
+        self._times_items = self.is_timed = False
+        self.run = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LaneItems, self._arguments
@@ -103,10 +88,6 @@ class LaneItems:
         """Have generators be seen at work: where they hang, and which of their items it is that ends the process."""
         self.progress, self._times_items = progress, times_items
 
-    def tell_by(self, work: LongWork | None) -> None:
-        """Have it told how far generators are. Runs in: the caller's process."""
-        self._work = work
-
     # ---- tickets ----
 
     def __getitem__(self, position: int) -> Any:
@@ -117,7 +98,7 @@ class LaneItems:
         """Return the positions of a ticket's rows; none where the lane has ended."""
         round_number, number = divmod(ticket.batch, self._plan.lanes)
         rows = self._plan.most_rows
-        self._run, self._is_timed = ticket.run, self._times_items or ticket.deaths > 0
+        self.run, self.is_timed = ticket.run, self._times_items or ticket.deaths > 0
         positions = self._take((ticket.epoch, number), round_number * rows, rows)
         if self._plan.drop_remainder and len(positions) < rows:
             positions = []
@@ -139,14 +120,9 @@ class LaneItems:
             if key not in self._lanes:
                 self._lanes[key] = Lane(self, *key)
             lane = self._latest = self._lanes[key]
-            try:
-                if self.keeps_globals or not self._is_watched:
-                    return lane.take(start, count)
-                positions, drew = self._watch.run(lane.take, start, count)
-            except BuffersReused:
-                self.copies = True
-                lane.close()
-                continue
+            if self.keeps_globals or not self._is_watched:
+                return lane.take(start, count)
+            positions, drew = self._watch.run(lane.take, start, count)
             if not drew:
                 return list(positions)
             # From here on each lane has a state of its own: they begin again, as if it had been so from the start.
@@ -154,11 +130,6 @@ class LaneItems:
             self.close()
 
     # ---- what a lane is made of ----
-
-    @property
-    def may_jump(self) -> bool:
-        """Whether items of sequences that are not wanted need not be read."""
-        return not ("rng" in self._takes or self.keeps_globals)
 
     def infos(self, epoch: int, lane: int) -> Iterator[WorkerInfo]:
         """The generators of a lane, one after the other."""
@@ -194,15 +165,6 @@ class LaneItems:
         number = self._plan.shard_index * self._plan.lanes + lane
         return shuffled(pairs, self._window, stream_key(f"lane-{number}", self._plan.seed, 0), epoch)
 
-    def begins(self, position: int, items: int) -> int:
-        """Note that so many items are made, from this position on (0: a generator); return how many may be at once."""
-        if self._is_timed:
-            items = min(items, 1)
-        if self._work is not None and self._work.is_due:
-            self._work.reach(item_name(position))
-        self.progress.note_generator(self._run, position)
-        return items
-
 
 class Lane:
     """A lane's items from the place on where it stands; `owner` makes its generators and is told what they are at."""
@@ -213,8 +175,6 @@ class Lane:
 
     def _reset(self) -> None:
         self._left: Iterator[WorkerInfo] | None = None  # generators that have not begun; None: it stands at the start
-        self._first = 0  # position of the first item of the one that runs
-        self._made: Any = None
         self._items: Iterator[Any] | None = None
         self._globals: SavedGlobals | None = None  # as its generators left them
         self._position = 0  # of its next item, which is named where it raises
@@ -228,16 +188,37 @@ class Lane:
     def take(self, start: int, count: int) -> list[int]:
         """Stand at the batch of `count` items from number `start` on; fewer where the lane ends.
 
+        The generators run with this lane's own state of the global generators, if lanes have one.
+
         Raises:
-            BuffersReused: items must be copied.
-            GeneratorRaised: a generator raised, or what makes it; the lane then stands at its start.
+            WorkFailed: a generator raised, or what makes it; the lane then stands at its start.
         """
         if (start, count) == (self._start, self._wanted):
             return self._positions
+        owner = self._owner
         if start < self._at:
             self.close()
         self._batch = {}
-        positions, items = self._outside_restored(lambda: self._read_from(start, count))
+        outside = SavedGlobals() if owner.keeps_globals else None
+        if self._globals is not None:
+            self._globals.restore()
+        try:
+            positions, items = self._read_from(start, count)
+        except BaseException as error:
+            position = self._position
+            self.close()  # what has raised has ended: the next caller begins it again
+            if isinstance(error, Abandoned) or not isinstance(error, Exception):
+                raise
+            raise owner.progress.failed(error, self._epoch, [position], position) from None
+        finally:
+            owner.progress.end_generator()
+            if outside is not None:
+                self._globals = None if self._left is None else SavedGlobals()
+                outside.restore()
+        if not owner.copies and not _IMMUTABLE.issuperset(map(type, items)) and share_memory(items):
+            owner.copies = True  # they may be one buffer, filled again for each: read again, and copy each
+            self.close()
+            return self.take(start, count)
         self._start, self._wanted = start, count
         self._positions, self._batch = positions, dict(zip(positions, items, strict=True))
         return positions
@@ -249,39 +230,18 @@ class Lane:
             self.close()
             self.take(start, wanted)
             if position not in self._batch:
-                raise GeneratorError("a generator that was run again yielded fewer items than before")
+                raise RuntimeError("a generator that was run again yielded fewer items than before")
         return self._batch.pop(position)
 
     def close(self) -> None:
         """End the generator; the lane stands at its start."""
-        with contextlib.suppress(Exception):  # of a `finally` of the user's, for which no consumer asked
-            if self._left is not None:
-                self._outside_restored(self._close_items)
-        self._reset()
+        try:
+            with contextlib.suppress(Exception):  # of a `finally` of the user's, for which no consumer asked
+                self._close_items()
+        finally:
+            self._reset()
 
     # ---- the user's code runs ----
-
-    def _outside_restored(self, work: Callable[[], _Result]) -> _Result:
-        """Run this lane's generator with its own state of the global generators, if lanes have one."""
-        outside = SavedGlobals() if self._owner.keeps_globals else None
-        if self._globals is not None:
-            self._globals.restore()
-        try:
-            return work()
-        except BaseException as error:
-            # A generator that has raised has ended: the next caller begins it again.
-            position = self._position
-            with contextlib.suppress(Exception):
-                self._close_items()
-            self._reset()
-            if isinstance(error, (Abandoned, BuffersReused)) or not isinstance(error, Exception):
-                raise
-            raise GeneratorRaised(position, error) from None
-        finally:
-            self._owner.progress.end_generator()
-            if outside is not None:
-                self._globals = None if self._left is None else SavedGlobals()
-                outside.restore()
 
     def _read_from(self, start: int, count: int) -> tuple[list[int], list[Any]]:
         if self._left is None:
@@ -293,11 +253,11 @@ class Lane:
             pairs = list(itertools.islice(self._pairs, count))
             positions, items = [position for position, _ in pairs], [item for _, item in pairs]
         else:
-            self._skip(start - self._at)
+            skipped = start - self._at
+            while skipped > 0 and (self._items is not None or self._begin_next()):
+                skipped -= self._read_block(skipped, [])
             positions, items = self._read(count)
         self._at = start + len(items)
-        if not self._owner.copies and not _IMMUTABLE.issuperset(map(type, items)) and share_memory(items):
-            raise BuffersReused
         return positions, items
 
     def _all_pairs(self) -> _Pairs:
@@ -315,24 +275,12 @@ class Lane:
             positions.extend(range(self._position - read, self._position))
         return positions, items
 
-    def _skip(self, count: int) -> None:
-        while count > 0 and (self._items is not None or self._begin_next()):
-            if self._owner.may_jump and _is_sequence(self._made):
-                number = self._position - self._first
-                jump = max(0, min(count, len(self._made) - number))
-                self._items = _items_of(self._made, number + jump)
-                self._position += jump
-                count -= jump
-                if count:
-                    self._close_items()
-            else:
-                count -= self._read_block(count, [])
-
     def _read_block(self, most: int, items: list[Any]) -> int:
         """Append some of the running generator's items, at most so many; return how many."""
         assert self._items is not None
         before, position, progress = len(items), self._position, self._owner.progress
-        wanted = self._owner.begins(position, min(most, self._block))
+        wanted = 1 if self._owner.is_timed else min(most, self._block)
+        progress.note_generator(self._owner.run, position)
         started = clock.monotonic_ns()
         got = itertools.islice(self._items, wanted)
         try:
@@ -355,32 +303,16 @@ class Lane:
         info = next(self._left, None)
         if info is None:
             return False
-        self._first = self._position = first_position(info.index)
-        self._owner.begins(self._position, 0)
-        self._made = self._owner.make(info)
-        self._items = _items_of(self._made, 0)
+        self._position = first_position(info.index)
+        self._owner.progress.note_generator(self._owner.run, self._position)
+        made = self._owner.make(info)
+        if not isinstance(made, Iterable):
+            raise TypeError(f"make_generator must return an iterable, such as a generator, got {type(made).__name__}")
+        self._items = iter(made)
         return True
 
     def _close_items(self) -> None:
-        items, self._items, self._made = self._items, None, None
+        items, self._items = self._items, None
         close = getattr(items, "close", None)
         if close is not None:
             close()
-
-
-def _is_sequence(made: Any) -> bool:
-    """Whether its items can be had by number, and are the same as when it is iterated."""
-    if isinstance(made, (Sequence, np.ndarray)):
-        return True
-    kind = type(made)
-    return hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "__iter__")
-
-
-def _items_of(made: Any, start: int) -> Iterator[Any]:
-    if _is_sequence(made):
-        return map(made.__getitem__, range(start, len(made)))
-    if not isinstance(made, Iterable):
-        raise GeneratorError(
-            f"make_generator must return an iterable, such as a generator, got a {type(made).__name__}"
-        )
-    return iter(made)

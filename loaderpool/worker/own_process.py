@@ -32,29 +32,20 @@ def end_stray(error: BaseException | None = None) -> None:
     """End this process where it is a worker's child; returns in every other one.
 
     Called wherever the user's code gives the word back to ours, before anything is written or told: slot, board and
-    pipes are the worker's. A child that ends itself, as those of `multiprocessing` do, never comes here. After an
-    error of the user's code, the child's status and texts are those that it would have had alone.
+    pipes are the worker's. A child that ends itself, as those of `multiprocessing` do, never comes here.
     """
     if not _is_stray:
         return
-    status = 0
+    status = 0 if error is None else 1
     try:
-        if isinstance(error, SystemExit):
-            status = _status_of(error)
+        if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
+            status = (error.code or 0) & 0xFF
         elif error is not None:
-            status = 1
             traceback.print_exception(error)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(status)
-
-
-def _status_of(error: SystemExit) -> int:
-    if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)
-    return 1
 
 
 def become_worker(supervisor_pid: int, close_descriptors: Iterable[int] = ()) -> None:
@@ -133,7 +124,8 @@ class GlobalsWatch:
         self.seen: Picture | None = None
         self._python = _memory_of(random._inst)  # the functions of `random` are its methods
         self._generator: Any = None  # of `numpy.random`, if it is of the usual kind
-        self._state = self._owner = memoryview(b"")  # its memory, and that of the object which keeps a Gaussian
+        self._state: memoryview | None = None  # its memory
+        self._owner = memoryview(b"")  # that of the object which keeps a Gaussian
 
     def look(self) -> Picture:
         """Return what the generators look like now."""
@@ -143,11 +135,11 @@ class GlobalsWatch:
             return self._python.tobytes(), gauss, torch
         generator = np.random.mtrand._rand._bit_generator
         if generator is not self._generator:
-            if not isinstance(generator, np.random.MT19937):  # code has put in another kind
-                return global_states()
-            self._state = _memory_at(generator.ctypes.state_address, _TWISTER_BYTES)
+            is_usual = isinstance(generator, np.random.MT19937)  # else code has put in another kind
+            self._state = _memory_at(generator.ctypes.state_address, _TWISTER_BYTES) if is_usual else None
             self._generator, self._owner = generator, _memory_of(np.random.mtrand._rand)
-        return self._python.tobytes(), gauss, torch, generator, self._state.tobytes(), self._owner.tobytes()
+        state = pickle.dumps(generator.state) if self._state is None else self._state.tobytes()
+        return self._python.tobytes(), gauss, torch, generator, state, self._owner.tobytes()
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
         """Return what `work` gives, and whether it drew; what it raises is raised only where it did not."""
@@ -173,15 +165,12 @@ class SavedGlobals:
         self._numpy: Any = np.random.get_state(legacy=False)
         if "key" in self._numpy["state"]:  # of a list `set_state` takes 2 us, of an array 100
             self._numpy["state"]["key"] = self._numpy["state"]["key"].tolist()
-        self._bit_generator = _bit_generator()
         self._torch = _torch_generator()
         self._torch_state = None if self._torch is None else self._torch.get_state()
 
     def restore(self) -> None:
         """Restore the saved state; may be called any number of times."""
         random.setstate(self._python)
-        if _bit_generator() is not self._bit_generator:
-            np.random.set_bit_generator(self._bit_generator)  # type: ignore[attr-defined]  # came with NumPy 1.24
         np.random.set_state(self._numpy)
         if self._torch is not None:
             self._torch.set_state(self._torch_state)
@@ -216,12 +205,6 @@ class KeptGlobals(GlobalsWatch):
             self._saved.restore()
 
 
-def global_states() -> tuple[Any, ...]:
-    """Return the whole states, to be compared; takes 0.1 ms."""
-    numpy = pickle.dumps(np.random.get_state(legacy=False)) if _NUMPY in sys.modules else None
-    return random.getstate(), numpy, _torch_state()
-
-
 def _memory_of(instance: Any) -> memoryview:
     """Return what an object has in its own memory, but for its head. The caller keeps it alive."""
     return _memory_at(id(instance) + _HEAD_BYTES, type(instance).__basicsize__ - _HEAD_BYTES)
@@ -229,10 +212,6 @@ def _memory_of(instance: Any) -> memoryview:
 
 def _memory_at(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address))
-
-
-def _bit_generator() -> Any:
-    return np.random.mtrand._rand._bit_generator
 
 
 def _torch_generator() -> Any:

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig
-from loaderpool.element.spec import ArraySpec, ElementSpec, Origin, fill_value, mismatch, padding_of, widening_code
+from loaderpool.element.spec import ArraySpec, Origin, fill_value, mismatch
 from loaderpool.element.structure import can_write, convert_leaf
 from loaderpool.errors import SpecMismatchError
-from loaderpool.memory.layout import Block
+from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.order import item_name
 
 # What a Python number may stand in for without loss, as NumPy's weak promotion has it.
-_WEAK_KINDS: dict[type, str] = {bool: "b", int: "iuf", float: "f"}
+_WEAK_KINDS: dict[type, str] = {int: "iuf", float: "f"}
 # Leaves that cannot be changed under us while they wait for their block to be full.
 _IMMUTABLE = (bool, int, float, complex, np.generic)
 # Python scalars that are a dtype's own values.
@@ -32,34 +31,24 @@ class Converter:
     """Turns leaves into arrays of the components' dtypes and shapes.
 
     Args:
-        spec: of a batch.
+        form: of the batches. Whole batches may have axes of any length under an inferred spec.
         is_given: the user gave the spec, so a `same_kind` cast is wanted; an inferred one allows no cast of arrays.
-        has_batch_axis: leaves are whole batches, whose axes may have any length under an inferred spec.
-        config: for what an error advises.
-        padding: what fills up each component, as `BatchForm` has it.
+        is_ragged: `ragged` is set, for what an error advises.
     """
 
-    def __init__(
-        self,
-        spec: ElementSpec,
-        *,
-        is_given: bool,
-        has_batch_axis: bool,
-        config: LoaderConfig | None = None,
-        padding: Sequence[Any] = (),
-    ) -> None:
-        self._is_given, self._spec = is_given, spec
-        self._flatten = spec.structure.flatten
-        self.paths = spec.structure.paths
+    def __init__(self, form: BatchForm, is_given: bool, is_ragged: bool = False) -> None:
+        self._is_given = is_given
+        self._flatten = form.spec.structure.flatten
+        self.paths = form.spec.structure.paths
         # What is done with each result of a block as soon as it is there: a dict may be filled again for the next.
         self.take = None if self.paths == ("",) else self._flatten
-        drop = 0 if has_batch_axis else 1
-        self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in spec.components)
+        drop = 1 if form.unit == "sample" else 0
+        self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in form.spec.components)
         first = self.expected[0]
         self._plain = None if first.text is not None else (first.dtype, first.shape)  # of an array that needs no look
-        self._origins = tuple(_origins(spec, is_given, has_batch_axis, config, padding))
-        if has_batch_axis and not is_given:
-            self.expected = tuple(ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in spec.components)
+        self._origins = tuple(_origins(form, is_given, is_ragged))
+        if form.unit != "sample" and not is_given:
+            self.expected = tuple(ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in form.spec.components)
 
     def row(self, result: Any, index: int) -> list[npt.NDArray[Any]]:
         """Return all components of what one call returned, converted and checked."""
@@ -85,32 +74,25 @@ class Converter:
             raise self._mismatch(component, index, array)
         if is_text or array.dtype == expected.dtype:
             return array
-        if not self._may_cast(value, array.dtype, expected.dtype):
+        source, target = array.dtype, expected.dtype
+        is_weak = target.kind in _WEAK_KINDS.get(type(value), "")
+        if not (can_write(source, target) if self._is_given else is_weak):
             raise self._mismatch(component, index, array)
         with np.errstate(over="raise"):
             try:
-                cast = array.astype(expected.dtype)
+                cast = array.astype(target)
             except FloatingPointError:
                 raise self._mismatch(component, index, array) from None
-        if array.dtype.kind in "iu" and expected.dtype.kind in "iu" and not np.array_equal(cast, array):
+        if source.kind in "iu" and target.kind in "iu" and not np.array_equal(cast, array):
             raise SpecMismatchError(
                 f"component {path or '(whole element)'} of {item_name(index)} has values from {array.min()} to "
-                f"{array.max()} ({array.dtype}), which do not fit {expected.dtype}"
+                f"{array.max()} ({source}), which do not fit {target}"
             )
         return cast
 
     def _mismatch(self, component: int, index: int, array: npt.NDArray[Any]) -> SpecMismatchError:
-        expected, cure = self.expected[component], ""
-        path, origin = self.paths[component], self._origins[component]
-        if origin in ("seen", "ragged") and array.ndim == len(expected.shape):
-            rows = self._spec.components[component].shape[0]
-            cure = widening_code(self._spec, component, (rows, *array.shape))
-        return mismatch(path, index, expected, array.shape, array.dtype, origin, cure)
-
-    def _may_cast(self, value: Any, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-        if self._is_given:
-            return can_write(source, target)
-        return target.kind in _WEAK_KINDS.get(type(value), "") and type(value) is not bool
+        expected, path, origin = self.expected[component], self.paths[component], self._origins[component]
+        return mismatch(path, index, expected, array.shape, array.dtype, origin)
 
     # ---- rows of a fixed slot ----
 
@@ -174,25 +156,17 @@ def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]])
     return True
 
 
-def _origins(
-    spec: ElementSpec, is_given: bool, has_batch_axis: bool, config: LoaderConfig | None, padding: Sequence[Any]
-) -> Iterator[Origin]:
+def _origins(form: BatchForm, is_given: bool, is_ragged: bool) -> Iterator[Origin]:
     """Return for each component where its expected shape comes from."""
-    is_padding = config is not None and config.pad is not False
-    says_false = [False] * len(spec.components)
-    if config is not None and is_padding:
-        says_false = [pad is False for pad in padding_of(config.pad, spec.structure)]
-    for number, component in enumerate(spec.components):
-        if has_batch_axis:
-            yield "whole"
-        elif component.ragged or (config is not None and config.ragged and not is_given):
+    for number, component in enumerate(form.spec.components):
+        if form.unit != "sample":
+            yield "spec"
+        elif component.ragged or (is_ragged and not is_given):
             yield "ragged"
         elif is_given:
-            yield "length" if padding and padding[number] is not False else "given"
-        elif is_padding:
-            yield "unpadded" if says_false[number] else "seen"
+            yield "spec" if form.padding_at(number) is False else "length"
         else:
-            yield "first"
+            yield "spec" if form.padding else "rows"
 
 
 def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...], may_be_shorter: bool) -> bool:
@@ -215,25 +189,41 @@ def collate(
         component: its spec, batch axis included.
         path: its path in the element, for errors.
         indices: source index of each row, for errors.
-        pad: what fills it up, None for the default; False: rows have one shape.
+        pad: what fills rows up to the shape that holds them all, or to the lengths that the spec has; None for the
+            default. False: rows have one shape.
     """
     if component.ragged:
         return _ragged(values, component, path, indices)
-    if pad is not False:
-        return _padded(values, component, path, pad)
-    shape = values[0].shape if values else tuple(n or 0 for n in component.shape[1:])
-    for value, index in zip(values, indices, strict=True):
-        if value.shape != shape:
-            expected = ArraySpec(shape, component.dtype, component.text)
-            raise mismatch(path, index, expected, value.shape, value.dtype, "rows")
-    if component.text is not None:
-        return _text_blocks(_pieces(values), (len(values), *shape))
+    lengths = component.shape[1:]
+    if pad is False:
+        shape = values[0].shape if values else tuple(n or 0 for n in lengths)
+        for value, index in zip(values, indices, strict=True):
+            if value.shape != shape:
+                expected = ArraySpec(shape, component.dtype, component.text)
+                raise mismatch(path, index, expected, value.shape, value.dtype, "rows")
+    else:
+        shape = tuple(
+            max((value.shape[axis] for value in values), default=0) if length is None else length
+            for axis, length in enumerate(lengths)
+        )
+    unpadded, batch = sum(value.size for value in values), (len(values), *shape)
+    is_full = unpadded == math.prod(batch)
+    if component.text is not None and is_full:
+        return _text_blocks(_pieces(values), batch)
+    filler = None if is_full else fill_value(pad, component, path)
 
-    def stack(out: npt.NDArray[Any]) -> None:
+    def fill(out: npt.NDArray[Any]) -> None:
+        if not is_full:
+            out[...] = filler
         for row, value in enumerate(values):
-            out[row] = value
+            corner: Any = row if pad is False else (row, *map(slice, value.shape))
+            out[corner] = value
 
-    return [Block((len(values), *shape), component.dtype, stack)]
+    if component.text is not None:
+        texts = np.empty(batch, object)
+        fill(texts)
+        return _text_blocks(_pieces([texts]), batch)
+    return [Block(batch, component.dtype, fill, None if pad is False else unpadded)]
 
 
 def blocks_of_array(value: npt.NDArray[Any], component: ArraySpec) -> list[Block]:
@@ -262,47 +252,12 @@ def _ragged(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str,
         np.cumsum(lengths, out=out[1:])
 
     def join(out: npt.NDArray[Any]) -> None:
-        start = 0
-        for value in values:
-            out[start : start + len(value)] = value
-            start += len(value)
+        if values:
+            np.concatenate(values, out=out)
 
     is_text = component.text is not None
     joined = _text_blocks(_pieces(values), shape) if is_text else [Block(shape, component.dtype, join)]
     return [*joined, Block((len(values) + 1,), _INT64, splits)]
-
-
-def empty_blocks(spec: ElementSpec, dtypes: Sequence[np.dtype[Any]]) -> list[Block]:
-    """Return the blocks, of these dtypes, of a batch without rows."""
-    shapes: list[tuple[int, ...]] = []
-    for component in spec.components:
-        shapes.append((0,) * max(1, len(component.shape)))
-        shapes += [(0,)] * ((component.text is not None) + component.ragged)
-    return [Block(shape, dtype, lambda out: None) for shape, dtype in zip(shapes, dtypes, strict=True)]
-
-
-def _padded(values: Sequence[npt.NDArray[Any]], component: ArraySpec, path: str, pad: Any) -> list[Block]:
-    """Pad rows to the shape that holds them all, or to the lengths that the spec has."""
-    largest = tuple(
-        max((value.shape[axis] for value in values), default=0) if length is None else length
-        for axis, length in enumerate(component.shape[1:])
-    )
-    unpadded = sum(value.size for value in values)
-    is_full = unpadded == len(values) * math.prod(largest)
-    filler = None if is_full else fill_value(pad, component, path)
-
-    def fill(out: npt.NDArray[Any]) -> None:
-        if not is_full:
-            out[...] = filler
-        for row, value in enumerate(values):
-            corner: tuple[Any, ...] = (row, *map(slice, value.shape))
-            out[corner] = value
-
-    if component.text is not None:
-        texts = np.empty((len(values), *largest), object)
-        fill(texts)
-        return _text_blocks(_pieces([texts]), texts.shape)
-    return [Block((len(values), *largest), component.dtype, fill, unpadded)]
 
 
 def _pieces(values: Sequence[npt.NDArray[Any]]) -> list[Any]:

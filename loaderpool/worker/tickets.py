@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,11 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
-from loaderpool.plan.order import Plan, Ticket, bounds_of
+from loaderpool.plan.order import Ticket, bounds_of
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import Failure, RowFailure, describe_failure, describe_timeout, how_it_ended
 from loaderpool.worker.own_process import end_stray
-
-if TYPE_CHECKING:
-    from loaderpool.worker.bundles import FeedTable
 
 
 class Abandoned(Exception):
@@ -37,14 +34,6 @@ class WorkFailed(Exception):
         self.failure, self.error = failure, error
 
 
-class GeneratorRaised(Exception):
-    """Making the generator's item of this position raised."""
-
-    def __init__(self, position: int, error: Exception) -> None:
-        super().__init__(position)
-        self.position, self.error = position, error
-
-
 @dataclasses.dataclass(slots=True)
 class Opened:
     """A ticket and its rows."""
@@ -55,7 +44,9 @@ class Opened:
     # Gives the item of a source index also when later tickets were opened; None: the source itself does.
     read: Callable[[int], Any] | None = None
     batch_rows: tuple[int, ...] = ()  # rows of each batch of a chunk, where they vary
-    arrays: Sequence[npt.NDArray[Any]] | None = None  # the slot's, for a function that takes `out`
+    arrays: Sequence[npt.NDArray[Any]] | None = None  # the slot's, for rows that are written one after the other
+    slot: tuple[Any, int, int] = (None, 0, 0)  # a buffer, its first byte there, and how many it has
+    calls: Any = None  # that threads make, by the first row of each
 
     def bounds(self) -> list[tuple[int, int]]:
         """Return where each batch begins and ends among the rows."""
@@ -85,23 +76,7 @@ class Probe(NamedTuple):
     batch_rows: int  # of the batch that it is part of
 
 
-# ---- which positions a ticket has, and their items; `lanes.LaneItems` has those of generators ----
-
-
-class PlannedItems:
-    """Positions by the plan; the source has the items."""
-
-    reader = None
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
-        """Return the positions of all rows of a ticket, batch after batch."""
-        plan = self._plan.after(ticket.rest)
-        if ticket.batches == 1 and not plan.rows_vary:
-            return plan.positions(ticket.epoch, ticket.batch)[ticket.start : ticket.stop]
-        return plan.positions(ticket.epoch, ticket.batch, ticket.batches)
+# ---- the items of a stream; `lanes.LaneItems` has those of generators ----
 
 
 class StreamedItems:
@@ -114,7 +89,6 @@ class StreamedItems:
     def __init__(self) -> None:
         self.shared: Any = None
         self._items: dict[int, Any] = {}
-        self._tables: dict[int, FeedTable] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StreamedItems, ()
@@ -135,23 +109,18 @@ class StreamedItems:
         """Return the positions of a ticket's rows, as the bundle has them; Abandoned: it is gone."""
         if self.shared is None:
             return np.array(list(self._items), np.int64)
+        from loaderpool.worker.bundles import FeedTable  # with cloudpickle, which `workers=0` does without
+
+        table = FeedTable(self.shared, ticket.feed)
         self._items = {}
         for batch in range(ticket.batch, ticket.batch + ticket.batches):
-            self._load(ticket.feed, batch)
+            read = table.items(batch)
+            if read is None:
+                raise Abandoned
+            first, items = read
+            self._items.update(enumerate(items, first))
         positions = np.array(list(self._items), np.int64)
         return positions if ticket.batches > 1 else positions[ticket.start : ticket.stop]
-
-    def _load(self, feed: int, batch: int) -> None:
-        table = self._tables.get(feed)
-        if table is None:
-            from loaderpool.worker.bundles import FeedTable  # with cloudpickle, which `workers=0` does without
-
-            table = self._tables[feed] = FeedTable(self.shared, feed)
-        read = table.items(batch)
-        if read is None:
-            raise Abandoned
-        first, items = read
-        self._items.update(enumerate(items, first))
 
 
 # ---- what is noted ----
@@ -185,10 +154,6 @@ class Progress:
         # Of samples that are not to be run: what each counts as, by epoch and source index (of a batch: its first).
         self._excluded: dict[tuple[int, int], Failure] = {}
 
-    def is_abandoned(self, run: int) -> bool:
-        """Whether the consumer has abandoned this run; 0: a probe, which is of none."""
-        return run != 0 and self._numbers[Board.mark(run)] == run
-
     def note(self, index: int) -> None:
         """Note that the sample of this source index is made from now on; Abandoned: the ticket's run was."""
         numbers = self._numbers
@@ -204,14 +169,6 @@ class Progress:
         # In this order: between the two a look at the board sees no more than the last sample begun again.
         numbers[self._started_field] = now_ns
         numbers[self._index_field] = index + 1
-
-    @contextlib.contextmanager
-    def probing(self, index: int) -> Iterator[None]:
-        """Note that the sample of this source index is made in the block, for no run."""
-        self._numbers[self._started_field] = clock.monotonic_ns()
-        self._numbers[self._index_field] = index + 1
-        yield
-        self._numbers[self._index_field] = 0  # not where it raises: a look shall still find it
 
     # ---- how long calls take ----
 
@@ -242,14 +199,14 @@ class Progress:
     # ---- threads, generators and the setup hook ----
 
     def note_thread(self, thread: int, started_ns: int, index: int) -> None:
-        """Note that this sample is made by this thread, since then."""
+        """Note that this sample is made by this thread (0: the main one), since then, whatever run it is for."""
         self._numbers[self.cell + Field.THREAD] = thread
         self._numbers[self._started_field] = started_ns
         self._numbers[self._index_field] = index + 1
 
     def note_generator(self, run: int, position: int) -> None:
         """Note that a generator makes items from this position on; Abandoned: the run was."""
-        if self.is_abandoned(run):
+        if run and self._numbers[Board.mark(run)] == run:  # 0: a probe, which is of none
             raise Abandoned
         self._numbers[self._started_field] = clock.monotonic_ns()
         self._numbers[self.cell + Field.IN_GENERATOR] = 1
@@ -284,8 +241,6 @@ class Progress:
         """
         if isinstance(error, (Abandoned, WorkFailed)) or is_of_a_handler(error):
             raise error
-        if isinstance(error, GeneratorRaised):
-            return self.failed(error.error, epoch, [error.position], error.position)
         end_stray(error)
         is_of_one = len(indices) == 1
         failure = describe_failure(

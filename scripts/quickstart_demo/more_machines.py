@@ -59,7 +59,7 @@ def _train(
     with lp.Loader(items, load_and_augment, batch_size=_BATCH_SIZE, shuffle=True, seed=0, workers=workers) as loader:
         steps = len(loader)
         network = make_network(total_steps=epochs * steps)
-        loader.form  # noqa: B018 - workers are started before the clock is
+        loader.element_spec  # noqa: B018 - workers are started before the clock is
         pending = [] if at_third is None else [at_third]
 
         def before_batch(batch: int, logs: object) -> None:

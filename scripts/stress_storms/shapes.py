@@ -315,7 +315,7 @@ def _of_generated_globals(faults: Faults, item: tuple[int, float]) -> Any:
     return np.array([*item, random.random(), np.random.rand()])
 
 
-_BY_LENGTH = lp.Buckets(_length, (3, 6), (12, 8, 5))
+_BY_LENGTH = lp.Buckets([_length(item) for item in range(1000)], (3, 6), (12, 8, 5))
 _SHAPES = (
     shape_of("single batches", _sample, 800, batch_size=8, shuffle=True),
     shape_of("written into out", _into_out, 600, batch_size=6, shuffle=True),

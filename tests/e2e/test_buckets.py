@@ -12,7 +12,7 @@ import pytest
 import loaderpool as lp
 from tests.e2e.test_resume import over_json
 from tests.support.batches import Place, read
-from tests.support.sounds import BUCKETS, BY_LENGTH, frames_of, load_sound
+from tests.support.sounds import BUCKETS, BY_LENGTH, LENGTHS, load_sound
 
 
 def bucket_of(length: int) -> int:
@@ -23,7 +23,7 @@ def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(sounds: list[str]
     sizes = BUCKETS.batch_sizes
     per_epoch = len(two_epochs) // 2
     for epoch in (two_epochs[:per_epoch], two_epochs[per_epoch:]):
-        assert sorted(n for batch in epoch for n in batch["frames"].tolist()) == sorted(map(frames_of, sounds))
+        assert sorted(n for batch in epoch for n in batch["frames"].tolist()) == sorted(LENGTHS)
         rests = []
         for batch in epoch:
             (bucket,) = {bucket_of(length) for length in batch["frames"].tolist()}
@@ -39,14 +39,11 @@ def test_each_batch_is_of_one_bucket_and_each_sound_comes_once(sounds: list[str]
 
 
 def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str], on: Place) -> None:
-    lengths = [frames_of(path) for path in sounds]
-    buckets = dataclasses.replace(BUCKETS, by=lengths)
-    how = {**BY_LENGTH, "buckets": buckets}
-    with lp.Loader(sounds, load_sound, **on(1), **how) as loader:
+    with lp.Loader(sounds, load_sound, **on(1), **BY_LENGTH) as loader:
         state = over_json(loader.state_dict())
         changes: list[dict[str, Any]] = [
-            {"buckets": dataclasses.replace(buckets, boundaries=[200, 400, 701])},
-            {"buckets": dataclasses.replace(buckets, by=[*lengths[:-1], 10**6])},
+            {"buckets": dataclasses.replace(BUCKETS, boundaries=[200, 400, 701])},
+            {"buckets": dataclasses.replace(BUCKETS, by=[*LENGTHS[:-1], 10**6])},
             {"buckets": None, "batch_size": 8},
         ]
         for change in changes:
@@ -55,9 +52,6 @@ def test_a_state_of_other_buckets_is_refused_with_what_differs(sounds: list[str]
                     other.load_state_dict(state)
                 with pytest.raises(lp.StateError, match="buckets"):
                     loader.load_state_dict(other.state_dict())
-        for damaged in (5, [1], [-1, 0, 0, 0]):
-            with pytest.raises(lp.StateError, match="damaged"):
-                loader.load_state_dict({**state, "position": damaged})
 
 
 # ---- padding ----
@@ -86,7 +80,7 @@ def test_what_is_not_padded_counts_for_nothing(sounds: list[str], on: Place) -> 
     for how in ({"ragged": True}, {"ragged": True, "buckets": BUCKETS}):
         with lp.Loader(sounds, load_sound, batch_size=4, **how, **on(2)) as loader:
             rows = [row for batch in loader for row in map(len, batch["sound"])]
-            assert sorted(rows) == sorted(map(frames_of, sounds))
+            assert sorted(rows) == sorted(LENGTHS)
             assert loader.statistics().padding_share == 0.0
     with lp.Loader(range(20), lambda i: (np.zeros(i % 3), "text" * i, i), batch_size=4, pad=True, **on(1)) as loader:
         shapes = [batch[0].shape for batch in loader]

@@ -104,14 +104,14 @@ def test_a_shared_list_takes_no_more_memory_than_as_the_source() -> None:
 
 
 def test_a_large_list_is_warned_of_in_the_caller_s_line_with_the_line_that_mends_it() -> None:
-    training_set = [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
+    training_set = [f"data/train/{i:07d}.jpg" * 4 for i in range(250_000)]
     with pytest.warns(lp.LargeDataWarning) as warned:
         lp.Loader(range(8), lambda i: len(random.choice(training_set)), batch_size=4, workers=1).close()
     (warning,) = warned
     text = str(warning.message)
     assert warning.filename == __file__
     assert text.startswith("fn → closure variable 'training_set' of function test_a_large_list")
-    assert "a list of 120,000 elements, about " in text
+    assert "a list of 250,000 elements, and each worker" in text
     assert text.endswith("training_set = lp.share(training_set)")
     training_set = lp.share(training_set)  # type: ignore[assignment]
     with warnings.catch_warnings():
@@ -136,44 +136,27 @@ def test_a_generator_of_random_numbers_that_workers_would_copy_is_warned_of(numb
         lp.Loader(range(8), load, batch_size=4, workers=1).close()
 
 
-def test_lists_of_numbers_and_dicts_in_dicts_are_named_as_code_would_write_them() -> None:
+def test_lists_and_dicts_in_dicts_are_named_as_code_would_write_them() -> None:
     numbers = list(range(3_000_000))
-    tables = {"names": dict(enumerate(f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)))}
+    tables = {"names": dict(enumerate(f"data/train/{i:07d}.jpg" * 4 for i in range(250_000)))}
     with pytest.warns(lp.LargeDataWarning) as warned:
         lp.Loader(range(8), lambda i: len(tables["names"][i]) + numbers[i], batch_size=4, workers=1).close()
     fixes = sorted(str(each.message).partition("To share one copy: ")[2] for each in warned)
-    assert fixes == ["numbers = lp.share(np.array(numbers))", "tables['names'] = lp.share(tables['names'])"]
+    assert fixes == ["numbers = lp.share(numbers)", "tables['names'] = lp.share(tables['names'])"]
 
 
 def test_what_the_loader_itself_reads_is_not_warned_of() -> None:
-    names = [f"data/train/{i:07d}.jpg" * 4 for i in range(120_000)]
+    names = [f"data/train/{i:07d}.jpg" * 4 for i in range(250_000)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lp.Loader(range(8), lambda i: len(random.choice(names)), batch_size=4, workers=0).close()  # nothing is copied
-        for source in (names, {"name": names, "number": list(range(120_000))}):
+        for source in (names, {"name": names, "number": list(range(250_000))}):
             lp.Loader(source, lambda item: 1, batch_size=4, workers=1).close()
 
 
-NUMBERS = [0, 10, 300, 70_000]
-
-
-def test_captured_memoryviews_are_the_same_in_a_worker_or_refused_by_name() -> None:
-    def told_of(view: memoryview) -> str:
-        return repr((type(view), view.format, view.shape, view.readonly, view.tolist()))
-
-    table = np.arange(40_000, dtype=np.float64).reshape(200, 200)
-    captured = {
-        "of cast bytes": memoryview(b"abcdefgh").cast("H"),
-        "of columns of a large array": memoryview(table[:, ::2]),
-        "of no element": memoryview(np.zeros((0, 3), np.int16)),
-        "read-only": memoryview(np.array(NUMBERS)).toreadonly(),
-    }
-    with lp.Loader(list(captured), lambda name: told_of(captured[name]), batch_size=4, workers=2) as loader:
-        told = [each for batch in loader for each in batch.tolist()]
-    assert told == [told_of(view) for view in captured.values()]
-    view = memoryview(np.array(NUMBERS))
-    view.release()
-    with pytest.raises(lp.UnpicklableError, match=r"closure variable 'view' of function"):
+def test_a_captured_memoryview_is_refused_by_name() -> None:
+    view = memoryview(np.arange(4))
+    with pytest.raises(lp.UnpicklableError, match=r"closure variable 'view' of function .*numpy\.asarray"):
         lp.Loader(range(3), lambda i: np.int64(view[i]), batch_size=3, workers=2)
 
 

@@ -104,35 +104,5 @@ def test_what_else_a_script_may_define_is_its_own_in_every_batch() -> None:
                 for batch in loader:
                     assert list(batch) == [Part.IMAGE, Part.LABEL]
                 assert batch[Part.LABEL].tolist() == [4, 5, 6, 7]
-
-        # Functions may dispatch on the type of an item.
-        import functools
-
-        @functools.singledispatch
-        def size(item):
-            return -1
-
-        @size.register
-        def _(item: str):
-            return len(item)
-
-        @size.register
-        def _(item: list):
-            return sum(size(part) for part in item)  # itself, again
-
-        class Reader:
-            @functools.singledispatchmethod
-            def read(self, item):
-                return 0
-
-            @read.register
-            def _(self, item: str):
-                return size(item) + 1
-
-        items, reader = ["abc", ["a", "bcd", 2.0], 1.0, []], Reader()
-        for function, expected in ((size, [3, 3, -1, 0]), (lambda item: reader.read(item), [4, 0, 0, 0])):
-            for workers in (0, 2):
-                with lp.Loader(items, function, batch_size=4, workers=workers) as loader:
-                    assert [batch.tolist() for batch in loader] == [expected]
     """
     run_child(program(code), stdin_code=True).check()

@@ -28,15 +28,6 @@ def wait(i):
     return np.full(4, i, np.float32)
 
 
-def wait_and_print(i):
-    print("sample", i, flush=True)
-    return wait(i)
-
-
-def generate():
-    yield from range(50)
-
-
 def fail(i):
     raise ValueError(f"no sample {i}")
 
@@ -53,20 +44,11 @@ def make_waiting():
 
 
 def make_cached():
-    print("using 2 GPUs")
-    return lp.Loader(range(50), wait_and_print, batch_size=4, workers=2, cache="kept")
+    return lp.Loader(range(50), wait, batch_size=4, workers=2, cache="kept")
 
 
 def make_failing():
     return lp.Loader(range(50), fail, batch_size=4, workers=1)
-
-
-def make_generating():
-    return lp.Loader.from_generator(generate, batch_size=4, workers=1)
-
-
-def make_one_shot():
-    return lp.Loader((i for i in range(50)), batch_size=4, workers=1)
 
 
 def make_interrupting():
@@ -90,13 +72,6 @@ def make_exiting():
 
 
 a_number = 3
-
-
-class Dataset:
-    element_spec = ()
-
-
-dataset = Dataset()
 """
 
 
@@ -132,7 +107,6 @@ def main_here(
 
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("loaderpool.core.failures.command_target", "")  # which a command sets
     modules = set(sys.modules)
 
     def run(*arguments: str) -> tuple[int, str]:
@@ -148,12 +122,11 @@ def main_here(
 
 def test_tune_measures_recommends_and_writes_files(command: Callable[..., ChildResult], project: Path) -> None:
     result = command(
-        "tune", "jobs:make_waiting", "--seconds", "0.6", "--workers", "0,2", "--json", "r.json", "--plot", "r.png"
+        "tune", "jobs:make_waiting", "--seconds", "0.6", "--workers", "0,2", "--json", "r.json"
     ).check()  # fmt: skip
     data = json.loads((project / "r.json").read_text())
     none, two = data["measurements"]
     assert [each["setting"]["workers"] for each in (none, two)] == [0, 2]
-    assert (project / "r.png").read_bytes().startswith(b"\x89PNG")
     # Two workers that sleep are twice as fast as one process that does, on however few and busy CPUs.
     assert none["samples_per_s"] < 1 / 0.005
     assert two["samples_per_s"] > 1.4 * none["samples_per_s"]
@@ -177,27 +150,12 @@ def test_tune_measures_threads_with_each_number_of_workers(command: Callable[...
     assert advice in result.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("target", "says"), [("make_cached", "cache and threads=4 cannot"), ("make_generating", "is not supported")]
-)
-def test_a_loader_that_can_have_no_threads_says_so_before_it_is_measured(
-    command: Callable[..., ChildResult], target: str, says: str
-) -> None:
-    result = command("tune", f"jobs:{target}", "--seconds", "60", "--workers", "0,1", "--threads", "1,4")
-    assert result.returncode == 1 and "/s" not in result.stderr
-    assert says in result.stderr and "Traceback" not in result.stderr
-
-
-def test_tune_leaves_a_cache_out_and_json_to_stdout_is_all_there_is(
-    command: Callable[..., ChildResult], project: Path
-) -> None:
+def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: Path) -> None:
     """Fifty samples, each kept after it was made once, would come at once in all but the first window."""
-    result = command("tune", "jobs:make_cached", "--seconds", "0.6", "--workers", "0,1", "--json", "-").check()
-    assert all(each["samples_per_s"] < 1 / 0.005 for each in json.loads(result.stdout)["measurements"])
-    assert "using 2 GPUs\n" in result.stderr and "sample 7\n" in result.stderr
-    assert "Note: measured without the loader's cache" in result.stderr
-    assert "samples/s" in result.stderr and "usable CPU" in result.stderr and "Wrote" not in result.stderr
-    assert not (project / "-").exists()
+    result = command("tune", "jobs:make_cached", "--seconds", "0.6", "--workers", "0,1", "--json", "r.json").check()
+    rates = json.loads((project / "r.json").read_text())["measurements"]
+    assert all(each["samples_per_s"] < 1 / 0.005 for each in rates)
+    assert "Note: measured without the loader's cache" in result.stdout
 
 
 # -- what goes wrong
@@ -207,21 +165,18 @@ def test_tune_leaves_a_cache_out_and_json_to_stdout_is_all_there_is(
     ("target", "status", "says"),
     [
         ("trains:loader", 1, "iterates a loader"),
-        ("trains:loader", 1, "trains.py, line 3). Put the code that trains under `if __name__ == '__main__':`"),
+        ("trains:loader", 1, "Put the code that trains under `if __name__ == '__main__':`"),
+        ("trains:loader", 1, 'trains.py", line 3'),
         ("jobs", 2, "package.module:name"),
-        ("jobs.py", 2, "such as jobs:name"),
-        ("jobs.py:make_waiting", 2, "without .py, such as jobs:make_waiting"),
-        ("./my-jobs.py:make", 2, "has 'my-jobs', which is not a Python identifier. Rename the file"),
-        ("jobs:make_one_shot", 1, "a generator, which can be read only once. Use a source whose __iter__ starts"),
+        ("jobs.py", 2, "without .py"),
+        ("jobs.py:make_waiting", 2, "without .py"),
+        ("./my-jobs.py:make", 2, "package.module:name"),
         ("jobs:", 2, "package.module:name"),
-        ("missing:make", 2, "{cwd}"),
-        ("missing.part:make", 2, "no module missing"),
-        ("jobs:make_waitin", 2, "Did you mean make_waiting"),
-        ("jobs:zzzzzz", 2, "make_waiting, make_cached, make_failing"),
+        ("missing:make", 1, "ModuleNotFoundError: No module named 'missing'"),
+        ("jobs:make_waitin", 2, "was not found: module jobs has no 'make_waitin'"),
         ("jobs:a_number", 2, "got int"),
-        ("jobs:dataset", 2, "got Dataset. To convert a tf.data pipeline"),
-        ("jobs:make_wrong", 2, "must return a loaderpool.Loader, got list"),
-        ("jobs:make_with", 2, "make_with(path)"),
+        ("jobs:make_wrong", 2, "or a function without arguments that returns one, got list"),
+        ("jobs:make_with", 1, "make_with() missing 1 required positional argument: 'path'"),
         ("jobs:make_raising", 1, "return undefined_name"),
         ("jobs:make_exiting", 1, "SystemExit: 7"),
         ("needs_other:make", 1, "import no_such_library"),
@@ -230,11 +185,11 @@ def test_tune_leaves_a_cache_out_and_json_to_stdout_is_all_there_is(
     ],
 )
 def test_a_wrong_target_is_explained(
-    main_here: Callable[..., tuple[int, str]], project: Path, target: str, status: int, says: str
+    main_here: Callable[..., tuple[int, str]], target: str, status: int, says: str
 ) -> None:
     code, text = main_here("tune", target)
     assert code == status
-    assert says.replace("{cwd}", str(project)) in text
+    assert says in text
     assert "loaderpool/tools" not in text and "importlib" not in text  # the user's frames only
 
 
@@ -242,15 +197,13 @@ def test_a_wrong_target_is_explained(
     ("options", "says"),
     [
         (["--seconds", "0"], "not in the range 0<x<=86400"),
-        (["--seconds", "nan"], "nan is not a number"),
         (["--seconds", "inf"], "not in the range"),
         (["--seconds", "soon"], "not a valid float"),
-        (["--workers", "1,x"], "numbers of workers must be integers from 0 to 1024, such as 1,2,4"),
-        (["--workers", "1,99999"], "numbers of workers must be integers from 0 to 1024"),
-        (["--threads", "0,4"], "numbers of threads must be integers from 1 to 256"),
-        (["--threads", "1", "--ray", "127.0.0.1:1"], "--threads cannot be used with --ray"),
+        (["--workers", "1,x"], "'x' is not a valid integer range"),
+        (["--workers", "1,99999"], "99999 is not in the range 0<=x<=1024"),
+        (["--threads", "0,4"], "0 is not in the range 1<=x<=256"),
         (["--json", "no_such_folder/r.json"], "no_such_folder"),
-        (["--plot", "r.txt"], ".png"),
+        (["--json", "-"], "must end in .json"),
         (["--rounds"], "No such option"),
     ],
 )
@@ -262,18 +215,10 @@ def test_a_wrong_option_fails_before_anything_is_imported(
     assert says in text
 
 
-def test_a_disk_that_is_full_is_told_with_the_file() -> None:
-    from loaderpool.tools.commands import write_json
-
-    with pytest.raises(OSError, match=r"No space left .*/dev/full"):
-        write_json("/dev/full", "tune", {})
-
-
 def test_a_function_that_fails_on_a_sample_shows_its_error_and_where(command: Callable[..., ChildResult]) -> None:
     result = command("tune", "jobs:make_failing", "--workers", "1")
     assert result.returncode == 1
     assert "ValueError: no sample 0" in result.stderr and "in fail" in result.stderr
-    assert "run `loaderpool replay jobs:make_failing --index 0 --epoch 0`" in result.stderr
     assert "loaderpool/tools" not in result.stderr
 
 

@@ -5,13 +5,10 @@ Those in which CPUs decide are not among these: beside other tests CPUs are alwa
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,24 +63,12 @@ def test_a_function_that_waits_is_named_with_the_threads_that_would_do() -> None
     assert found.expected_step_s < 0.8 * found.step_s
     assert "2 workers" in found.why and found.expect.startswith("if the source can serve more calls at once, ")
     assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict.name
-    assert found._repr_html_().startswith("<div>")
 
 
 def test_where_nothing_is_wrong_nothing_is_said_to_be() -> None:
     found = train(lp.Loader(range(10**6), sleeping(0.001), batch_size=4, workers=1), step_s=0.05)
     assert found.verdict in (Verdict.COMPUTE_BOUND, Verdict.START_UP)  # a start is long beside other tests
     assert not found.change
-
-
-@pytest.mark.slow
-def test_a_function_that_takes_long_to_load_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "slowly_imported.py").write_text("import time\ntime.sleep(1)\ndef same(item):\n    return item\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "slowly_imported", raising=False)  # and again behind the test
-    module = importlib.import_module("slowly_imported")
-    found = train(lp.Loader(range(10**6), module.same, batch_size=2000, workers=1), steps=30, step_s=0.01)
-    assert found.verdict is Verdict.START_UP
-    assert re.search(r"Loading the function and its imports took 1[.\d]* s\. Then", found.why)
 
 
 @pytest.mark.slow

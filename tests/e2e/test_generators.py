@@ -143,9 +143,9 @@ def test_a_generator_that_cannot_tell_its_copies_apart_runs_once(on: Place) -> N
 @pytest.mark.parametrize("settings", [{"workers": 2}, {"workers": 0, "shard": lp.Shard(2, 0)}])
 def test_copies_that_would_all_yield_the_same_are_refused(settings: dict[str, Any]) -> None:
     for make in (counting, lambda: counting(), itertools.count):
-        with pytest.raises(lp.ArgumentError, match="each item would appear 2 times") as raised:
+        with pytest.raises(lp.ArgumentError, match="2 replicas would yield the same items") as raised:
             lp.Loader.from_generator(make, **settings)
-        for way_out in ("\n    worker: ", "\n    shards=", "\n    copies=", "\n    Loader("):
+        for way_out in ("shards=", "parameter worker", "workers=", "copies="):
             assert way_out in str(raised.value)
 
 
@@ -255,26 +255,21 @@ def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
 def test_mistakes_are_named() -> None:
     make: Any
     for make, settings, error, match in [
-        (iter([1]), {}, lp.ArgumentError, "pass the generator function itself"),
-        (3, {}, lp.ArgumentError, "make_generator must be callable"),
         (of_shard, {}, lp.ArgumentError, r"must be callable as make_generator\(\)"),
         (nothing, {"shards": [1]}, lp.ArgumentError, r"must be callable as make_generator\(shard\)"),
-        (of_shard, {"shards": []}, lp.ArgumentError, "shards is empty"),
         (of_shard, {"shards": range(1 << 23)}, lp.ArgumentError, "shards has 8,388,608 elements"),
-        (of_shard, {"shards": 3}, lp.ArgumentError, "shards must be a sequence"),
-        (of_shard, {"shards": {"a", "b"}}, lp.ArgumentError, "shards is a set, whose order differs"),
+        *((of_shard, {"shards": each}, lp.ArgumentError, "shards must be a sequence") for each in ([], 3, {"a", "b"})),
         (of_shard, {"shards": [1], "shard": lp.Shard(2, 0)}, lp.ArgumentError, "each of num_shards=2 processes, got 1"),
         (of_shard, {"shards": [1], "cycle_length": 0}, lp.ArgumentError, "cycle_length must be at least 1"),
         (nothing, {"cycle_length": 2}, lp.ArgumentError, "cycle_length needs shards"),
         (nothing, {"shuffle": True}, lp.ArgumentError, "has no shards. Pass shards="),
         (nothing, {"on_error": ("skip", 0.5)}, lp.ArgumentError, "must be an integer"),
-        (nothing, {"source": []}, lp.ArgumentError, "takes make_generator instead of source"),
         (nothing, {"copies": 0}, lp.ArgumentError, "copies must be at least 1"),
         (of_shard, {"copies": 2, "shards": [1]}, lp.ArgumentError, "copies and shards cannot be combined"),
     ]:
         with pytest.raises(error, match=match):
             lp.Loader.from_generator(make, workers=0, **settings)
-    with lp.Loader.from_generator(lambda: 5, workers=0) as loader, pytest.raises(lp.SampleError, match="got a int"):
+    with lp.Loader.from_generator(lambda: 5, workers=0) as loader, pytest.raises(lp.SampleError, match="got int"):
         next(iter(loader))
     for workers in (0, 1):
         loader = lp.Loader.from_generator(nothing, workers=workers)

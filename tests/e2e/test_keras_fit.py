@@ -23,7 +23,7 @@ CASES = [
 # Those that scripts/test-corners runs.
 CORNERS = {
     "the_same_batches_whether_the_model_is_built_or_not", "evaluate_and_predict_go_through_one_pass_in_order",
-    "several_steps_at_once", "hooks_are_called_once_an_epoch_and_never_late", "classes_have_weights",
+    "several_steps_at_once", "hooks_are_called_once_an_epoch_and_never_late", "rows_have_weights",
     "errors_come_as_they_are_behind_the_batches_before_them", "a_backup_ends_with_the_same_weights",
     "an_iterator_may_be_asked_for_its_iterator", "text_and_ragged_rows_are_given_or_refused_by_name",
     "structures_are_kept", "sparse_results_are_refused_by_name_in_the_first_batch",

@@ -1,4 +1,4 @@
-"""Settings of modules that a script makes: workers have those that `setup` makes, and an error says so."""
+"""Settings of modules that a script makes: workers have those that `setup` makes."""
 
 from __future__ import annotations
 
@@ -52,13 +52,5 @@ def test_a_setting_of_pillows_reaches_workers_by_setup(
         if works:
             assert next(iter(loader)).shape == (1, 64, 64, 3)
             return
-        with pytest.raises(OSError, match="truncated") as caught:
+        with pytest.raises(OSError, match="truncated"):
             next(iter(loader))
-    assert "workers do not have the script's settings" in str(caught.value) and "setup=" in str(caught.value)
-
-
-def test_in_this_process_there_is_no_such_hint(cut_image: Path) -> None:
-    loader = lp.Loader([cut_image], load, batch_size=1, workers=0)
-    with pytest.raises(OSError, match="truncated") as caught:
-        next(iter(loader))
-    assert "setup=" not in str(caught.value)

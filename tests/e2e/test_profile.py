@@ -74,7 +74,7 @@ def seen(path: Path) -> dict[str, int]:
 
 
 def test_the_lines_that_compute_are_found_in_every_process(folder: Path) -> None:
-    profile("train:make", "--seconds", "2", "--workers", "2", "-o", "p.txt", cwd=folder).check()
+    profile("train:make", "--seconds", "2", "-o", "p.txt", cwd=folder).check()
     counts = seen(folder / "p.txt")
     assert counts["sum(range(100_000))"] > counts.get("time.sleep(0.02)  # waits", 0)  # which takes 2.5 times as long
     rows = [row for row in (folder / "p.txt").read_text().splitlines() if "load (train.py" in row]
@@ -84,7 +84,7 @@ def test_the_lines_that_compute_are_found_in_every_process(folder: Path) -> None
 
 @pytest.mark.slow
 def test_waiting_is_recorded_where_it_is_asked_for(folder: Path) -> None:
-    profile("train:make", "--seconds", "1", "--idle", "--workers", "0", "-o", "p.json", cwd=folder).check()
+    profile("train:make", "--seconds", "1", "--idle", "-o", "p.json", cwd=folder).check()
     frames = json.loads((folder / "p.json").read_text())["shared"]["frames"]
     assert ("load", WAITS) in {(frame["name"], frame["line"]) for frame in frames}
 

@@ -25,32 +25,10 @@ def first_batch(workers: int = 1) -> Any:
         return next(iter(loader))
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
-def test_a_refused_memfd_create_is_named(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "memfd_create", refusal(number))
-    with pytest.raises(lp.PoolBrokenError, match=r"memfd_create was refused .*seccomp profile"):
-        first_batch()
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_refused_fallocate_advises_no_other_limit(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", refusal(number))
-    with pytest.raises(lp.LoaderpoolError, match=r"refused fallocate .*seccomp profile") as caught:
-        first_batch()
-    assert "Limits" not in str(caught.value)
-
-
-def test_a_lack_of_memory_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", refusal(errno.ENOSPC))
     with pytest.raises(lp.MemoryLimitError, match=r"set a smaller Limits\.memory"):
         first_batch()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_lengths_that_memory_cannot_hold_are_told(workers: int) -> None:
-    buckets = lp.Buckets(lambda item: item % 9, [4])
-    with pytest.raises(lp.MemoryLimitError, match=r"Buckets\.by: .*1,099,511,627,776 items .*fewer items"):
-        lp.Loader(range(2**40), lambda item: item, batch_size=4, buckets=buckets, workers=workers)
 
 
 def test_a_captured_array_of_ctypes_is_named() -> None:

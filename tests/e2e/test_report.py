@@ -1,4 +1,4 @@
-"""`ReportCallback` in `fit`: what stands in Keras' logs, what is printed, what goes wrong without ending anything."""
+"""`ReportCallback` in `fit`: what stands in Keras' logs, and what is printed."""
 
 from __future__ import annotations
 
@@ -62,40 +62,3 @@ def test_through_tf_data_and_verbose_0_prints_nothing(model: Any, capfd: pytest.
     told = capfd.readouterr()
     assert "Epoch" not in told.err + told.out
     assert "WARM" not in told.err + told.out
-
-
-def test_what_goes_wrong_in_it_ends_no_training(
-    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from loaderpool.adapters import keras as callbacks
-
-    def broken(*_: object) -> Any:
-        raise ZeroDivisionError("no time")
-
-    monkeypatch.setattr(callbacks, "explain", broken)
-    with lp.Loader(range(64), sample, batch_size=16, workers=1) as loader:
-        report = callbacks.ReportCallback(loader)
-        history = model.fit(loader.for_keras(), epochs=2, verbose=0, callbacks=[report]).history
-    assert len(history["loss"]) == len(history["data_wait"]) == 2
-    assert "ReportCallback: ZeroDivisionError: no time" in capsys.readouterr().err
-
-
-def test_a_wrong_argument_is_told_when_it_is_made(tf: Any) -> None:
-    from loaderpool.adapters.keras import ReportCallback
-
-    with (
-        lp.Loader(range(8), sample, batch_size=4, workers=0) as loader,
-        pytest.raises(lp.ArgumentError, match="ReportCallback's verbose must be"),
-    ):
-        ReportCallback(loader, verbose="x")
-
-
-def test_another_loader_than_that_of_fit_is_told_once(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from loaderpool.adapters.keras import ReportCallback
-
-    with (
-        lp.Loader(range(160), sample, batch_size=16, workers=0) as loader,
-        lp.Loader(range(160), sample, batch_size=16, workers=0) as other,
-    ):
-        model.fit(loader.for_keras(), epochs=2, verbose=0, callbacks=[ReportCallback(other)])
-    assert capsys.readouterr().err.count("no batch of epoch 1 came from its loader") == 1

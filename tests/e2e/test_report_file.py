@@ -44,12 +44,9 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path, monkeypatch: 
         loader.report(str(path))
         running = inside(path)
         told = loader.statistics()
-    assert running["settings"]["fn"] == f"{__name__}.sample"
+    assert running["settings"]["function"].startswith(f"{__name__}.sample ")
     assert running["environment"]["loaderpool"] == lp.__version__
     assert running["environment"]["numpy"] == np.__version__
-    assert len(running["timeline"]) >= 2
-    assert all(each["workers"] == 2 for each in running["timeline"])
-    assert sum(each["wait_share"] for each in running["timeline"]) > 0
     assert all(each["samples"] > 10 for each in running["statistics"]["workers"])
     assert running["statistics"]["calls"]["timed"] > 5
     assert running["statistics"]["batches"] == told.batches
@@ -57,7 +54,6 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path, monkeypatch: 
     loader.report(path)
     closed = inside(path)
     assert closed["statistics"]["steps"]["count"] == told.steps.count
-    assert len(closed["timeline"]) >= 2
 
 
 @pytest.mark.parametrize(
@@ -66,9 +62,7 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path, monkeypatch: 
         (3, lp.ArgumentError, "path must be the path of a file, got 3 of type int"),
         (b"x.html", lp.ArgumentError, "path must be the path of a file, got b'x.html'"),
         ("", lp.ArgumentError, "path must be the path of a file, got ''"),
-        ("none/x.html", lp.ArgumentError, "path: the directory 'none' does not exist"),
-        (Path(), lp.ArgumentError, "path: '.' is a directory: name a file, such as 'report.html'"),
-        ("/proc/x.html", OSError, "No such file or directory: '/proc/x.html'"),
+        ("none/x.html", OSError, "No such file or directory"),
     ],
 )
 def test_where_no_file_can_be_it_is_told(path: Any, error: type[Exception], words: str) -> None:
@@ -82,7 +76,7 @@ def test_a_loader_that_has_done_nothing_has_a_report(tmp_path: Path, workers: in
         loader.report(tmp_path / "before.html")
     loader.report(tmp_path / "behind.html")
     assert inside(tmp_path / "before.html")["explanation"]["headline"].startswith("WARM-UP")
-    assert inside(tmp_path / "behind.html")["timeline"] == []
+    assert inside(tmp_path / "behind.html")["statistics"]["batches"] == 0
 
 
 def test_it_may_be_written_while_another_thread_takes_batches(tmp_path: Path) -> None:
@@ -95,4 +89,4 @@ def test_it_may_be_written_while_another_thread_takes_batches(tmp_path: Path) ->
         thread.join()
     assert sum(taken) == 800
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
-    assert inside(tmp_path / "report.html")["format"] == 3
+    assert inside(tmp_path / "report.html")["format"] == 4

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.core.channel import Received
-from loaderpool.core.messages import GiveBack
 from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
 from tests.support.child import run_child
 from tests.support.streams import Numbers, make
@@ -201,7 +199,7 @@ def test_workers_and_supervisors_killed_in_mid_stream_change_no_bit(deterministi
     assert_same(got, expected)
 
 
-def test_a_run_that_gives_its_slots_back_takes_no_batch_out_of_one_of_them() -> None:
+def test_a_run_that_begins_again_takes_no_batch_out_of_a_slot_that_it_gave_back() -> None:
     def work(item: Any) -> Any:
         return np.full(1000, item["index"])
 
@@ -215,7 +213,7 @@ def test_a_run_that_gives_its_slots_back_takes_no_batch_out_of_one_of_them() -> 
                 time.sleep(0.02)  # for batches to come that are not taken in
                 run: Any = batches._pass._run
                 with run._pool.lock:
-                    run.hear(Received(GiveBack(run.number)))
+                    run._begin_again()
     assert got == list(range(4000))
 
 

@@ -106,7 +106,10 @@ def test_buckets_without_shuffle_are_what_tf_data_makes(
         tf.size, boundaries, sizes, padding_values=np.int64(-1), drop_remainder=drop_remainder
     )
     expected = [batch.numpy() for batch in dataset]
-    how: dict[str, Any] = {"buckets": lp.Buckets(len, boundaries, sizes), "drop_remainder": drop_remainder}
+    how: dict[str, Any] = {
+        "buckets": lp.Buckets([len(item) for item in items], boundaries, sizes),
+        "drop_remainder": drop_remainder,
+    }
     with lp.Loader(items, None, pad=-1, **how, **on(2)) as loader:
         assert_same(read(loader), expected)
         ours = loader.as_dataset()

@@ -100,7 +100,7 @@ def top(*arguments: object, before: str = "", status: int = 0) -> subprocess.Com
 
 def look_until(training: RunningTraining, is_wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """The first look at it that is wanted."""
-    command = [*COMMAND, f"{training.pid}", "--once", "--json"]
+    command = [*COMMAND, f"{training.pid}", "--json"]
     found: dict[str, Any] = training.look_until(
         lambda: subprocess.run(command, cwd=ROOT, capture_output=True, text=True), json.loads, is_wanted
     )
@@ -129,8 +129,8 @@ def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[
     assert before_s - begun_s - 3.0 < worker["item_s"] < after_s - begun_s + 0.1  # the page is a second old or so
     assert found["loaders"][0]["asked_s"] >= loader["asked_s"]
     assert found["process"].endswith("train.py held")
-    assert (found["pid"], found["command"], found["format"]) == (training.pid, "top", 2)
-    shown = top(training.pid, "--once").stdout
+    assert (found["pid"], found["command"], found["format"]) == (training.pid, "top", 3)
+    shown = top(training.pid).stdout
     assert f"item {HELD} for " in shown
     assert "training has waited " in shown
     training.release()
@@ -146,7 +146,7 @@ def test_two_loaders_stand_one_below_the_other(start: Callable[[str], RunningTra
     assert sorted(len(each["workers"]) for each in found["loaders"]) == [1, 2]
     pids = [worker["pid"] for each in found["loaders"] for worker in each["workers"]]
     assert len(set(pids)) == 3
-    shown = top(training.pid, "--once").stdout
+    shown = top(training.pid).stdout
     assert shown.index("[1 of 2]") < shown.index("[2 of 2]")
     assert all(f"{pid}" in shown for pid in pids)
 
@@ -158,7 +158,7 @@ def test_of_several_trainings_one_must_be_chosen(start: Callable[[str], RunningT
     one, two = start("waiting"), start("none")
     for each in (one, two):
         look_until(each, lambda found: True)
-    said = top("--once", status=2).stderr
+    said = top(status=2).stderr
     assert f"{one.pid}  {sys.executable} train.py waiting\n" in said
     assert f"{two.pid}  {sys.executable} train.py none\n" in said
 

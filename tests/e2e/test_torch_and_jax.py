@@ -139,8 +139,7 @@ def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(t
     ]
     assert "os.fork" not in errors
     assert errors.count("LoaderpoolWarning") == 2
-    assert "importing 'on_import' started the runtime of JAX (" in errors
-    assert "loading the function and the source started the runtime of JAX (" in errors
+    assert errors.count("because of the runtime of JAX") == 2
     assert "capture NumPy arrays instead of tensors" in errors
 
 
@@ -172,7 +171,6 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
             strided=lambda i: torch.arange(4)[::2] + i,
             listed=lambda i: [full(i), full(i)],
             bfloat16=lambda i: full(i, dtype=torch.bfloat16),
-            float8=lambda i: full(i).to(torch.float8_e4m3fn),
             conjugate=lambda i: (full(i, dtype=torch.complex64) * 1j).conj(),
             grad=lambda i: full(i, requires_grad=True),
             elsewhere=lambda i: full(i, device="meta"),
@@ -185,10 +183,16 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
                 print(name, batches[0].dtype, batches[0].shape, batches[0][1].ravel()[0], len(batches[1]))
             except lp.SpecMismatchError as error:
                 print(name, str(error).splitlines()[0])
-        show("workers", lambda i: makers["bfloat16"](2 * i))
+        show("workers", lambda i: makers["plain"](2 * i))
         """,
     )
-    for name, cure in (("grad", "detach()"), ("elsewhere", "cpu()"), ("sparse", "to_dense()")):
+    for name, cure in (
+        ("bfloat16", "BFloat16"),
+        ("conjugate", "resolve_conj()"),
+        ("grad", "detach()"),
+        ("elsewhere", "cpu()"),
+        ("sparse", "to_dense()"),
+    ):
         line = next(line for line in lines if line.startswith(name))
         assert line.startswith(f"{name} the element: an object of type Tensor cannot be converted to an array ("), line
         assert cure in line  # of torch's own message
@@ -198,9 +202,6 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
         "numbers int64 (2,) 1 1",
         "strided int64 (2, 2) 1 1",
         "listed float32 (2, 2, 2) 1.0 1",
-        "bfloat16 bfloat16 (2, 2) 1 1",
-        "float8 float8_e4m3fn (2, 2) 1 1",
-        "conjugate complex64 (2, 2) -1j 1",
         f"workers {BATCHES} fork ['libtorch_cpu']",
     ]
     assert errors == ""

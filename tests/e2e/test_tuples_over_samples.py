@@ -1,9 +1,8 @@
-"""A `batch_fn` whose tuples have a part for each sample is refused at the first batch where a shorter one will come."""
+"""A `batch_fn` whose tuples have a part for each sample: it needs full batches, and is told so at a shorter one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,44 +31,8 @@ def over_samples(items: list[Any]) -> Any:
     return tuple(zip(*items, strict=True))
 
 
-def as_dict(items: list[Any]) -> Any:
-    images, targets = zip(*items, strict=True)
-    return {"labels": np.array([target["label"] for target in targets]), "images": images}
-
-
-def refusal_of(loader: lp.Loader) -> str:
-    """What iterating says, before there is a first batch."""
-    with loader, pytest.raises(Exception) as raised:
-        next(iter(loader))
-    assert isinstance(raised.value, (SampleError, SpecMismatchError))
-    return str(raised.value)
-
-
-@WORKERS
-@pytest.mark.parametrize("batch_fn", [over_samples, tuple, as_dict])
-def test_they_are_refused_at_the_first_batch_with_the_cure(batch_fn: Callable[..., Any], workers: int) -> None:
-    message = refusal_of(lp.Loader(Scenes(10), batch_fn=batch_fn, batch_size=4, workers=workers))
-    for part in ("a tuple of 4", "a tuple of 3", "drop_remainder=True", "batch axis", "batch_size=None"):
-        assert part in message
-
-
-@WORKERS
-def test_batches_of_two_are_told_from_pairs(workers: int) -> None:
-    assert "drop_remainder=True" in refusal_of(
-        lp.Loader(Scenes(11), batch_fn=over_samples, batch_size=2, workers=workers)
-    )
-
-    def pair(items: list[int]) -> Any:
-        return np.array(items), np.array(items) * 10
-
-    def two_numbers(items: list[int]) -> Any:  # no batch axis at all
-        return sum(items), len(items)
-
-    for batch_fn, last in ((pair, [[10], [100]]), (two_numbers, [10, 1])):
-        with lp.Loader(range(11), batch_fn=batch_fn, batch_size=2, workers=workers) as loader:
-            batches = [tuple(np.asarray(part).tolist() for part in batch) for batch in loader]
-        assert len(batches) == 6
-        assert list(batches[-1]) == last
+def stream() -> Iterator[Any]:
+    yield from (Scenes(10)[index] for index in range(10))
 
 
 @WORKERS
@@ -84,42 +47,25 @@ def test_they_work_where_each_batch_is_full(settings: dict[str, Any], workers: i
     assert len(set(seen)) == len(seen) == (25 if "shard" in settings else 50 // rows * rows)
 
 
-def stream() -> Iterator[Any]:
-    yield from (Scenes(10)[index] for index in range(10))
-
-
 @WORKERS
 @pytest.mark.parametrize(
     "make",
     [
+        lambda **settings: lp.Loader(Scenes(10), **settings),
         lambda **settings: lp.Loader(stream(), **settings),
         lambda **settings: lp.Loader.from_generator(stream, **settings),
     ],
-    ids=["stream", "generator"],
+    ids=["source", "stream", "generator"],
 )
-def test_the_end_of_a_stream_may_be_shorter(make: Callable[..., lp.Loader], workers: int) -> None:
+def test_a_shorter_last_batch_is_refused_with_the_cure(make: Callable[..., lp.Loader], workers: int) -> None:
+    seen: list[int] = []
     settings = {"batch_fn": over_samples, "batch_size": 4, "workers": min(workers, 1)}
-    assert "drop_remainder=True" in refusal_of(make(**settings))
-    with make(**settings, drop_remainder=True) as loader:
-        seen = [target["label"].tolist() for _, targets in loader for target in targets]
+    with make(**settings) as loader, pytest.raises((SampleError, SpecMismatchError)) as raised:
+        for _, targets in loader:
+            seen += [target["label"].tolist() for target in targets]
     assert seen == list(range(8))
-
-
-@WORKERS
-def test_the_call_with_fewer_items_changes_no_batch(workers: int, tmp_path: Path) -> None:
-    def noisy(items: list[int], rng: np.random.Generator) -> Any:
-        with (tmp_path / "calls").open("a") as file:
-            file.write(f"{len(items)}\n")
-        return np.array(items) + rng.random(len(items)), np.random.rand(len(items))
-
-    def one_array(items: list[int], rng: np.random.Generator) -> Any:
-        return np.stack([np.array(items) + rng.random(len(items)), np.random.rand(len(items))], axis=1)
-
-    def batches(batch_fn: Callable[..., Any]) -> list[Any]:
-        with lp.Loader(range(11), batch_fn=batch_fn, batch_size=2, seed=3, workers=workers) as loader:
-            return list(loader)
-
-    assert [np.stack(pair, axis=1).tolist() for pair in batches(noisy)] == [b.tolist() for b in batches(one_array)]
+    for part in ("expected (*, *, *, *), got (", "2 of 4 items. Set drop_remainder=True to drop it"):
+        assert part in str(raised.value)
 
 
 @WORKERS

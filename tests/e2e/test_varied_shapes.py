@@ -158,18 +158,18 @@ def later(axis: int) -> Any:
     ("how", "axis", "says"),
     [
         ({"pad": True}, 1, r"component \['x'\] of source index 41: expected float32\[None, 4\], got float32\[11, 5\]"),
-        ({"pad": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\], got float32\[12\]"),
-        ({"ragged": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\], got float32\[12\]"),
+        ({"pad": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\]"),
+        ({"ragged": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\]"),
     ],
 )
-def test_an_axis_that_varies_later_is_named_with_a_cure_that_can_be_pasted(
+def test_an_axis_that_varies_later_is_named_and_an_element_spec_allows_it(
     on: Place, workers: int, how: dict[str, Any], axis: int, says: str
 ) -> None:
     loader = lp.Loader(range(SIZE), later(axis), batch_size=8, **how, **on(workers))
-    with loader, pytest.raises(lp.SpecMismatchError, match=says) as raised:
+    with loader, pytest.raises(lp.SpecMismatchError, match=rf"{says}.*pass an element_spec with None"):
         list(loader)
-    _, cure = str(raised.value).splitlines()[0].split("element_spec=")
-    spec = eval(cure, {"lp": lp})
+    x = lp.ArraySpec((None, None, None if "pad" in how else 4), "f4")
+    spec = {"x": x, "y": lp.ArraySpec((None, None), "f4")}
     with lp.Loader(range(SIZE), later(axis), batch_size=8, element_spec=spec, **how, **on(workers)) as loader:
         assert len(list(loader)) == len(loader)
 
@@ -182,7 +182,7 @@ def test_a_component_that_pad_says_false_for_must_not_vary(on: Place, workers: i
         assert len(list(loader)) == 5
     with (
         lp.Loader(range(SIZE), later(0), **how, **on(workers)) as loader,
-        pytest.raises(lp.SpecMismatchError, match=r"\['y'\] of source index 41.*pad is False for this component"),
+        pytest.raises(lp.SpecMismatchError, match=r"\['y'\] of source index 41.*must not vary in axis 0"),
     ):
         list(loader)
 
@@ -210,7 +210,7 @@ def test_a_number_in_the_spec_is_the_length_that_is_padded_to(on: Place, workers
 def test_a_sample_that_is_longer_is_named(on: Place, workers: int) -> None:
     says = (
         r"component \[0\] of source index 5: expected float32\[9, 4\], got float32\[10, 4\]\. Batches are padded to .*"
-        r"for axis 0 of a sample\. Set a larger length, or None"
+        r"for axis 0 of a sample\. Set a larger one, or None"
     )
     loader = lp.Loader(range(SIZE), sequence, batch_size=8, pad=True, element_spec=fixed(9), **on(workers))
     with loader, pytest.raises(lp.SpecMismatchError, match=says):

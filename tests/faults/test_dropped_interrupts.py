@@ -1,8 +1,7 @@
-"""A Ctrl-C comes also where Python, TensorFlow, Keras or JAX would drop the KeyboardInterrupt that it becomes."""
+"""A Ctrl-C comes also where Python, TensorFlow or Keras would drop the KeyboardInterrupt that it becomes."""
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import sys
 import time
@@ -110,32 +109,6 @@ def test_a_ctrl_c_where_others_drop_all_exceptions_comes_a_moment_later(tf: obje
         imported="tensorflow",
     ).check()
     assert child.stdout.split() == ["CAME", "CAME"]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
-def test_a_ctrl_c_where_the_collector_calls_jax_comes_a_moment_later() -> None:
-    """JAX collects with Python, in a callback of the garbage collector, which drops exceptions."""
-    child = run_child(
-        """
-        import gc, signal, threading, types
-        from jax._src import lib
-        from loaderpool.system import interrupts
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupts.gate_handlers()
-        to_come = [signal.SIGINT]
-        lib._jax = types.SimpleNamespace(
-            collect_garbage=lambda: signal.raise_signal(to_come.pop()) if to_come else None
-        )
-        try:
-            gc.collect()
-            assert not to_come
-            threading.Event().wait(20)
-        except KeyboardInterrupt:
-            print("CAME")
-        """
-    ).check()
-    assert (child.stdout, child.stderr) == ("CAME\n", "")
 
 
 def test_a_timeout_where_python_looks_for_a_module_comes_a_moment_later() -> None:

@@ -132,23 +132,3 @@ with lp.Loader(range(8), lambda item: batch[item], workers=1) as loader:
 
 def test_what_one_writes_the_other_does_not_see() -> None:
     run_child(LOOK + WRITES + ARRAYS).check()
-
-
-def test_a_child_that_ends_before_its_turn_holds_up_nothing() -> None:
-    run_child(
-        """
-        import os, time, warnings
-        os.register_at_fork(after_in_child=lambda: os._exit(3))  # before ours
-        import numpy as np
-        import loaderpool as lp
-
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with lp.Loader(range(6400), lambda item: np.full(100, item), batch_size=8, workers=2) as loader:
-            for number, batch in enumerate(loader):
-                if number % 50 == 0:
-                    started = time.monotonic()
-                    assert os.waitstatus_to_exitcode(os.waitpid(os.fork(), 0)[1]) == 3
-                    assert time.monotonic() - started < 15
-                assert (batch[:, 0] == np.arange(8 * number, 8 * number + 8)).all()
-        """
-    ).check()

@@ -21,7 +21,7 @@ from loaderpool.cache.setting import CachePlan
 from loaderpool.cache.store import SharedCache
 from loaderpool.core import local_engine
 from loaderpool.system import interrupts
-from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint, undo_orphans
+from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint
 from tests.support.child import run_child
 from tests.support.handler_storm import ITEMS, WANTED, Countdown, generated, indexed, local, rows, streamed, works_of
 from tests.support.interrupts import CountBytecodes, interrupted_at
@@ -165,7 +165,6 @@ def test_an_interrupt_anywhere_leaves_no_memory_file(work: Callable[[], None]) -
     before = len(os.listdir("/proc/self/fd")), mappings()
     for at in tried:
         _, where = interrupted_at(at, work)
-        undo_orphans()
         assert (len(os.listdir("/proc/self/fd")), mappings()) == before, where
 
 
@@ -229,12 +228,12 @@ def test_nothing_is_done_where_ctrl_c_is_ignored(since: str) -> None:
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
-def test_a_fork_is_ended_by_its_own_ctrl_c_and_the_waits_of_the_trainer_are_not_told() -> None:
+def test_a_fork_is_ended_by_its_own_ctrl_c() -> None:
     """Also one that a thread makes in a block of the main thread, which no thread of the fork would ever leave."""
     run_child(
         """
         import os, signal, threading, time
-        from loaderpool.system import ctrl_c, interrupts
+        from loaderpool.system import interrupts
         from loaderpool.system.interrupts import InterruptsHeld
 
         def fork():
@@ -261,9 +260,7 @@ def test_a_fork_is_ended_by_its_own_ctrl_c_and_the_waits_of_the_trainer_are_not_
         with InterruptsHeld():
             forked.wait()
         thread.join()
-        ctrl_c.watch()
         assert [*codes, fork()] == [3, 3]
-        assert ctrl_c.note_signals() is None
         """
     ).check()
 
@@ -272,30 +269,20 @@ class Owner:
     pass
 
 
-CLOSED = Undoing(Owner, bool)
+def test_a_ctrl_c_in_a_finalizer_comes_a_moment_later_and_the_undoing_is_whole() -> None:
+    done: list[int] = []
 
+    def undo() -> None:
+        press()
+        done.append(1)
 
-@pytest.mark.parametrize("make_good", [undo_orphans, lambda: Undoing(Owner(), bool), lambda: CLOSED.now()])
-def test_an_undoing_that_a_ctrl_c_kept_from_running_is_made_good(
-    make_good: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
+    interrupts.gate_handlers()
     owner = Owner()
-    lost = Undoing(owner, lambda: done.append("lost"))
-    with monkeypatch.context() as now:
-        now.setattr(interrupts, "undo_orphans", interrupted)
+    Undoing(owner, undo)
+    with pytest.raises(KeyboardInterrupt):
         del owner
-        with pytest.raises(KeyboardInterrupt):  # it was not lost either, but is sent again in a moment
-            time.sleep(10)
-    assert not done
-    make_good()
-    assert done == ["lost"]
-    lost.now()
-    assert done == ["lost"]
+        time.sleep(10)
+    assert done == [1]
 
 
 def test_an_undoing_happens_once() -> None:
@@ -349,13 +336,3 @@ def test_a_ctrl_c_that_is_sent_again_to_a_handler_without_a_gate_comes_once() ->
         time.sleep(10)
     with InterruptsHeld():
         pass
-
-
-def test_a_handler_that_is_set_in_user_code_waits_for_the_blocks_end() -> None:
-    reached = []
-    with pytest.raises(KeyboardInterrupt), InterruptsHeld():
-        with InterruptsAllowed():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        press()
-        reached.append("whole")
-    assert reached == ["whole"]

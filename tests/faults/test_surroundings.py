@@ -1,4 +1,4 @@
-"""Processes that start later find directory and environment as the pool did; of other files of modules they warn."""
+"""Processes that start later find directory and environment as the pool did."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ import threading
 def told(i):
     return 1
 """)
-Path("unused.py").write_text("")
 import helpers
 
 
@@ -44,18 +43,9 @@ def change_all():
     del os.environ["LP_TEST_GONE"]
 
 
-def edit(name):
-    path = Path(sys.path[0]) / name
-    path.write_text(path.read_text().replace("return 1", "return 22"))
-
-
 def kill_supervisor(loader):
     stat = Path(f"/proc/{loader.statistics().workers[0].pid}/stat").read_text()
     os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
-
-
-def told_of_files(told):
-    return [text for each in told if "changed after the loader was created" in (text := str(each.message))]
 
 
 made = lp.Loader(range(200), surroundings, batch_size=4, workers=1)
@@ -94,32 +84,6 @@ with made as loader:
         seen |= set(batch.tolist())
     pids = {{worker.pid for worker in loader.statistics().workers}}
 assert seen == {{"began old old  1"}}, seen
-""",
-        start,
-    )
-
-
-@pytest.mark.parametrize("way", [*WAYS, "no module of the function's"])
-def test_a_module_that_was_edited_is_named(way: str) -> None:
-    start, more = MORE.get(way, MORE["another supervisor"])
-    edited = "helpers" if way in MORE else "unused"
-    run(
-        f"""
-with made as loader, warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    batches = iter(loader)
-    next(batches)
-    edit("{edited}.py")
-    {more}
-    for batch in batches:
-        pass
-    list(loader)
-texts = told_of_files(told)
-if {edited!r} == "unused":
-    assert texts == []
-else:
-    assert len(texts) == 1, texts
-    assert "helpers" in texts[0] and str(Path(sys.path[0]) / "helpers.py") in texts[0], texts
 """,
         start,
     )

@@ -116,17 +116,6 @@ def one_worker(items: int, fn: Callable[[int], int], threads: int) -> lp.Loader:
     return lp.Loader(range(items), fn, batch_size=4, workers=1, threads=threads, limits=limits)
 
 
-def test_time_that_a_sample_ran_beside_earlier_ones_counts() -> None:
-    # The second runs for 1.7 s, of which 0.9 s are beside the first.
-    def fn(index: int) -> int:
-        time.sleep({8: 0.9, 9: 1.7}.get(index, 0))
-        return index
-
-    with one_worker(16, fn, threads=4) as loader, pytest.raises(lp.SampleTimeoutError) as caught:
-        list(loader)
-    assert caught.value.index == 9
-
-
 def test_slow_samples_one_behind_the_other_are_left_alone() -> None:
     def fn(index: int) -> int:
         time.sleep(0.4)

@@ -1,4 +1,4 @@
-"""For any size and key: a bijection, which can be undone."""
+"""For any size and key: a bijection."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ keys = st.integers(0, (1 << 128) - 1)
 @settings(max_examples=60, deadline=None)
 def test_every_number_comes_exactly_once(size: int, key: int) -> None:
     permutation = Permutation(size, key)
-    order = permutation.take(np.arange(size))
-    assert np.array_equal(np.sort(order), np.arange(size))
-    for position in range(0, size, max(1, size // 20)):
-        assert permutation.position_of(int(order[position])) == position
+    assert np.array_equal(np.sort(permutation.take(np.arange(size))), np.arange(size))
 
 
 @given(st.integers(1, MAX_SIZE), keys, st.data())
@@ -29,6 +26,4 @@ def test_each_number_has_its_place_in_any_order_of_asking(size: int, key: int, d
     taken = permutation.take(np.array(positions, np.int64)).tolist()
     assert taken == [permutation.take(np.array([position])).item() for position in positions]
     assert all(0 <= number < size for number in taken)
-    assert [permutation.position_of(number) for number in taken] == positions
-    number = data.draw(st.integers(0, size - 1))
-    assert permutation.take(np.array([permutation.position_of(number)])).item() == number
+    assert len(set(taken)) == len(set(positions))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderpool.core.channel import Received
-from loaderpool.core.messages import BatchFailed, Done, End, Ended, Filled, Found, GiveBack, LoaderFailed, Ticket
+from loaderpool.core.messages import BatchFailed, End, Ended, Filled, Found, LoaderFailed, Ticket
 from loaderpool.core.records import Abandon, Layout, Start, Stop, ToWorker
 from loaderpool.core.supervisor import Supervisor
 from tests.support.state import LOADER, RUN, Endless, Pool, begin, look, release
@@ -31,7 +31,7 @@ def test_a_worker_is_stopped_that_has_died_meanwhile() -> None:
     supervisor = object.__new__(Supervisor)
     supervisor._workers = SimpleNamespace(by_number={})
     supervisor._main = SimpleNamespace(send=pool.told.append)  # type: ignore[assignment]
-    for instruction in [*pool.state.instructions, ToWorker(0, Found(0, LOADER, 0, b"", 0.0)), Stop(0)]:
+    for instruction in [*pool.state.instructions, ToWorker(0, Found(0, LOADER, b"", 0.0)), Stop(0)]:
         if not isinstance(instruction, (Start, Abandon)):
             supervisor._obey(instruction)
     pool.turn()
@@ -108,50 +108,33 @@ def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:
     assert not pool.of(LoaderFailed) and len(pool.busy()) == 2
 
 
-# ---- slots: who has the last ones, and when they grow
+# ---- slots: who has the last ones
 
 
-def test_two_runs_that_want_the_last_slots_share_them() -> None:
-    """One took all that the other gave back for it, was asked for them in turn, and one of both got an error."""
-    pool, other = Pool(2).with_a_run(), LOADER + 1
-    pool.state.end(RUN, ())
-    while pool.busy():
-        pool.step()
-    pool.state.load(other, Endless())
-    pool.state.lay_out(other, Layout(4096, 1, False), 0.001)
-    pool.state.slots.kept_bytes, pool.state.slots.free_bytes = 0, 16 * 4096
-    begin(pool.state, RUN + 1, LOADER, 0)
-    begin(pool.state, RUN + 2, other, 0)
-    assert pool.state.runs[RUN + 1].slots == 16
-    pool.turn()
-    while pool.busy():
-        pool.step()
-    assert pool.of(GiveBack) == [GiveBack(RUN + 1)]
-    pool.state.end(RUN + 1, ())
-    begin(pool.state, RUN + 3, LOADER, 16)
-    assert [pool.state.runs[run].slots for run in (RUN + 2, RUN + 3)] == [8, 8] and not pool.of(BatchFailed)
-
-
-@pytest.mark.parametrize(("large", "slots"), [(1, 32), (20, 25)])
-def test_slots_grow_with_what_is_large_often(large: int, slots: int) -> None:
-    """One batch among many small ones had them grow so far that no later pass had a slot."""
+@pytest.mark.parametrize(("free", "shares"), [(16, [12, 3, 1, 0]), (1 << 17, [*[32] * 4, 16, 8, 4, 2, 1, 1, 0])])
+def test_each_run_leaves_slots_to_the_next_one_and_to_have_none_is_an_error(free: int, shares: list[int]) -> None:
     pool = Pool(2).with_a_run()
     pool.state.end(RUN, ())
-    pool.state.loaders[LOADER].layout = Layout(4096, 64, False, limit_bytes=1 << 20)
     while pool.busy():
         pool.step()
-    begin(pool.state, RUN + 1, LOADER, 0)
+    pool.state.slots.kept_bytes, pool.state.slots.free_bytes = 0, free * 4096
+    for run, slots in enumerate(shares, RUN + 1):
+        begin(pool.state, run, LOADER, 0)
+        assert (pool.state.runs[run].slots if run in pool.state.runs else 0) == slots
     pool.turn()
-    for number in range(40):
-        worker = pool.busy()[0]
-        ticket = pool.channels[worker].pop(0)
-        rows, oversize = ticket.stop - ticket.start, 32768 if 20 <= number < 20 + large else 0
-        pool.state.done(worker, Done(ticket.number, rows, 0.0001 * rows, oversize))
-        pool.state.release(RUN + 1, ticket.offset, ticket.number)
-        pool.turn()
-    pool.state.end(RUN + 1, ())
-    begin(pool.state, RUN + 2, LOADER, 0)
-    assert pool.state.runs[RUN + 2].slots == slots
+    assert [(message.run, message.offset) for message in pool.of(BatchFailed)] == [(RUN + len(shares), -1)]
+
+
+def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_to() -> None:
+    pool = Pool(2).with_a_run()
+    pool.state.end(RUN, ())
+    pool.state.slots.most = len(pool.state.runs[RUN].making)
+    for run in (RUN + 1, RUN + 2):
+        begin(pool.state, run, LOADER, 0)
+        assert not pool.state.runs[run].slots
+    while pool.busy():
+        pool.step()
+    assert pool.state.runs[RUN + 1].slots and pool.state.runs[RUN + 2].slots and not pool.of(BatchFailed)
 
 
 def test_an_epochs_first_tickets_are_small() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 import warnings
 from collections.abc import Iterator
@@ -56,37 +55,20 @@ def as_if(tmp_path: Path, **versions: str) -> dict[str, Any]:
     return {"runtime_env": {"env_vars": {"PYTHONPATH": f"{tmp_path}:{Path(lp.__file__).parents[1]}"}}}
 
 
-def test_another_loaderpool_is_an_error_and_another_numpy_a_warning(cluster: RayCluster, tmp_path: Path) -> None:
-    with lp.RayPool(cluster.address, 1, actor_options=as_if(tmp_path, loaderpool="9.9.9")) as pool:
+@pytest.mark.parametrize("other", [{"loaderpool": "9.9.9"}, {"numpy": "2.99.0"}], ids=["loaderpool", "numpy"])
+def test_another_version_is_an_error(cluster: RayCluster, tmp_path: Path, other: dict[str, str]) -> None:
+    said = rf"node .* has loaderpool .*{next(iter(other.values()))}.*, but the main process has loaderpool "
+    with lp.RayPool(cluster.address, 1, actor_options=as_if(tmp_path, **other)) as pool:
         loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
-        with loader, soon(), pytest.raises(lp.ClusterError, match=r"node .* has loaderpool 9\.9\.9, but the main "):
+        with loader, soon(), pytest.raises(lp.ClusterError, match=said):
             next(iter(loader))
-    pool = lp.RayPool(cluster.address, actor_options=as_if(tmp_path, numpy="2.99.0"))
-    with pool, lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader:
-        with pytest.warns(lp.LoaderpoolWarning, match=r"node .* has NumPy 2\.99\.0, but the main process ") as caught:
-            list(loader)
-        assert len(caught) == 1 and caught[0].filename == __file__
 
 
 def test_an_environment_that_cannot_be_is_an_error_at_once(cluster: RayCluster, tmp_path: Path) -> None:
     pool = lp.RayPool(cluster.address, actor_options={"runtime_env": {"working_dir": str(tmp_path / "none")}})
     loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
-    with (
-        pool,
-        loader,
-        soon(),
-        pytest.raises(lp.ClusterError, match=r"Ray cannot start remote workers with these options: .*none"),
-    ):
+    with pool, loader, soon(), pytest.raises(lp.ClusterError, match="none"):
         next(iter(loader))
-
-
-def test_what_listens_and_says_nothing_is_told_after_ten_seconds() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        pool = lp.RayPool(f"127.0.0.1:{silent.getsockname()[1]}")
-        loader, began_s = lp.Loader(range(8), abs, batch_size=4, workers=pool), time.monotonic()
-        with pool, loader, pytest.raises(lp.ClusterError, match="the server there did not respond within 10 s"):
-            next(iter(loader))
-        assert time.monotonic() - began_s < 20
 
 
 def tells(item: int) -> int:
@@ -96,34 +78,16 @@ def tells(item: int) -> int:
     return item
 
 
-def test_a_lost_node_is_told_in_our_words_alone(cluster: RayCluster, capfd: pytest.CaptureFixture[str]) -> None:
-    """Ray would add a paragraph for each process, and twenty lines of a log for each node."""
-    out = ""
-
-    def wait_for(text: str, times: int) -> None:
-        nonlocal out
-        until_s = time.monotonic() + 60
-        while out.count(text) < times and time.monotonic() < until_s:
+def test_a_lost_node_is_told(cluster: RayCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    out, until_s = "", time.monotonic() + 60
+    with lp.RayPool(cluster.address) as pool, lp.Loader(range(300), tells, batch_size=4, workers=pool) as loader:
+        told_when(loader, lambda told: [node.state for node in told.nodes] == ["running"] * 3)
+        strike(cluster.actors)
+        while "loaderpool: lost the remote workers on node " not in out and time.monotonic() < until_s:
             list(loader)
             out += "".join(capfd.readouterr())
-        assert out.count(text) == times, out
-
-    node = cluster.add()
-    pool = lp.RayPool(cluster.address, nodes=4)
-    with pool, lp.Loader(range(300), tells, batch_size=4, workers=pool) as loader:
-        told_when(loader, lambda told: [node.state for node in told.nodes] == ["running"] * 4)
-        strike(cluster.actors)
-        wait_for("loaderpool: lost the remote workers on node ", 1)
-        cluster.remove(node)
-        wait_for("loaderpool: lost the remote workers on node ", 2)
-        until_s = time.monotonic() + 20  # Ray calls a node dead after 15 s
-        while time.monotonic() < until_s:
-            list(loader)
-        out += "".join(capfd.readouterr())
-    assert " is made" in out, "what the function prints comes from the nodes as ever"
-    told = [line for line in out.splitlines() if "is made" not in line]
-    assert [line.startswith("loaderpool: lost the remote workers on node ") for line in told] == [True, True], told
-    assert max(map(len, told)) < 300, told
+    assert out.count("loaderpool: lost the remote workers on node ") == 1, out
+    assert " is made" in out, "what the function prints comes from the nodes"
 
 
 def test_a_node_that_sees_no_files_is_an_error_under_skip(cluster: RayCluster, tmp_path: Path) -> None:
@@ -156,8 +120,8 @@ def test_a_node_that_sees_no_files_is_an_error_under_skip(cluster: RayCluster, t
 
 def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster) -> None:
     said = (
-        r"No node has had room for remote workers for 1 s, and the loader waits: each node needs 1 CPU; free in the "
-        r"cluster: 0 of 3 CPU\. Ask for less \(workers_per_node=, actor_options=\), or stop other programs"
+        r"No node has had room for remote workers for 1 s, and the loader waits: each node needs 1 CPU; "
+        r"`ray status` shows more\. Ask for less \(workers_per_node=, actor_options=\), or stop other programs"
     )
     waiting = lp.RayPool(cluster.address)
     waiting._settings["no_room_s"] = 1.0

@@ -70,10 +70,9 @@ def test_who_keeps_all_batches_keeps_them_here_and_not_on_a_disk(cluster: RayClu
         del kept
 
 
-def test_a_large_captured_array_lies_once_on_each_node_and_on_no_disk(cluster: RayCluster) -> None:
-    """It is larger than a node's store."""
+def test_a_large_captured_array_lies_once_on_each_node(cluster: RayCluster) -> None:
+    """Beside what the store of a node may keep until it needs the room: it is larger than that."""
     table = np.arange(256 << 17)  # 256 MiB
-    before = cluster.stores()
 
     def looked_up(item: int) -> Any:
         return table[item * 1000 : item * 1000 + 4]
@@ -84,11 +83,9 @@ def test_a_large_captured_array_lies_once_on_each_node_and_on_no_disk(cluster: R
     ):
         got = np.concatenate(list(loader))
         assert (got == np.arange(600)[:, None] * 1000 + np.arange(4)).all()
-        assert cluster.stores().on_disk == before.on_disk
         for actor in processes(cluster, "node"):
             assert table.nbytes <= arena_bytes(actor) < 1.3 * table.nbytes
             assert sum(map(own_bytes, [actor, *descendants(actor)])) < table.nbytes / 2
-        assert settled(cluster.stores).nbytes <= before.nbytes + (1 << 20)
 
 
 @pytest.mark.parametrize("passes", [20, pytest.param(500, marks=pytest.mark.long)])

@@ -56,7 +56,7 @@ def test_trace_and_report_and_why_it_waits(cluster: RayCluster, tmp_path: Path) 
         loader.report(tmp_path / "report.html")
         found = loader.explain()
     trace: Any = json.loads((tmp_path / "trace.json").read_text())
-    assert "other nodes" in json.dumps(trace) and trace["traceEvents"]
+    assert trace["traceEvents"]
     report = (tmp_path / "report.html").read_text()
     assert cluster.address.partition(":")[0] in report
     assert found.verdict in (Verdict.INCOMPLETE, Verdict.BATCH_OVERHEAD) and not found.change

@@ -13,6 +13,7 @@ from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
+from loaderpool.worker.probe import probe
 from loaderpool.worker.tickets import MadeRows, Progress
 from loaderpool.worker.work import Work
 from tests.support.batches import copied
@@ -32,7 +33,7 @@ class Bench:
         self.work.ensure_setup()
 
     def prepare(self) -> Bench:
-        self.probe = self.work.probe(0)
+        self.probe = probe(self.work, 0)
         self.form = with_batches(choose_form(self.probe, None, self.config, self.plan, self.work.unit), self.chunk)
         self.work.set_form(self.form, False)
         self.slots = [aligned_empty(max(self.form.slot_bytes, 1)) for _ in range(3)]

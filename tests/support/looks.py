@@ -23,14 +23,11 @@ def look(
     """The look that was taken after so many times two seconds, the last of which `end_ns` is the time of.
 
     Each second has ten steps of 32 samples, four of them with data ready. Workers are busy half of the time: they
-    compute for half of that, and wait for a CPU for a tenth; and each makes 100 samples a second, reading 1 kB for
-    each from a disk.
+    compute for half of that, and wait for a CPU for a tenth; and each makes 100 samples a second.
     """
     seconds = 2.0 * number
     workers = {
-        place: WorkerCounts(
-            pid, 1, seconds / 2, seconds / 2, seconds / 4, seconds / 20, number * 200, number * 200_000, DOING
-        )
+        place: WorkerCounts(pid, 1, seconds / 2, seconds / 2, seconds / 4, seconds / 20, number * 200, DOING)
         for place, pid in enumerate(pids)
     }
     counts: dict[str, Any] = {

@@ -11,13 +11,14 @@ import numpy as np
 import loaderpool as lp
 
 SOUNDS = 150  # how many the fixture `sounds` has
+LENGTHS: list[int] = np.random.default_rng(0).integers(50, 1001, SOUNDS).tolist()  # in frames
 
 
 def write_sounds(folder: Path) -> list[str]:
     """Write `SOUNDS` mono files of 50 to 1000 frames of noise; returns their paths."""
     rng = np.random.default_rng(0)
     paths = []
-    for number, frames in enumerate(rng.integers(50, 1001, SOUNDS).tolist()):
+    for number, frames in enumerate(LENGTHS):
         path = folder / f"{number:04d}.wav"
         with wave.open(str(path), "wb") as file:
             file.setnchannels(1)
@@ -28,12 +29,6 @@ def write_sounds(folder: Path) -> list[str]:
     return paths
 
 
-def frames_of(path: str) -> int:
-    """The length of a file, from its header alone."""
-    with wave.open(path) as file:
-        return file.getnframes()
-
-
 def load_sound(path: str, rng: np.random.Generator) -> dict[str, Any]:
     """The file's frames, louder or softer by chance, and how many they are."""
     with wave.open(path) as file:
@@ -42,5 +37,5 @@ def load_sound(path: str, rng: np.random.Generator) -> dict[str, Any]:
 
 
 # How a loader of the fixture `sounds` batches them: in four buckets.
-BUCKETS = lp.Buckets(frames_of, [200, 400, 700], [8, 4, 3, 2])
+BUCKETS = lp.Buckets(LENGTHS, [200, 400, 700], [8, 4, 3, 2])
 BY_LENGTH: dict[str, Any] = {"buckets": BUCKETS, "pad": True, "shuffle": True, "seed": 5}

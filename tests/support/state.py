@@ -59,7 +59,7 @@ def check_state(state: State) -> None:
         making = {job.slot.offset: job.slot for job in jobs if job.slot is not None and job.slot.run is run}
         assert making == run.making
         offsets = [*run.free, *run.filled, *making]
-        assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= run.sizes.keys()
+        assert len(offsets) == len(set(offsets)) == run.slots and run.fresh <= set(offsets)
     roomy = [*state.roomy]
     for worker in state.workers.values():
         state.note_room(worker)
@@ -68,7 +68,7 @@ def check_state(state: State) -> None:
 
 def look(state: State, loader: int) -> None:
     """Have a loader's first sample made."""
-    state.look(Look(loader, 0, 0, 0))
+    state.look(Look(loader, 0))
 
 
 def begin(state: State, run: int, loader: int, first: int, stop: int = -1, **other: Any) -> None:
@@ -105,7 +105,7 @@ class Pool:
         look(self.state, LOADER)
         self.turn()
         (worker,) = self.busy()
-        found = Found(self.channels[worker].pop().number, LOADER, 0, b"", 0.0)
+        found = Found(self.channels[worker].pop().number, LOADER, b"", 0.0)
         self.state.found(worker, found)
         self.state.lay_out(LOADER, Layout(4096, 1, False), 0.001)
         begin(self.state, RUN, LOADER, 0)

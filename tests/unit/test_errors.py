@@ -24,27 +24,3 @@ Unrelated = type("array", (), {"__repr__": lambda self: "mine"})  # by this name
 )
 def test_a_value_is_shown_by_its_repr(value: Any, shown: str) -> None:
     assert brief(value) == shown
-
-
-class Counted(int):
-    """Counts how often two are compared."""
-
-    compared = 0
-
-    def __lt__(self, other: int) -> bool:
-        Counted.compared += 1
-        return int(self) < int(other)
-
-
-NAMED = type("bytes", (bytes,), {"__repr__": lambda self: pytest.fail("it was written whole")})
-MANY = [Counted(number) for number in range(10_000, 0, -1)]
-
-
-@pytest.mark.parametrize(
-    "value", [NAMED(1 << 20), dict.fromkeys(MANY), {*MANY}, frozenset(MANY)], ids=lambda value: type(value).__name__
-)
-@pytest.mark.parametrize("within", [lambda value: value, lambda value: [(value,)], lambda value: {"key": value}])
-def test_what_is_large_is_cut_before_it_is_written_or_sorted(value: Any, within: Any) -> None:
-    Counted.compared = 0
-    brief(within(value))
-    assert Counted.compared < 1000

@@ -18,7 +18,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from loaderpool.config import LoaderConfig
 from loaderpool.core.channel import GRACE_S
@@ -56,7 +56,6 @@ class Feed:
         end: how many batches there are in all; None: not known yet.
         make_error: makes the error that stands after the last batch, if the stream ended with one.
         offset: of the table in the arena.
-        reads_here: in this process, where reading tells itself how far it is.
         is_over: the rest is not wanted.
         is_gone: its thread has ended.
 
@@ -73,7 +72,6 @@ class Feed:
     def __init__(self, feeds: StreamFeeds, process: ReaderProcess | None, epoch: int, plan: Plan) -> None:
         self._feeds, self._pool, self._rooms = feeds, feeds.pool, feeds.rooms
         self.process, self.epoch, self._plan = process, epoch, plan
-        self.reads_here = process is None
         self.made = 0
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None
@@ -252,7 +250,6 @@ class StreamFeeds:
         first: has the item for the probe, and waits for its pass.
         placement: where the arrays of the stream are that stand in data files.
         why_on_thread: why the stream is read on a thread of this process; empty: it is not.
-        is_one_shot: there can be only one pass.
 
     Args:
         pool: whose arena.
@@ -280,7 +277,6 @@ class StreamFeeds:
         self.rooms = ExtentPool(pool.arena)
         self._feeds: list[Feed] = []  # whose memory is not given back
         self.first: Feed | None = None
-        self.is_one_shot = stream.is_one_shot
         self.why_on_thread = shipment if isinstance(shipment, str) else ""
         self.placement, self._extents = Placement(), list[Extent]()
         self._shipped: Shipped | None = None
@@ -289,11 +285,6 @@ class StreamFeeds:
             self._extents, offset, nbytes = put_shipment(pool.arena, shipment, self.placement)
             files = self.placement.descriptors
             self._shipped = Shipped(pool.arena, (offset, nbytes), files, Surroundings.of_now())
-
-    @property
-    def read_by(self) -> Literal["process", "thread"]:
-        """Where the stream is read."""
-        return "thread" if self._shipped is None else "process"
 
     def batches(self, plan: Plan, epoch: int) -> Iterator[tuple[int, list[Any]]]:
         """Read the batches of a pass here."""
@@ -305,14 +296,11 @@ class StreamFeeds:
         self.first = self._open(epoch, plan)
         self.first.start()
 
-    def begin_again(self, epoch: int, plan: Plan) -> bool:
-        """Read the first pass again where it ended without an item and that was not seen yet; whether it did."""
-        first = self.first
-        if first is None or first.made:
-            return False
-        first.free()
-        self.begin(epoch, plan)
-        return True
+    def begin_again(self, epoch: int, plan: Plan) -> None:
+        """Read the first pass again, which had no item, if it can be read again."""
+        if self.first is not None and not self._stream.is_one_shot:
+            self.first.free()
+            self.begin(epoch, plan)
 
     def of_pass(self, epoch: int, plan: Plan) -> Feed:
         """The feed of a pass: the one that has been read ahead, if it is of this epoch."""

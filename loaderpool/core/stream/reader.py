@@ -24,6 +24,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import capacity, fault_points, machine
+from loaderpool.system.capacity import START_ADVICE
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.reports import GivenUp, LostReport
 
@@ -130,8 +131,7 @@ class ReaderProcess:
         except ValueError:  # the arena's descriptor is closed
             raise closed_error() from None
         except OSError as error:
-            advice = capacity.start_advice(error, "this process has no file descriptors left")
-            raise PoolBrokenError(f"Could not start the stream process: {error}; {advice}") from error
+            raise PoolBrokenError(f"Could not start the stream process: {error}; {START_ADVICE}") from error
         seconds, ms = divmod(self._watch.look_ms, 1000)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 1000 * ms))
         fault_points.reach("trainer.reader_launched")

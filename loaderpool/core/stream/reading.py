@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import io
 import os
 import pickle
-import select
 import socket
 import struct
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import Arena
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, process
-from loaderpool.system.interrupts import InterruptsHeld
+from loaderpool.system.interrupts import InterruptsHeld, gate_handlers
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.reports import Failure, describe_failure, what_ended
 from loaderpool.worker.bundles import Frame, frames
@@ -33,33 +32,8 @@ HEADER = struct.Struct("<4Q")  # of a frame: bytes, buffers, first position, row
 _MOST_ASKED = 1 << 10  # at once; a feed asks for fewer
 
 
-class Unwanted(BaseException):
-    """The rest of the pass is not wanted."""
-
-
-class _WatchedStream(StreamSource):
-    """Looks before each item whether the pass goes on."""
-
-    def __init__(self, items: Any, channel: socket.socket) -> None:
-        super().__init__(items)
-        self._is_over = False
-        self._poll = select.poll()
-        self._poll.register(channel, select.POLLRDHUP)
-        threading.Thread(target=self._watch, name="loaderpool-reader-watch", daemon=True).start()
-
-    def _watch(self) -> None:
-        self._poll.poll()
-        self._is_over = True  # who ended it kills us if the user's code delays our end
-
-    def open(self) -> Iterator[Any]:
-        for item in super().open():
-            if self._is_over:
-                raise Unwanted
-            yield item
-
-
 class _Sender:
-    """Sends what the feed asks for. Raises `Unwanted` or an OSError where it never will again."""
+    """Sends what the feed asks for. Raises an OSError where it never will again."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel, self._asked = channel, 0
@@ -69,11 +43,12 @@ class _Sender:
 
         What a handler raises comes between two frames: the feed would wait for the rest of one.
         """
+        gate_handlers()  # of any signal, which the stream may have set a moment ago
         with InterruptsHeld():
             if not self._asked:
                 self._asked = len(self._channel.recv(_MOST_ASKED))
                 if not self._asked:
-                    raise Unwanted
+                    raise BrokenPipeError
             self._asked -= 1
             parts = [HEADER.pack(frame.nbytes, frame.buffers, frame.first, frame.rows), *frame.parts]
             large = len(parts) - frame.buffers  # where the arrays begin
@@ -82,7 +57,7 @@ class _Sender:
 
 
 def _read(start: Mapping[str, Any], channel: socket.socket) -> None:
-    """Read the pass to its end. May raise `Unwanted`, and what a socket raises whose other end is closed."""
+    """Read the pass to its end. Raises what a socket does whose other end is closed, where the rest is not wanted."""
     sender, epoch = _Sender(channel), start["epoch"]
     payloads = Payloads(Arena(start["arena"], start["arena_bytes"]), {0: list(start["files"])})
     try:
@@ -97,7 +72,7 @@ def _read(start: Mapping[str, Any], channel: socket.socket) -> None:
     fault_points.reach("reader.pass_taken")
     payload = payloads.loaded[0]
     try:
-        stream, config = _WatchedStream(payload["source"], channel), payload["config"]
+        stream, config = StreamSource(payload["source"]), payload["config"]
         plan = payload["plan"].after(start["start"])
         batches = read_batches(stream, plan, window=config.shuffle_window, seed=config.seed, epoch=epoch)
         with contextlib.closing(frames(batches)) as read:
@@ -108,8 +83,6 @@ def _read(start: Mapping[str, Any], channel: socket.socket) -> None:
                 fault_points.reach("reader.after_sending")
                 del frame  # its items need not be held while the next ones are read
         end_stray()
-    except Unwanted:
-        raise
     except BaseException as error:  # of the socket, too: then the next line meets it again
         end_stray(error)
         sender.send(_failed(what_ended(error, epoch), None))
@@ -132,10 +105,4 @@ def main(start: Mapping[str, Any]) -> None:
     sys.argv = list(start["argv"])
     if isinstance(sys.stderr, io.TextIOWrapper):
         faulthandler.enable()
-    channel = socket.socket(fileno=start["socket"])
-
-    def run() -> None:
-        with contextlib.suppress(Unwanted):
-            _read(start, channel)
-
-    serve(run)
+    serve(functools.partial(_read, start, socket.socket(fileno=start["socket"])))

@@ -43,21 +43,11 @@ class Explanation:
     expected_step_s: float | None  # Expected seconds of a step after the change; `None` if unknown.
     slowest: tuple[SlowItem, ...]  # Slowest items, longest first.
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         why = "" if self.verdict is Verdict.WARM_UP else self.why  # whose headline says it
         slowest = ", ".join(f"{item.name} ({readable_s(item.seconds)})" for item in self.slowest[:_SHOWN_ITEMS])
         found = {"Why": why, "Change": self.change, "Expect": self.expect, "Slowest items": slowest}
         return "\n".join([self.headline, *(f"{label}: {text}" for label, text in found.items() if text)])
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks and reports, as a table."""
-        import html  # few explanations are shown so, and a training that is told of waits for the import
-
-        headline, *lines = html.escape(str(self)).splitlines()
-        left, rows = ' style="text-align: left; vertical-align: top"', ""
-        for label, _, text in (line.partition(": ") for line in lines):
-            rows += f"<tr><th{left}>{label}</th><td{left}>{text}</td></tr>"
-        return f"<div><p><b>{headline}</b></p><table>{rows}</table></div>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON-serializable values."""

@@ -1,8 +1,7 @@
 """The page of JSON in which a loader tells `loaderpool top` what it is at, with the ring of its deliveries after it.
 
 Both lie in a memory file of the trainer's, which a reader finds in /proc: no port, no file on disk, no permission but
-that of the trainer's user, and only the trainer can write to it. The page has the command line, numbers, pids and
-settings, and no data.
+that of the trainer's user. The page has the command line, numbers, pids and settings, and no data.
 
 It has two slots, written by turns. Each begins with the number, length and CRC of its text, so a reader that meets a
 slot half written takes the other one.
@@ -27,7 +26,7 @@ from loaderpool.system import clock, machine
 from loaderpool.trainer.explain.window import FIRST_STEPS, Snapshot, window_of
 
 NAME = "page"
-FORMAT = 2  # of the JSON; raised when a key changes its meaning or goes away; a new one is read by `.get`
+FORMAT = 3  # of the JSON; raised when a key changes its meaning or goes away; a new one is read by `.get`
 _SLOT_BYTES = 1 << 18  # enough for a thousand workers
 PAGE_BYTES = 2 * _SLOT_BYTES  # where the ring of deliveries begins
 _MOST_CHARACTERS = 4096  # of a command line
@@ -98,12 +97,10 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
             told["samples_per_s"] = window.samples_per_s
             told["bytes_per_s"] = window.bytes / window.seconds
     parts = [later.since(earlier) for earlier, later in itertools.pairwise(lately)]
-    calls, decisions = last.calls, last.autotuned.decisions
+    decisions = last.autotuned.decisions
     return {
         **told,
         "wait_shares": [part.wait_share for part in parts if part.seconds > 0],
-        "calls_of": last.calls_of,
-        "call_s": {f"p{each}": calls.quantile_ns(each / 100) / 1e9 for each in (50, 90, 99)} if calls.calls else {},
         "buffers": last.slots,
         "buffers_in_use": last.slots_lent,
         "buffers_ready": last.slots_ready,

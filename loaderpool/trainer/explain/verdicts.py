@@ -14,7 +14,6 @@ from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import counted, readable_bytes, readable_s
 from loaderpool.trainer.explain.window import (
     CONTESTED,
-    FEEDS,
     FEWER_BY,
     FULL,
     LEAST_STEPS,
@@ -52,8 +51,7 @@ _SLOW_CALLS_ARE = 0.25
 _USUALLY_LENT = 4
 # Of the steps: batches that are copied out now and then are no habit.
 _COPIED_OFTEN = 0.1
-# Of a shorter load nothing is said: beside it interpreters take longer to start.
-_LOAD_TOLD_FROM_S = 0.2
+_READ_IN_PARTS = "lp.Loader.from_generator(read_part, shards=parts)  # read_part(part) yields the items of one part"
 _IF_SERVED = "if the source can serve more calls at once, "
 
 
@@ -176,15 +174,7 @@ def _what_cpus_did(seen: Window) -> str:
         text += f", other programs {others:.1f}{'. Stop these programs first' * are_many}"
     if seen.queued_share >= 0.01:
         text += f". Workers waited for a CPU {seen.queued_share:.0%} of their time"
-    if seen.throttled_s:
-        text += f". The cgroup's CPU limit held processes back for {readable_s(seen.throttled_s)}"
     return f"{text}."
-
-
-def _what_was_read(seen: Window) -> str:
-    if not seen.read_bytes:
-        return ""
-    return f" Workers read {readable_bytes(seen.read_bytes / seen.seconds)} a second from disks."
 
 
 def _what_a_step_becomes(seen: Window, step_s: float) -> str:
@@ -195,13 +185,6 @@ def _what_a_step_becomes(seen: Window, step_s: float) -> str:
     if step_s <= (1 + WAITS_ABOVE) * seen.ready_s:
         return f"{text}, as with data always ready ({seen.step_s / step_s:.2g}x)"
     return f"{text} ({seen.step_s / step_s:.2g}x); data always ready would mean {readable_s(seen.ready_s)}"
-
-
-def _with_shorter_step(seen: Window, verdict: Verdict, why: str, change: str, expect: str, step_s: float) -> Finding:
-    """Tell the step that there would be, unless it is longer than steps are: that belies the window."""
-    if step_s >= seen.step_s:
-        return Finding(verdict, why, change, expect)
-    return Finding(verdict, why, change, f"{expect}; at best {readable_s(step_s)} a step", step_s)
 
 
 # -- changes that several verdicts advise
@@ -216,22 +199,10 @@ def _with_workers(seen: Window, workers: int, expect: str) -> _Advice:
     return "", f'workers="auto" tries {counted(workers, "worker")} by itself: {expect}'
 
 
-def _fewer_workers(seen: Window) -> _Advice | None:
-    """The fewest workers that were no slower than these, though they should have been."""
-    enough = (1 - TOLERANCE) * seen.samples_per_s
-    for pace in seen.slower_paces():
-        if pace.samples_per_s >= enough:
-            return _with_workers(seen, pace.workers, "the same rate, with less memory; more workers would not help")
-    return None
-
-
 def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") -> Finding:
-    workers = max(seen.least_workers, seen.workers + 1)
-    workers = min(workers, seen.lanes or workers)  # more would have nothing to do
+    workers = min(max(seen.least_workers, seen.workers + 1), seen.lanes or MAX_WORKERS)  # more had nothing to do
     if workers <= seen.workers:
-        return _more_generators(seen, verdict, why)
-    if workers > MAX_WORKERS:
-        return Finding(verdict, f"{why} Training needs {workers:,} workers, and a pool has at most {MAX_WORKERS:,}.")
+        return _more_generators(seen, verdict, why) if seen.lanes else Finding(verdict, why)
     step_s = seen.step_with(workers)
     expect = provided + _what_a_step_becomes(seen, step_s)
     return Finding(verdict, why, *_with_workers(seen, workers, expect), step_s)
@@ -240,13 +211,7 @@ def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") 
 def _more_generators(seen: Window, verdict: Verdict, why: str) -> Finding:
     lanes = f"{counted(seen.lanes, 'generator')} run{'s' * (seen.lanes == 1)}"
     why = f"{why} Only {lanes} at once, so more workers would have nothing to do."
-    return Finding(verdict, why, _read_in_parts(), "as many generators at once as there are parts, up to cycle_length")
-
-
-def _read_in_parts(workers: int = 0) -> str:
-    """Workers, so many of them where that is another number, read parts of what one reader reads now."""
-    number = f", workers={workers}" if workers else ""
-    return f"lp.Loader.from_generator(read_part, shards=parts{number})  # read_part(part) yields the items of one part"
+    return Finding(verdict, why, _READ_IN_PARTS, "as many generators at once as there are parts, up to cycle_length")
 
 
 def _cheaper(seen: Window) -> _Advice:
@@ -294,14 +259,8 @@ def _noisy_neighbour(seen: Window) -> Iterator[Finding]:
     if seen.trainer_queued_s < max(CONTESTED * seen.whole_s, _MOST_OF_IT * seen.wait_s):
         return
     share = seen.trainer_queued_s / seen.whole_s
-    quiet_s = (1 - min(share, 0.99)) * seen.step_s
-    workers = seen.enough_workers(quiet_s)
     why = f"The training thread waited for a CPU {share:.0%} of the time. {_what_cpus_did(seen)}"
-    change = expect = ""
-    if workers != seen.workers and seen.cpu_s >= seen.cpus_of_others * seen.whole_s:
-        expect = f"at best {readable_s(quiet_s)} a step, if training has a CPU to itself"
-        change, expect = _with_workers(seen, workers, expect)
-    yield Finding(Verdict.NOISY_NEIGHBOUR, why, change, expect)
+    yield Finding(Verdict.NOISY_NEIGHBOUR, why)
 
 
 def _batch_overhead(seen: Window) -> Iterator[Finding]:
@@ -333,7 +292,7 @@ def _compute_bound(seen: Window) -> Finding:
     if not seen.workers:
         return Finding(Verdict.COMPUTE_BOUND, why)
     why += f" {_what_workers_did(seen)}"
-    workers = seen.enough_workers(seen.step_s)
+    workers = seen.enough_workers
     if workers == seen.workers or seen.autotuned.most:  # "auto" has taken back what is worth it
         return Finding(Verdict.COMPUTE_BOUND, why)
     expect = f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
@@ -345,12 +304,10 @@ def _start_up(seen: Window) -> Iterator[Finding]:
     if not seen.start_s or (rest_s > 0 and max(0.0, seen.wait_s - seen.start_s) / rest_s >= WAITS_ABOVE):
         return
     later_s = rest_s / seen.steps
-    why = f"The first batch came after {readable_s(seen.start_s)}. "
-    if seen.load_s >= _LOAD_TOLD_FROM_S:
-        why += f"Loading the function and its imports took {readable_s(seen.load_s)}. "
-        why += "Then workers started and loaded the first sample."
-    else:
-        why += "In that time workers start, import modules and load the first sample."
+    why = (
+        f"The first batch came after {readable_s(seen.start_s)}. In that time workers start, import modules and load "
+        "the first sample."
+    )
     expect = f"nothing to change: it happens once, and later steps take {readable_s(later_s)}"
     yield Finding(Verdict.START_UP, why, expect=expect, step_s=later_s)
 
@@ -381,7 +338,7 @@ def _memory_bandwidth(seen: Window) -> Iterator[Finding]:
             f"{few.workers}, at {bytes_per_s / 1e9:.1f} GB/s of finished batches. Memory bandwidth is most likely "
             "full. Smaller dtypes (uint8 instead of float32) and a parameter named `out` help more than workers."
         )
-        yield Finding(Verdict.MEMORY_BANDWIDTH, why, *(_fewer_workers(seen) or ()))
+        yield Finding(Verdict.MEMORY_BANDWIDTH, why)
 
 
 def _source_limit(seen: Window) -> Iterator[Finding]:
@@ -397,8 +354,8 @@ def _source_limit(seen: Window) -> Iterator[Finding]:
     else:
         return
     shared = "Something that workers share is the limit (a disk, a network or a lock)"
-    why = f"{beside}, although CPUs are free. {shared}.{_what_was_read(seen)}"
-    yield Finding(Verdict.SOURCE_LIMIT, why, *(_cached(seen) or _fewer_workers(seen) or ()))
+    why = f"{beside}, although CPUs are free. {shared}."
+    yield Finding(Verdict.SOURCE_LIMIT, why, *(_cached(seen) or ()))
 
 
 def _more_calls(seen: Window) -> Finding:
@@ -407,7 +364,7 @@ def _more_calls(seen: Window) -> Finding:
     if seen.computes:
         provided = "if memory bandwidth is not full, " * (seen.bytes / seen.seconds >= _HEAVY_BYTES_PER_S)
         return _more_workers(seen, Verdict.TOO_FEW_WORKERS, f"{did} {_what_cpus_did(seen)}", provided)
-    why = f"{did} The rest is waiting for a disk, a server or a lock.{_what_was_read(seen)}"
+    why = f"{did} The rest is waiting for a disk, a server or a lock."
     threads = seen.least_threads
     if seen.can_have_threads and seen.cpu_share < _BLOCKS_BELOW and threads > seen.threads:
         step_s = seen.step_with(seen.workers, threads)
@@ -434,14 +391,7 @@ def _stream_reader(seen: Window) -> Finding:
     share = seen.idle_s / (seen.busy_s + seen.idle_s)
     why = f"Workers were idle {share:.0%} of the time, because the stream had no items ready. "
     why += f"Reading a batch takes up to {readable_s(seen.step_s)}."
-    both_s = seen.step_s + seen.making_s
-    workers = max(seen.workers, min(math.ceil(FEEDS * both_s / seen.target_s), math.ceil(seen.cpus)))
-    step_s = max(seen.target_s, both_s / workers)
-    change = _read_in_parts(workers if workers > seen.workers and not seen.autotuned.most else 0)
-    both = f"{readable_s(both_s)} of reading and processing for a batch"
-    reading = f"{counted(workers, 'worker')} read in parallel, {both}"
-    found = _with_shorter_step(seen, Verdict.STREAM_READER, why, change, reading, step_s)
-    return found if found.step_s is None else found._replace(expect=f"{found.expect}, with at least as many parts")
+    return Finding(Verdict.STREAM_READER, why, _READ_IN_PARTS, "workers read parts of it at the same time")
 
 
 def _stragglers(seen: Window) -> Iterator[Finding]:
@@ -459,17 +409,11 @@ def _stragglers(seen: Window) -> Iterator[Finding]:
         f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} in total, and "
         f"training waited {readable_s(seen.steady_wait_s)}. {_how_busy(seen)}"
     )
-    step_s, more = seen.step_with(seen.workers), _more_calls(seen)  # in any order
-    if seen.is_outpaced and step_s < _GAINS * seen.step_s and more.step_s and more.step_s * _GAINS < step_s:
-        provided = "" if seen.computes else _IF_SERVED  # then, too: what helps is what helps any work
-        expect = f"{provided}at best {readable_s(more.step_s)} a step, because slow calls still delay later batches"
-        yield Finding(Verdict.STRAGGLERS, why, more.change, expect, more.step_s)
-    elif not seen.deterministic:
+    if not seen.deterministic:
         yield Finding(Verdict.STRAGGLERS, why)
     else:
         change = "lp.Loader(..., deterministic=False)  # if the order of batches may differ between runs"
-        expect = "slow calls no longer delay other batches"
-        yield _with_shorter_step(seen, Verdict.STRAGGLERS, why, change, expect, step_s)
+        yield Finding(Verdict.STRAGGLERS, why, change, "slow calls no longer delay other batches")
 
 
 def _batches_kept(seen: Window) -> Iterator[Finding]:
@@ -496,8 +440,7 @@ def _memory_limit(seen: Window) -> Finding:
     nbytes = seen.slots_wanted * seen.slot_bytes
     unit, name = (1 << 30, "GiB") if nbytes >= 8 << 30 else (1 << 20, "MiB")  # rounded up to what is easily read
     change = f'lp.Loader(..., limits=lp.Limits(memory="{-(-nbytes // unit)}{name}"))'
-    expect, step_s = "workers do not wait for a free batch buffer", seen.step_with(seen.workers)
-    return _with_shorter_step(seen, Verdict.MEMORY_LIMIT, why, change, expect, step_s)
+    return Finding(Verdict.MEMORY_LIMIT, why, change, "workers do not wait for a free batch buffer")
 
 
 def _incomplete(seen: Window) -> Finding:

@@ -87,7 +87,6 @@ class WorkerCounts(NamedTuple):
     cpu_s: float = 0.0
     queued_s: float = 0.0
     made: int = 0
-    read_bytes: int = 0
     doing: Mapping[str, Any] = {}  # at that moment, as the page tells it
 
     def since(self, before: WorkerCounts | None) -> WorkerCounts:
@@ -131,11 +130,9 @@ class Sums:
     idle_s: float = 0.0  # workers waited for a ticket: for a slot, or for work
     cpu_s: float = 0.0  # CPU time of the workers; 0.0: not measured, as on some systems and of nodes
     queued_s: float = 0.0  # workers could have run, and waited for a CPU
-    read_bytes: int = 0  # that workers read from disks
     machine_cpu_s: float = 0.0  # CPU time of all processes of the machine
     trainer_cpu_s: float = 0.0  # of the consumer's process
     trainer_queued_s: float = 0.0  # the consumer's thread could have run, and waited for a CPU
-    throttled_s: float = 0.0  # the cgroup's limit held processes back
     copied: int = 0  # batches copied out, as too few slots were free to lend one
     copy_s: float = 0.0  # that this took the consumer
 
@@ -168,7 +165,6 @@ class Snapshot(Sums):
     slots_ready: int = 0  # whose batches are finished and not taken yet
     slots_wanted: int = 0  # that workers and consumer would have, were memory no limit
     slot_bytes: int = 0
-    load_s: float = 0.0  # of the user's function, at the beginning
     by_tf_data: bool = False  # the consumer takes batches through `as_dataset`
     room_bytes: int = 0  # memory that is free for what later epochs may read again; 0: none comes, or it is not known
 
@@ -368,12 +364,13 @@ class Window(Snapshot):
         threads = FEEDS * self.making_s * max(1, self.threads) / (max(1, self.workers) * self.target_s)
         return max(1, min(math.ceil(threads), MOST_THREADS))
 
-    def enough_workers(self, step_s: float) -> int:
-        """Return how many workers feed such a step with some to spare; no more than there are."""
+    @property
+    def enough_workers(self) -> int:
+        """How many workers feed the step of now with some to spare; no more than there are."""
         is_held_up = self.slow_s > WAITS_ABOVE * self.seconds  # and hidden by workers that go on meanwhile
         if is_held_up or not self.cpu_s:
             return self.workers
-        return min(self.workers, max(1, math.ceil(SPARE * self.making_s / step_s)))
+        return min(self.workers, max(1, math.ceil(SPARE * self.making_s / self.step_s)))
 
     def slower_paces(self) -> list[Pace]:
         """Return the paces of so few workers that they should have been slower by far, the fewest first."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import traceback
 import types
-from pathlib import PurePath
+from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.walk import CODE, CONTAINERS, parts_of
-from loaderpool.transport.payload.pickler import first_unpicklable
+from loaderpool.transport.payload.pickler import PayloadPickler
+from loaderpool.transport.pickling import out_of_band
 
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
-_MOST_STEPS = 40
+_MOST_STEPS = 12
 
 
 def describe_offender(payload: dict[str, object], error: Exception) -> str:
@@ -25,20 +25,38 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
     """
     path: list[str] = []
     offender, parts = cast(Any, payload), list(payload.items())
-    while len(path) < _MOST_STEPS:
-        found = first_unpicklable(value for _, value in parts)
-        if found is None:
-            break
-        (label, value), reason = parts[found[0]], found[1]
-        if path and _is_too_deep(reason) and type(value) is type(offender):
-            break  # the next link of a chain
+    while len(path) < _MOST_STEPS and (found := _first_unpicklable(value for _, value in parts)) is not None:
+        label, offender = parts[found[0]]
+        error, parts = found[1], _parts(offender)
         path.append(label)
-        offender, error, parts = value, reason, _parts(value)
     from loaderpool.transport.reports import shown_name  # which few payloads need
 
     where = " → ".join(path) or "the payload"
-    what = f"{where}, of type {shown_name(type(offender))}"
-    return f"Cannot send this to the workers: {what}. {_reason(error)} {_advice(offender, error, path)}"
+    what = f"{where}, of type {shown_name(type(offender))}. Pickling it raised {type(error).__name__}: {error}"
+    return f"Cannot send this to the workers: {what}. {_advice(offender, path)}"
+
+
+def _first_unpicklable(values: Iterable[object]) -> tuple[int, Exception] | None:
+    """Return which of these is the first that cannot be pickled by itself, and what that raised.
+
+    Nothing is kept of them and no array is copied.
+    """
+    pickler = PayloadPickler(_NullFile(), out_of_band(lambda _: None, 0))
+    for at, value in enumerate(values):
+        try:
+            pickler.dump(value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            return at, error
+        pickler.clear_memo()
+    return None
+
+
+class _NullFile:
+    """A file for picklers that keeps nothing."""
+
+    write = len
 
 
 def _parts(obj: Any) -> list[tuple[str, Any]]:
@@ -57,24 +75,7 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
     return [] if is_closed else [(part.label, part.value) for part in parts_of(obj)]
 
 
-def _is_too_deep(error: BaseException | None) -> bool:
-    """A RecursionError, which cloudpickle puts into a PicklingError."""
-    return isinstance(error, RecursionError) or (error is not None and isinstance(error.__cause__, RecursionError))
-
-
-def _reason(error: Exception) -> str:
-    if _is_too_deep(error):
-        return "It is nested too deeply to be pickled (RecursionError)."
-    text = f"{type(error).__name__}: {error}"
-    frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ is not None else None
-    if frame is not None and frame.name.startswith("__"):  # __reduce__, __getstate__, __reduce_ex__ of the user's
-        return f"Its {frame.name} raised {text} ({PurePath(frame.filename).name}, line {frame.lineno})."
-    return f"Pickling it raised {text}."
-
-
-def _advice(offender: Any, error: Exception, path: list[str]) -> str:
-    if _is_too_deep(error):
-        return "Store the data in a flat list or in arrays, with indices instead of references between objects."
+def _advice(offender: Any, path: list[str]) -> str:
     if isinstance(offender, types.GeneratorType):
         return (
             "A generator cannot be copied. Pass the generator function to Loader.from_generator, or pass a list of "
@@ -82,23 +83,9 @@ def _advice(offender: Any, error: Exception, path: list[str]) -> str:
         )
     if path[:1] == ["make_generator"]:
         return "Open or create it in make_generator, so that each replica of the generator has its own."
-    packages = {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}
-    if "h5py" in packages:
+    if "h5py" in {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}:
         return (
-            "An open HDF5 file cannot be sent to the workers. As the source, pass "
-            f"loaderpool.HDF5({_hdf5_place(offender)}), which each worker opens itself. In a function, open "
-            "the file in setup=, which runs once in each worker."
+            "An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5(path, key), which "
+            "each worker opens itself. In a function, open the file in setup=, which runs once in each worker."
         )
-    if "tqdm" in packages:
-        return "Remove it, and show progress in the training loop: for batch in tqdm(loader)."
-    if "sqlite3" in packages:
-        return "A connection cannot be shared by processes. Open it in setup=, which runs once in each worker."
     return "Open or create it in setup=, which runs once in each worker, or inside the function."
-
-
-def _hdf5_place(offender: Any) -> str:
-    """Path and name of an h5py object as they would be written, as far as it still knows them."""
-    try:
-        return f"{offender.file.filename!r}, {offender.name.lstrip('/') or 'key'!r}"
-    except Exception:  # closed
-        return "path, key"

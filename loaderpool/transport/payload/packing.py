@@ -7,7 +7,6 @@ So go the items of a source, and so does `share` put lists and dicts into shared
 from __future__ import annotations
 
 import array
-import collections
 import functools
 import io
 import itertools
@@ -23,17 +22,14 @@ import numpy.typing as npt
 from loaderpool.errors import UnpicklableError
 from loaderpool.memory.layout import aligned
 from loaderpool.sources.packed import PackedDict, PackedList, part, parts_of, same
-from loaderpool.sources.recognise import Sized
 from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
     OUT_OF_BAND_BYTES,
-    ItemError,
     LruCacheWrapper,
     PayloadPickler,
-    first_unpicklable,
     is_global,
 )
 from loaderpool.transport.pickling import out_of_band
@@ -72,76 +68,49 @@ class ItemPacking:
 
     def _stand_in(self, source: Any) -> Any:
         if isinstance(source, Columns):
-            return source.map(lambda column, path: self._of_list(column, f"source{path}"))
-        if type(source) is Sized and type(source.items) in (collections.deque, collections.UserList):
-            return self._of_list(list(source.items)[: len(source)], "source")
-        return self._of_list(source, "source")
+            return source.map(lambda column, path: self._of_list(column))
+        return self._of_list(source)
 
-    def _of_list(self, items: Any, place: str) -> Any:
+    def _of_list(self, items: Any) -> Any:
         is_object_array = type(items) is np.ndarray and items.dtype == object and items.ndim == 1
         if (type(items) not in (list, tuple) and not is_object_array) or len(items) < LEAST_ITEMS:
             return items
         self.sources.add(id(items))
-        return _ItemsStandIn(self, items, place)
+        return _ItemsStandIn(self, items)
 
-    def pack(self, items: Sequence[Any], place: str) -> PackedList | None:
-        """Return the items, packed; None where they had better travel as they are.
-
-        Raises:
-            ItemError: one of them cannot be pickled.
-        """
+    def pack(self, items: Sequence[Any]) -> PackedList | None:
+        """Return the items, packed; None where they had better travel as they are, or cannot be pickled so."""
         try:
             if not self._is_worth_it(items):
                 return None
             packed = _ItemPickler(self.met).pack(items)
         except _NotPackableError:
             return None
-        except _ItemFailedError as failed:
-            found = first_unpicklable([items[failed.index]])
-            if found is None:  # only in this way
-                return None
-            from loaderpool.transport.payload.diagnose import describe_offender  # seldom needed
-
-            kind = "array" if isinstance(items, np.ndarray) else type(items).__name__
-            where = f"{place} → item {failed.index} of the {kind}"
-            raise ItemError(describe_offender({where: items[failed.index]}, found[1])) from found[1]
         self.packed += len(packed)
         return packed
 
     def _is_worth_it(self, items: Sequence[Any]) -> bool:
         """Whether items are many bytes, of which they hold few together; found by trying some, alone and as one."""
         tried = [items[at] for at in range(0, len(items), len(items) // _TRIED)]
-        try:
-            found = _ItemPickler(self.met).pack(tried, _MOST_TRIED_BYTES)
-            alone, tried = found.nbytes, tried[: len(found)]
-            first, together = (_ItemPickler(self.met).pack([each]).nbytes for each in (tried[0], tried))
-        except _ItemFailedError:
-            return True  # packing names the first that fails
+        found = _ItemPickler(self.met).pack(tried, _MOST_TRIED_BYTES)
+        alone, tried = found.nbytes, tried[: len(found)]
+        first, together = (_ItemPickler(self.met).pack([each]).nbytes for each in (tried[0], tried))
         is_much = alone * len(items) // len(tried) >= _LEAST_BYTES
         # In the first, all is new.
         return is_much and alone - first <= max(_MOST_REPEATED * (together - first), _SMALL_BYTES * len(tried))
 
 
-def nbytes_of(items: Sequence[Any], met: AbstractSet[int]) -> int:
-    """Return about how many bytes the items' pickles take; 0 where they cannot be pickled one by one."""
-    try:
-        tried = _ItemPickler(met).pack(items, _MOST_TRIED_BYTES)
-    except (_NotPackableError, _ItemFailedError):
-        return 0
-    return tried.nbytes * len(items) // len(tried)
-
-
 class _ItemsStandIn:
     """Stands for items in a payload until its pickling arrives here."""
 
-    def __init__(self, packing: ItemPacking, items: Sequence[Any], place: str) -> None:
-        self._packing, self._items, self._place = packing, items, place
+    def __init__(self, packing: ItemPacking, items: Sequence[Any]) -> None:
+        self._packing, self._items = packing, items
 
     def __getitem__(self, index: int) -> Any:
         return self._items[index]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        packed = self._packing.pack(self._items, self._place)
+        packed = self._packing.pack(self._items)
         return (same, (self._items,)) if packed is None else packed.__reduce__()
 
 
@@ -155,16 +124,16 @@ _NAMED_KINDS = _FUNCTION_KINDS | {types.BuiltinFunctionType, types.ModuleType}
 _NO_OBJECT = (types.ModuleType, type(None))
 
 
-class _ItemFailedError(Exception):
+class _NotPackableError(Exception):
+    """What items are or hold makes another thing of them when each travels alone, or cannot be pickled."""
+
+
+class _ItemFailedError(_NotPackableError):
     """Pickling an item raised the cause."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.index = index
-
-
-class _NotPackableError(Exception):
-    """What items are or hold makes another thing of them when each travels alone."""
 
 
 class _ItemPickler(PayloadPickler):

@@ -8,27 +8,23 @@ globals two lives.
 
 from __future__ import annotations
 
-import contextlib
-import copyreg
 import dataclasses
 import dis
 import functools
 import io
-import itertools
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
 import numpy as np
-import numpy.typing as npt
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.process import is_installed
-from loaderpool.transport.pickling import out_of_band, reduce_view
+from loaderpool.transport.pickling import VIEW_REFUSED
 
 # ---- frameworks ----
 
@@ -140,16 +136,11 @@ def _imports_submodule(package: types.ModuleType, key: str) -> bool:
 _Item_co = TypeVar("_Item_co", covariant=True)
 
 
-def _stored_as(name: str) -> Any:
-    return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))
-
-
 class PyDatasetStandIn:
-    """All that a subclass may use of `keras.utils.PyDataset` (and of the older `Sequence`) works here too.
+    """What nearly all subclasses use of `keras.utils.PyDataset` (and of the older `Sequence`) works here too.
 
-    The behaviour is that of Keras 3.15 (`keras/src/trainers/data_adapters/py_dataset_adapter.py`), with the instance
-    attributes of the same names: instances are made in the trainer by the real class, and only their `__dict__` comes.
-    A class that uses more of its base than is defined here is not shipped with this stand-in (see `PayloadPickler`).
+    Instances are made in the trainer by the real class, and only their `__dict__` comes. A class that uses more of its
+    base than is defined here is not shipped with this stand-in (see `PayloadPickler`).
     """
 
     def __init__(self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10) -> None:
@@ -157,30 +148,12 @@ class PyDatasetStandIn:
         self._use_multiprocessing = use_multiprocessing
         self._max_queue_size = max_queue_size
 
-    # Class attributes, because a constructor that forgets super().__init__() is common and Keras only warns of it.
-    _workers = 1
-    _use_multiprocessing = False
-    _max_queue_size = 10
-
-    workers = _stored_as("_workers")
-    use_multiprocessing = _stored_as("_use_multiprocessing")
-    max_queue_size = _stored_as("_max_queue_size")
-
     def __getitem__(self, index: int) -> Any:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        count = None
-        with contextlib.suppress(NotImplementedError):
-            count = self.num_batches
-        return (self[index] for index in (itertools.count() if count is None else range(count)))
-
-    @property
-    def num_batches(self) -> int | None:
-        # No __len__ of its own: Keras' base has none, and hasattr() is how users ask.
-        if hasattr(self, "__len__"):
-            return len(self)
-        raise NotImplementedError("a PyDataset needs __len__ or the property num_batches")
+        count: int = len(self)  # type: ignore[arg-type]  # which the subclass has
+        return (self[index] for index in range(count))
 
     def on_epoch_begin(self) -> None:
         """Do nothing, as in Keras."""
@@ -217,21 +190,14 @@ OUT_OF_BAND_BYTES = 64 * 1024
 LEAST_ITEMS = 1000
 
 
-class ItemError(Exception):
-    """An item cannot be pickled, as its text says; it never leaves `ship`."""
-
-
 class FrameworkNeededError(Exception):
     """The payload's own code or data refers to this framework, its argument; it never leaves `ship`."""
 
 
 # Of these what matters is where they come from; of all else, what they hold.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-_TENSOR_KINDS = frozenset({"ArrayImpl", "TypedStorage", "UntypedStorage"})  # names of types, for `_reduce_tensor`
 _by_identity: Any = object.__eq__
 LruCacheWrapper = type(functools.lru_cache(lambda: None))
-_make_dispatcher: Callable[[Any], Any] = functools.singledispatch  # which mypy knows too well
-_DISPATCHES = _make_dispatcher(len).__code__
 
 
 class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -251,11 +217,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if not self._frameworks:
-            return self._reduce(obj, kind)
-        if not issubclass(kind, _NAMED):
-            if kind.__name__ in _TENSOR_KINDS:
-                self._refuse(home_of(obj))
+        if not self._frameworks or not issubclass(kind, _NAMED):
             return self._reduce(obj, kind)
         if self._stand_in_of(obj) is not None:
             return stand_in_of, (framework_of(obj.__module__), obj.__name__)
@@ -280,7 +242,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if kind is np.memmap:
             return _reduce_memmap(obj)
         if kind is memoryview:
-            return reduce_view(obj)
+            raise TypeError(VIEW_REFUSED)
         if kind is types.CodeType:
             return _reduce_code(obj)
         if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(kind):
@@ -288,18 +250,13 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if obj is dataclasses.MISSING:
             return "MISSING"  # by its name: as a copy it would be another one, and a field's default
         if kind is LruCacheWrapper:
-            return _by_value_of_cached(obj) if self.is_by_value(obj) else NotImplemented
+            is_by_value = self.is_by_value(obj)
+            return (_cached_function, (obj.__wrapped__, obj.cache_parameters())) if is_by_value else NotImplemented
         if kind is functools.cached_property:
             return _cached_property, (obj.func, obj.attrname)  # up to Python 3.11 it holds a lock
-        if kind is types.FunctionType and obj.__code__ is _DISPATCHES and self.is_by_value(obj):
-            return _make_dispatcher, (len,), (obj.__wrapped__, dict(obj.registry)), None, None, _set_dispatcher
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
-        if kind.__name__ in _TENSOR_KINDS and (reduced := _reduce_tensor(obj)) is not NotImplemented:
-            return reduced
-        if issubclass(kind, getattr(sys.modules.get("tqdm.std"), "tqdm", ())):
-            raise TypeError("a progress bar cannot be pickled")  # sent, it would fail where it arrives
         return super().reducer_override(obj)
 
     def is_by_value(self, named: Any) -> bool:
@@ -361,29 +318,6 @@ def _codes_of(cls: type) -> Iterator[types.CodeType]:
                 yield function.__code__
 
 
-def first_unpicklable(values: Iterable[object]) -> tuple[int, Exception] | None:
-    """Return which of these is the first that cannot be pickled by itself, and what that raised.
-
-    Nothing is kept of them and no array is copied.
-    """
-    pickler = PayloadPickler(_NullFile(), out_of_band(lambda _: None, 0))
-    for at, value in enumerate(values):
-        try:
-            pickler.dump(value)
-        except MemoryError:
-            raise
-        except Exception as error:
-            return at, error
-        pickler.clear_memo()
-    return None
-
-
-class _NullFile:
-    """A file for picklers that keeps nothing."""
-
-    write = len
-
-
 def is_found_by_name(named: Any) -> bool:
     """Whether another process finds a function or class by its module and name; its `__main__` is another one."""
     return named.__module__ != "__main__" and is_global(named)
@@ -407,37 +341,17 @@ _FILE_NAME = 10  # of the arguments of `types.CodeType`, from Python 3.10 to 3.1
 
 
 # Of itself a cached function is looked up by name where it arrives, which in `__main__` finds nothing. It is rebuilt
-# with an empty cache. Where one has arrived, cloudpickle shall be able to send it, and the class it is in, back.
+# with an empty cache.
 
 
-def _by_value_of_cached(cached: Any) -> Any:
-    return _remake_cached_function, (cached.__wrapped__, cached.cache_parameters())
-
-
-def _remake_cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    copyreg.pickle(LruCacheWrapper, _reduce_remade_function)
+def _cached_function(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
-
-
-def _reduce_remade_function(cached: Any) -> Any:
-    return cached.__qualname__ if is_found_by_name(cached) else _by_value_of_cached(cached)
 
 
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
     made = functools.cached_property(function)
     made.attrname = name
     return made
-
-
-# What `functools.singledispatch` returns has a cache of weak references. It is made first, and filled then, for its
-# functions may call it.
-
-
-def _set_dispatcher(dispatcher: Any, state: tuple[Callable[..., Any], dict[type, Callable[..., Any]]]) -> None:
-    default, registry = state
-    functools.update_wrapper(dispatcher, default)
-    for kind, function in registry.items():
-        dispatcher.register(kind, function)
 
 
 def _reduce_memmap(array: Any) -> Any:
@@ -462,42 +376,3 @@ def _is_file_of(root: Any) -> bool:
         return bool(os.stat(root.filename).st_size >= root.offset + root.nbytes)
     except OSError:  # deleted since: only the mapping has it
         return False
-
-
-# ---- tensors ----
-
-
-def _reduce_tensor(value: Any) -> Any:
-    """Return how a tensor's storage, or an array of JAX, is pickled; NotImplemented: in its own way."""
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and type(value) is torch.storage.TypedStorage:
-        return _typed_storage, (value._untyped_storage, value.dtype)
-    if torch is not None and type(value) is torch.UntypedStorage:
-        if value.device.type != "cpu":
-            raise TypeError(f"a torch tensor on {value.device}, but workers use only the CPU; call .cpu()")
-        return _untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(value).numpy(),)
-    if jax is not None and isinstance(value, jax.Array) and value.is_fully_addressable and not value.weak_type:
-        array = np.asarray(value)
-        # Of dtypes that are not its own NumPy pickles the bytes with the rest.
-        return _jax_array, (array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}"), array.dtype)
-    return NotImplemented
-
-
-def _typed_storage(storage: Any, dtype: Any) -> Any:
-    import torch
-
-    make: Any = torch.storage.TypedStorage
-    return make(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def _untyped_storage(memory: npt.NDArray[np.uint8]) -> Any:
-    import torch
-
-    return torch.from_numpy(memory).untyped_storage()
-
-
-def _jax_array(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> Any:
-    """Return a JAX array on its default device; JAX begins its threads here, if they do not run yet."""
-    import jax
-
-    return jax.device_put(array.view(dtype))

@@ -16,7 +16,6 @@ import numpy as np
 from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
 from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
-from loaderpool.sources.recognise import Sized
 from loaderpool.sources.tables import Columns
 from loaderpool.system.interrupts import checkpoint, is_of_a_handler
 from loaderpool.transport.payload.captured_state import CALLED, copied_generators, large_data
@@ -24,9 +23,7 @@ from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
     OUT_OF_BAND_BYTES,
     FrameworkNeededError,
-    ItemError,
     PayloadPickler,
-    first_unpicklable,
     loaded_frameworks,
 )
 from loaderpool.transport.pickling import out_of_band, send
@@ -70,9 +67,11 @@ def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -
             if isinstance(error, MemoryError) or is_of_a_handler(error):
                 raise
             if not frameworks:
-                is_item = isinstance(error, ItemError)
-                text = str(error) if is_item else _describe(payload, error)
-                raise UnpicklableError(text) from (error.__cause__ if is_item else error)
+                from loaderpool.transport.payload.diagnose import describe_offender  # seldom needed
+
+                parts = named_parts(payload)  # the source last, for it takes long to look through
+                others = {name: part for name, part in parts.items() if name != "source"}
+                raise UnpicklableError(describe_offender({**others, **parts}, error)) from error
             frameworks = frozenset()  # a global that can be imported but not pickled, a lock say: all by reference then
 
 
@@ -84,21 +83,12 @@ def named_parts(payload: dict[str, object]) -> dict[str, object]:
     return {**{name: part for name, part in payload.items() if name != "source"}, **parts}
 
 
-def _describe(payload: dict[str, object], error: Exception) -> str:
-    from loaderpool.transport.payload.diagnose import describe_offender  # seldom needed
-
-    payload = named_parts(payload)
-    others = {name: part for name, part in payload.items() if name != "source"}
-    # Its source may have been packed all right, and takes long to look through.
-    return describe_offender(payload if first_unpicklable([others]) is None else others, error)
-
-
 def _shipment(payload: dict[str, object], frameworks: frozenset[str]) -> Shipment:
     buffers: list[memoryview] = []
     with io.BytesIO() as file:
         pickler = PayloadPickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks)
         packed, sources, source = 0, set[int](), payload.get("source")
-        if not isinstance(source, (list, tuple, np.ndarray, Columns, Sized)) or len(source) < LEAST_ITEMS:
+        if not isinstance(source, (list, tuple, np.ndarray, Columns)) or len(source) < LEAST_ITEMS:
             pickler.dump(payload)
         else:
             from loaderpool.transport.payload.packing import ItemPacking  # which other sources do without
@@ -109,7 +99,7 @@ def _shipment(payload: dict[str, object], frameworks: frozenset[str]) -> Shipmen
         told: tuple[Warning, ...] = ()
         if any(name in payload for name in CALLED):  # else: what a reader is sent, or what a hook changed
             parts = named_parts(payload)
-            large = large_data(parts, sources, pickler.is_by_value, pickler.met)
+            large = large_data(parts, sources, pickler.is_by_value)
             told = (*map(LargeDataWarning, large), *map(LoaderpoolWarning, copied_generators(parts)))
         return Shipment(file.getvalue(), tuple(buffers), packed, told, frameworks)
 
@@ -128,7 +118,6 @@ class Placement:
     files: list[DataFile] = field(default_factory=list)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # by buffer: number of file, offset
     shared_bytes: int = 0  # of arrays that stand in files
-    copied_bytes: int = 0  # of arrays that are copied
     copied_because: tuple[str, ...] = ()  # why, a line for each reason
 
     @property
@@ -158,7 +147,6 @@ def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
             file, offset = place_of(buffer)
         except OSError as error:  # or no memory for files, or no descriptors: there may be some in the arena
             if not is_in_passing(buffer):
-                found.copied_bytes += buffer.nbytes
                 reasons[str(error)] += buffer.nbytes
             continue
         if file not in found.files:

@@ -198,7 +198,7 @@ def test_a_function_of_an_imported_module_of_ones_own(tmp_path: Path) -> None:
     assert found[0] == found[1]
     for same, other in zip(found[0], found[2], strict=True):
         assert same != other
-        assert [name for name in same if same[name] != other[name]] == ["LIMIT of function"]
+        assert [name for name in same if same[name] != other[name]] == ["function"]
 
 
 def test_which_of_two_functions_of_one_code_has_which_value() -> None:
@@ -222,11 +222,14 @@ def test_a_variable_named_code_hides_no_code() -> None:
 
 
 def test_modules_that_import_each_other(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text("import two\nLIMIT = 1\ndef fn(item): return two.one.LIMIT + item")
     (tmp_path / "two.py").write_text("import one")
     program = "import sys; sys.path.insert(0, '.'); import one; from loaderpool.cache.identity import describe; "
-    result = run_child(f"{program}print(*describe(one.fn, None, []), sep=chr(10))", cwd=tmp_path).check()
-    assert "two.one.LIMIT of function" in result.stdout.splitlines()
+    found = []
+    for limit in (1, 1, 2):
+        (tmp_path / "one.py").write_text(f"import two\nLIMIT = {limit}\ndef fn(item): return two.one.LIMIT + item")
+        env = {"PYTHONDONTWRITEBYTECODE": "1"}
+        found.append(run_child(f"{program}print(describe(one.fn, None, []))", cwd=tmp_path, env=env).check().stdout)
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_masked_array_counts_with_its_mask() -> None:
@@ -240,10 +243,10 @@ def test_the_setup_hook_counts() -> None:
     assert describe(len, lambda: value, []) != describe(len, lambda: 2, []) != describe(len, None, [])
 
 
-def test_a_large_array_is_read_in_pieces() -> None:
-    array = np.zeros(30_000_000, np.float32)  # 120 MB
+def test_a_large_array_counts_whole_and_in_its_order() -> None:
+    array = np.zeros(3_000_000, np.float32)
     first = describe(len, None, array)
-    array[-1] = 1
+    array[1234] = 1
     last = describe(len, None, array)
     assert first != last
     assert describe(len, None, np.asfortranarray(array.reshape(3000, -1))) != last
@@ -251,8 +254,7 @@ def test_a_large_array_is_read_in_pieces() -> None:
 
 def test_what_cannot_be_looked_into_counts_by_its_type(tmp_path: Path) -> None:
     with open(tmp_path / "a", "w") as file:
-        fields = describe(lambda item: (item, file), None, (item for item in ()))
-    assert fields["source"].startswith("generator")
+        assert describe(lambda item: (item, file), None, [])["function"]
     nested: Any = []
     for _ in range(100_000):
         nested = [nested]

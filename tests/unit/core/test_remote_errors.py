@@ -26,10 +26,10 @@ def node_lost(batches: range = range(0), indices: tuple[int, ...] = ()) -> LostR
 def test_it_names_the_batch_its_epoch_and_its_indices_where_they_are_known(
     batches: range, indices: tuple[int, ...], said: str
 ) -> None:
-    error = lost_error(node_lost(batches, indices), preface="Buckets.by: ")
+    error = lost_error(node_lost(batches, indices))
     assert isinstance(error, WorkerLostError) and (error.nodes, error.node) == (LOST, "10.0.0.8")
-    assert "with no other task, was node 10.0.0.8: its node has died. A crash" in str(error)
-    assert said in str(error) and str(error).startswith("Buckets.by: ")
+    assert "The last was node 10.0.0.8: its node has died. A crash" in str(error)
+    assert said in str(error)
     assert (error.epoch, error.indices) == (3, indices)
     assert error.batch == (batches.start if batches else None)
 

@@ -24,11 +24,6 @@ def test_what_others_have_asked_for_is_not_in_the_answer(stacks: StackFile) -> N
     assert stacks.read() == "Thread 1: hangs\n"
 
 
-def test_of_much_the_end_is_read(stacks: StackFile) -> None:
-    os.write(stacks.descriptor, b"x" * 100_000 + b"Fatal Python error: Aborted\n")
-    assert stacks.read().endswith("xFatal Python error: Aborted\n")
-
-
 def test_only_a_fault_tells_why_a_worker_has_died() -> None:
     assert fault_in("Thread 1 (most recent call first):\n") == ""
     fault = "Fatal Python error: Segmentation fault\n\nCurrent thread 1 (most recent call first):\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 from loaderpool.element.structure import Structure
@@ -63,19 +62,19 @@ def test_a_tuple_subclass_without_fields_is_a_tuple() -> None:
 
 
 MISMATCHES = [
-    (0, (1, 2), r"the element has another structure: expected one array, got a tuple"),
+    (0, (1, 2), r"the element has another structure: expected one array, got \(int, int\)"),
     (0, None, r"expected one array, got None"),
-    ((0, 0), (1, 2, 3), r"expected a tuple of 2, got a tuple of 3"),
-    ((0, 0), [1, 2], r"expected a tuple of 2, got a list \(which becomes one array\)"),
-    ((0, 0), Point(1, 2), r"expected a tuple of 2, got a tuple \(Point\)"),
+    ((0, 0), (1, 2, 3), r"expected \(\*, \*\), got \(int, int, int\)"),
+    ((0, 0), [1, 2], r"expected \(\*, \*\), got list"),
+    ((0, 0), Point(1, 2), r"expected \(\*, \*\), got Point\(x=int, y=int\)"),
     ((0, 0), (1, None), r"component \[1\] has another structure: expected one array, got None"),
-    ({"a": 0, "b": 0}, {"a": 1}, r"expected a dict of 'a', 'b', got one without 'b'"),
+    ({"a": 0, "b": 0}, {"a": 1}, r"expected a dict of 'a', 'b', got one without 'b'; all items must have the same"),
     ({"a": 0}, {"a": 1, "z": 2}, r"expected a dict of 'a', got one with extra 'z'"),
     ({"a": 0, "b": 0}, {"a": 1, "c": 2}, r"without 'b' and with extra 'c'"),
     ({"a": 0}, {"a": None}, r"component \['a'\] has another structure: expected one array, got None"),
-    (Point(0, 0), (1, 2), r"expected a Point\(x, y\), got a tuple"),
+    (Point(0, 0), (1, 2), r"expected Point\(x=\*, y=\*\), got \(int, int\)"),
     (NESTED, {**NESTED, "a": (1, Point(2, {"flat": 3}))}, r"component \['a'\]\[1\]\.y has another structure: .*'flat'"),
-    (NESTED, {**NESTED, "a": (1, (2, 3))}, r"component \['a'\]\[1\] has another structure: expected a Point\(x, y\)"),
+    (NESTED, {**NESTED, "a": (1, (2, 3))}, r"component \['a'\]\[1\] has another structure: expected Point\(x=\*, y="),
 ]
 
 
@@ -83,14 +82,6 @@ MISMATCHES = [
 def test_what_is_built_otherwise_is_refused_by_path(first: Any, value: Any, message: str) -> None:
     with pytest.raises(SpecMismatchError, match=message):
         Structure.of(first).flatten(value)
-
-
-def test_a_mismatch_shows_both_structures_whole() -> None:
-    with pytest.raises(SpecMismatchError) as caught:
-        Structure.of({"image": 0, "label": (0, 0)}).flatten({"image": np.zeros(2), "label": (1, None)})
-    assert "should be {'image': *, 'label': (*, *)} and is {'image': ndarray, 'label': (int, None)}" in str(
-        caught.value
-    )
 
 
 REFUSED = [

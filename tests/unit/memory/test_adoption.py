@@ -108,7 +108,7 @@ def test_arrays_of_other_orders_and_types_are_adopted_too() -> None:
         expected = array.copy()
         shipment = ship({"x": array})
         placement = place(shipment)
-        assert placement.shared_bytes == array.nbytes and placement.copied_bytes == 0
+        assert placement.shared_bytes == array.nbytes and not placement.copied_because
         assert np.array_equal(array, expected)
 
 
@@ -176,7 +176,7 @@ def test_where_memory_ends_in_the_middle_the_array_is_whole_and_is_copied(
 
     monkeypatch.setattr(machine, "map_over", failing)
     placement = place(ship({"x": array}))
-    assert placement.files == [] and placement.copied_bytes == LARGE and "no memory" in placement.copied_because[0]
+    assert placement.files == [] and "no memory" in placement.copied_because[0]
     assert np.array_equal(array, expected)
     monkeypatch.undo()
     assert place(ship({"x": array})).shared_bytes == LARGE  # what has moved already is no obstacle
@@ -284,13 +284,12 @@ def test_what_another_thread_writes_between_copy_and_exchange_is_not_lost(
 # -- arrays made shared
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (100, 200), (7, 1 << 20)])
-def test_a_shared_array_is_an_array_as_any_other(shape: tuple[int, ...], order: Any) -> None:
-    source = np.asarray(np.random.default_rng(0).normal(size=shape), order=order)
+def test_a_shared_array_is_an_array_as_any_other(shape: tuple[int, ...]) -> None:
+    source = np.asarray(np.random.default_rng(0).normal(size=shape))
     shared = share(source)
     assert type(shared) is np.ndarray and shared.flags.writeable and not np.shares_memory(shared, source)
-    assert (shared.dtype, shared.shape, shared.flags.f_contiguous) == (source.dtype, shape, source.flags.f_contiguous)
+    assert (shared.dtype, shared.shape) == (source.dtype, shape)
     assert shared.tobytes() == source.tobytes()
     shared[...] = 1
     assert (shared == 1).all()
@@ -299,11 +298,11 @@ def test_a_shared_array_is_an_array_as_any_other(shape: tuple[int, ...], order: 
 def test_a_shared_array_is_shipped_without_a_copy_whatever_its_size() -> None:
     shared = share(np.arange(100_000))
     placement = place(ship({"x": shared, "part": shared[50_000:]}))
-    assert (placement.copied_bytes, placement.shared_bytes, len(placement.files)) == (0, 1_200_000, 1)
+    assert (placement.copied_because, placement.shared_bytes, len(placement.files)) == ((), 1_200_000, 1)
     shared[5] = -1  # after it was shipped: the trainer's own
     assert np.frombuffer(contents(placement.files[0]), np.int64)[5] == 5
     again = place(ship({"x": shared}))
-    assert again.copied_bytes == 800_000
+    assert again.copied_because[0].startswith("800,000 bytes: ")
 
 
 def test_what_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,15 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"address": "ray://head:10001"}, r"ray start --address=HEAD:6379"),
-        ({"address": "head"}, r'"auto" or "host:port", got \'head\''),
-        ({"address": 6379}, r'"auto" or "host:port", got 6379'),
+        ({"address": "ray://head:10001"}, r'"auto" or "host:port" of the cluster \(GCS\), got .ray:'),
+        ({"address": "head"}, r'"auto" or "host:port" .*, got .head'),
+        ({"address": 6379}, r'"auto" or "host:port" .*, got 6379'),
         ({"nodes": 0}, "nodes must be at least 1, got 0"),
-        ({"nodes": "all"}, "nodes must be an integer or \"auto\", got 'all'"),
+        ({"nodes": "all"}, "nodes must be an integer, got 'all'"),
         ({"workers_per_node": -1}, "workers_per_node must be at least 1, got -1"),
         ({"workers_per_node": 1.5}, "workers_per_node must be an integer, got 1.5"),
         ({"actor_options": [1]}, r"a dict of options of Ray's \.options\(\), got \[1\]"),
-        ({"actor_options": {"num_cpus": 4}}, "must not have num_cpus, which RayPool sets"),
         ({"restarts": -1}, "restarts"),
-        ({"workers": 2}, "workers"),
     ],
 )
 def test_a_mistake_in_an_argument_is_named(arguments: dict[str, Any], words: str) -> None:
@@ -44,6 +40,17 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(lp.ClusterError, match=r"pip install 'loaderpool\[ray\]'"):
         RayPool()
+
+
+class Changing:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def on_epoch_end(self) -> None:
+        pass
 
 
 def numbers() -> Iterator[int]:
@@ -62,8 +69,9 @@ def numbers() -> Iterator[int]:
             lambda pool: lp.Loader(range(8), abs, batch_size=4, workers=pool, cache="memory"),
             "cannot be combined with cache=",
         ),
+        (lambda pool: lp.Loader.from_sequence(Changing(), workers=pool), "cannot be combined with on_epoch_begin and"),
     ],
-    ids=["stream", "generator", "cache"],
+    ids=["stream", "generator", "cache", "hooks"],
 )
 def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, words: str) -> None:
     """In the line that makes the loader, and before any cluster is looked for."""
@@ -71,39 +79,11 @@ def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, words: str)
         make(pool)
 
 
-SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # of HTTP/2, as gRPC begins
-
-
-@contextlib.contextmanager
-def answering(server: socket.socket, answer: bytes) -> Iterator[None]:
-    """Have the first who comes answered; waits for that at the end."""
-
-    def answer_first() -> None:
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(100)
-            connection.sendall(answer)
-
-    thread = threading.Thread(target=answer_first)
-    thread.start()
-    yield
-    thread.join()
-
-
 class TestFindCluster:
     def test_where_one_listens(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
-            with answering(server, SETTINGS):
-                assert cluster.find_cluster(address) == address
-
-    @pytest.mark.parametrize("answer", [b"-ERR unknown command 'PRI'\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-    def test_where_something_else_listens(self, answer: bytes) -> None:
-        """Such as a Redis, whose port is Ray's."""
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            address = f"127.0.0.1:{server.getsockname()[1]}"
-            with answering(server, answer), pytest.raises(ConnectionError, match="does not use the protocol of Ray"):
-                cluster.find_cluster(address)
+            assert cluster.find_cluster(address) == address
 
     def test_where_one_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Ray leaves its note behind when it is killed, and looks for that cluster for minutes."""
@@ -111,7 +91,7 @@ class TestFindCluster:
         note.write_text("127.0.0.1:1\n")
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         monkeypatch.setattr(cluster, "_CURRENT_CLUSTER", note)
-        with pytest.raises(ConnectionError, match=rf"no Ray cluster answers at 127\.0\.0\.1:1 \(noted in {note}\)"):
+        with pytest.raises(ConnectionError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: "):
             cluster.find_cluster("auto")
 
     def test_where_none_ever_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -121,11 +101,11 @@ class TestFindCluster:
             cluster.find_cluster("auto")
 
 
-@pytest.mark.parametrize(("address", "of"), [("127.0.0.1:1", ""), ("auto", "RAY_ADDRESS=")])
-def test_a_loader_on_no_cluster_says_so(address: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_a_loader_on_no_cluster_says_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is named, and where it was: RAY_ADDRESS is of one that has gone."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     pool = RayPool(address=address)
-    told = pytest.raises(lp.ClusterError, match=rf"no Ray cluster answers at {of}127\.0\.0\.1:1: ")
+    told = pytest.raises(lp.ClusterError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: ")
     with pool, lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader, told:
         next(iter(loader))

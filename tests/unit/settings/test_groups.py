@@ -58,9 +58,9 @@ def test_a_loader_that_is_replaced_takes_whole_groups() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((5,), lp.ArgumentError, 'Cache.where must be "memory" or a directory, got 5'),
-        (("",), lp.ArgumentError, "Cache.where must be .* a directory, got ''"),
-        (("a\0b",), lp.ArgumentError, r"Cache.where must be .* a directory, got 'a\\x00b'"),
+        ((5,), lp.ArgumentError, 'cache must be "memory", a directory or a loaderpool.Cache, got 5'),
+        (("",), lp.ArgumentError, "cache must be .* got ''"),
+        (("a\0b",), lp.ArgumentError, r"cache must be .* got 'a\\x00b'"),
         (("memory", 0), lp.ArgumentError, "Cache.max_bytes must be at least 1, got 0"),
         (("memory", "lots"), lp.ArgumentError, "Cache.max_bytes must be a number of bytes .*, got 'lots'"),
     ],

@@ -149,16 +149,11 @@ def test_zips_travel_and_nest() -> None:
     ("make", "arguments", "message"),
     [
         (lp.mix, ((),), "sources is empty"),
-        (lp.mix, ({"a": SMALL},), "sources must be a list or tuple of sources, got a dict"),
         (lp.mix, ([SMALL, []],), r"sources\[1\]: source is empty: a list of length 0"),
-        (lp.mix, ([SMALL], 1), "weights must be one number for each source, or None, got 1"),
-        (lp.mix, ([SMALL], [1, 2]), "weights must have one number for each source, got 2 for 1 sources"),
-        (lp.mix, ([SMALL], ["1"]), r"weights\[0\] must be a number, got '1' of type str"),
-        (lp.mix, ([SMALL], [True]), r"weights\[0\] must be a number, got True"),
-        (lp.mix, ([SMALL, LARGE], [1, -0.5]), r"weights\[1\] must be finite and not negative, got -0.5"),
-        (lp.mix, ([SMALL, LARGE], [math.inf, 1]), r"weights\[0\] must be finite"),
-        (lp.mix, ([SMALL, LARGE], [1, math.nan]), r"weights\[1\] must be finite"),
-        (lp.mix, ([SMALL, LARGE], [0, 0.0]), "at least one of weights must be greater than 0"),
+        *(
+            (lp.mix, ([SMALL, LARGE], wrong), "weights must be one finite number >= 0 for each of the 2 sources")
+            for wrong in (1, [1], ["1", 1], [1, -0.5], [math.inf, 1], [1, math.nan], [0, 0.0], {0: 1, 1: 1})
+        ),
         (lp.mix, ([SMALL, LARGE], [1, 1e-30], 0, "all"), r"weights differ so much .* 2\*\*62 items"),
         (lp.mix, ([SMALL], None, -1), "seed must be at least 0, got -1"),
         (lp.mix, ([SMALL], None, 0, "last"), 'stop must be "first", "all" or a number of items, got \'last\''),

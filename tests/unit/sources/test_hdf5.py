@@ -132,10 +132,10 @@ def test_a_file_that_is_cut_is_refused(packed: Path, cut: float) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("image", r"'image' in .*x\.h5 is missing; the file has the datasets 'images', 'names', 'one', 'train/"),
-        ("train", r"'train' in .*x\.h5 is a group; the file has the datasets .* 'train/labels'"),
-        ("one", "'one' in .* is a single value without rows"),
-        (["images"], "keys must be .*, got a list: pass a tuple"),
+        ("image", r"'image' in .* is no dataset with rows; the file has the datasets 'images', 'names', 'one'"),
+        ("train", "'train' in .* is no dataset with rows"),
+        ("one", "'one' in .* is no dataset with rows"),
+        (["images"], r"keys must be the name of a dataset, got \['images'\]"),
         (3, "keys must be the name of a dataset, got 3"),
         ({"a": ("images", 3)}, r"keys\['a'\]\[1\] must be the name of a dataset, got 3"),
         ((), "keys has an empty tuple"),
@@ -143,7 +143,7 @@ def test_a_file_that_is_cut_is_refused(packed: Path, cut: float) -> None:
     ],
 )
 def test_wrong_keys_are_named(tmp_path: Path, keys: Any, message: str) -> None:
-    with pytest.raises(lp.ArgumentError, match=message):
+    with pytest.raises((lp.ArgumentError, lp.SpecMismatchError), match=message):
         lp.HDF5(write(tmp_path / "x.h5", 3), keys)
 
 

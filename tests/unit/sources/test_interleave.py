@@ -52,17 +52,10 @@ def test_no_more_files_are_open_than_asked_for() -> None:
 def test_a_file_that_cannot_be_read() -> None:
     def read(file: str) -> Iterator[str]:
         yield file + "0"
-        if file == "b":
-            raise OSError("truncated")
-        yield file + "1"
+        raise OSError("truncated")
 
-    with pytest.raises(OSError, match="truncated") as raised:
+    with pytest.raises(OSError, match="truncated"):
         list(lp.interleave(["a", "b", "c"], read, 2))
-    if hasattr(raised.value, "__notes__"):
-        assert raised.value.__notes__ == ["while reading 'b'"]
-    stream = lp.interleave(["a", "b", "c"], read, 2, on_error="skip")
-    with pytest.warns(UserWarning, match="The rest of 'b' is skipped after OSError: truncated"):
-        assert list(stream) == ["a0", "b0", "a1", "c0", "c1"]
 
 
 def test_it_travels() -> None:
@@ -77,16 +70,10 @@ def no_argument() -> list[int]:
 def test_mistakes_are_named() -> None:
     files: Any
     for files, options, match in [
-        ([], {}, "files is empty"),
-        ("abc", {}, "files must be a sequence"),
-        (iter([1]), {}, "files must be a sequence"),
-        ({"a", "b"}, {}, r"files is a set, .* in each process: pass sorted\(files\)"),
-        ({"a": 1}, {}, r"files is a dict: pass list\(files\), or list\(files.items\(\)\)"),
+        *((wrong, {}, "files must be a sequence of") for wrong in ([], "abc", iter([1]), {"a", "b"}, {"a": 1})),
         ([1], {"cycle_length": 0}, "cycle_length must be at least 1"),
         ([1], {"block_length": 0}, "block_length must be at least 1"),
-        ([1], {"open_fn": 3}, "open_fn must be callable"),
         ([1], {"open_fn": no_argument}, r"open_fn must be callable as open_fn\(file\), but .* is"),
-        ([1], {"on_error": "replace"}, "on_error must be"),
     ]:
         with pytest.raises(lp.ArgumentError, match=match):
             lp.interleave(files, **{"open_fn": read_range, **options})

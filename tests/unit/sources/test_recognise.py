@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from scipy import sparse
 
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.recognise import as_source
@@ -28,8 +27,6 @@ class Items:
 
     def __len__(self) -> int:
         self.lengths_asked += 1
-        if isinstance(self.size, Exception):
-            raise self.size
         return self.size  # type: ignore[no-any-return]
 
     def __getitem__(self, index: int) -> str:
@@ -108,13 +105,11 @@ def test_columns_of_different_length_are_named() -> None:
     [
         (
             {"lr": 0.1, "x": ROWS},
-            r"^source\['lr'\] is the number 0\.1.*A dict is read as columns.*list\(source\.items\(\)\)",
+            r"^source\['lr'\] is a float, not an array.*A dict is read as columns.*list\(source\.items\(\)\)",
         ),
-        ({"x": "a.png"}, r"^source\['x'\] is one str, 'a\.png'.*A dict is read as columns"),
+        ({"x": "a.png"}, r"^source\['x'\] is a str.*A dict is read as columns"),
         ({"x": {1, 2}}, r"^source\['x'\] is a set"),
         ({"x": range(3)}, r"^source\['x'\] is a range, not an array or list"),
-        ({"x": sparse.csr_array(np.eye(2))}, r"^source\['x'\] is a sparse csr_array"),
-        ({"x": np.array(3)}, r"^source\['x'\] has no usable length: len\(\) of an array of shape \(\) raised"),
         ({"x": None}, r"source has None at \['x'\]"),
         ({"x": {}}, r"source has an empty dict at \['x'\]"),
     ],
@@ -142,9 +137,7 @@ def test_pandas_itself_is_read_by_position() -> None:
     assert as_source((frame, frame["weight"]))[2] == ({"path": "c", "label": 3, "weight": 2.5}, 2.5)
     with pytest.raises(ArgumentError, match="source is empty"):
         as_source(frame[:0])
-    with pytest.raises(ArgumentError, match="DataFrame without columns"):
-        as_source(pd.DataFrame())
-    with pytest.raises(ArgumentError, match="several columns named 'a'"):
+    with pytest.raises(ArgumentError, match=r"several columns of one name.*'a'"):
         as_source(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 
 
@@ -169,32 +162,21 @@ def _generate() -> Iterator[int]:
 
 
 REFUSED = [
-    (None, "is None: "),
+    (None, "is a NoneType, which has no length, or no items by index: pass a sequence"),
     (5, r"is a number: did you mean range\(5\)\?"),
     (np.int64(5), r"did you mean range\(5\)\?"),
-    (True, "is True, a bool"),
-    (2.5, "is 2.5, a float"),
+    (2.5, "is a float, which has no length"),
     ("images/", "is one str, 'images/': pass a list of paths"),
     (b"images/", "is one bytes, b'images/': pass a list of paths"),
     (pathlib.PurePosixPath("images"), "is one PurePosixPath, .*pass a list of paths"),
-    (Items, r"is the class Items, not an instance: pass Items\(\.\.\.\)"),
+    (Items, "is a type, which has no length"),
     ({1, 2}, r"is a set, which cannot be indexed: pass sorted\(source\)"),
     (frozenset({1}), r"is a frozenset, which cannot be indexed"),
     ({1: 2}.keys(), r"is a dict_keys, .*list\(source\)"),
     ({1: 2}.values(), r"is a dict_values, .*list\(source\)"),
-    (_generate, r"is a generator function: use Loader\.from_generator\(_generate\), or pass _generate\(\) for one"),
-    (as_source, r"is a function: .*Loader\(items, as_source\)"),
-    (lambda i: i, r"is a function: .*Loader\(items, fn\)"),
-    (collections.UserDict(a=[1]), r"is a mapping \(UserDict\), which is read by key.*dict\(source\)"),
-    (Endless(), r"is a Endless without a length: give it a __len__"),
-    (sparse.csr_matrix(np.eye(2)), r"is a sparse csr_matrix: pass value\.toarray\(\), or range"),
-    (sparse.dia_array(np.eye(2)), r"is a sparse dia_array"),
-    (object(), "is a object, which has neither length nor items"),
-    (np.array(5), r"no usable length: len\(\) of an array of shape \(\) raised TypeError"),
-    (Items(-1), r"len\(\) of a Items raised ValueError: __len__\(\) should return >= 0"),
-    (Items(2.5), r"len\(\) of a Items raised TypeError"),
-    (Items(OSError("no such database")), r"len\(\) of a Items raised OSError: no such database"),
-    (range(2**70), r"len\(\) of a range raised OverflowError"),
+    (_generate, r"is a function, which .* A generator function goes to Loader\.from_generator"),
+    (Endless(), "is a Endless, which has no length"),
+    (object(), "is a object, which has no length"),
 ]
 
 
@@ -212,21 +194,16 @@ def test_what_can_only_be_iterated_is_a_stream(source: Any) -> None:
     assert stream.is_one_shot is not isinstance(source, OnlyIterable)
 
 
-def test_a_stream_of_hugging_face_is_refused_with_advice() -> None:
+def test_an_iterable_dataset_is_refused_with_advice() -> None:
     def never(*_: Any) -> Any:
         raise AssertionError
 
     methods = {"__iter__": never, "__getitem__": never}
-    of_torch = type("IterableDataset", (), {"__module__": "torch.utils.data.dataset", **methods})
-    for bases in ((), (of_torch,)):  # with PyTorch, it gets this base when its format is "torch"
-        kind = type("IterableDataset", bases, {"__module__": "datasets.iterable_dataset", **methods})
+    for home in ("torch.utils.data.dataset", "datasets.iterable_dataset"):
+        kind = type("IterableDataset", (), {"__module__": home, **methods})
         for source in (kind(), type("OfUser", (kind,), {})()):
-            with pytest.raises(SourceError, match=r"^source is a Hugging Face IterableDataset, ") as caught:
+            with pytest.raises(SourceError, match=r"^source is an IterableDataset: use Loader\.from_generator"):
                 as_source(source)
-            for advice in ("(stream.shard(stream.num_shards, shard)), shards=range(str", "Loader(iter(stream)):"):
-                assert advice in str(caught.value)
-    with pytest.raises(SourceError, match=r"^source is a PyTorch IterableDataset"):
-        as_source(of_torch())
 
 
 @pytest.mark.parametrize(
@@ -244,8 +221,8 @@ def test_tensorflows_objects_are_refused_with_advice(tf: Any) -> None:
         (tf.data.Dataset.range(3), r"^source is a tf\.data\.Dataset.*as_numpy_iterator"),
         (tf.constant([1, 2]), r"^source is a TensorFlow EagerTensor: pass its \.numpy\(\)"),
         (tf.Variable([1, 2]), r"^source is a TensorFlow ResourceVariable: pass its \.numpy\(\)"),
-        ((tf.constant([1, 2]), LABELS[:2]), r"^source\[0\] is a TensorFlow EagerTensor"),
-        ({"x": tf.constant([1, 2])}, r"^source\['x'\] is a TensorFlow EagerTensor"),
+        ((tf.constant([1, 2]), LABELS[:2]), r"^source\[0\] is a EagerTensor, not an array"),
+        ({"x": tf.constant([1, 2])}, r"^source\['x'\] is a EagerTensor, not an array"),
     ]
     for source, message in refused:
         with pytest.raises(SourceError, match=message):

@@ -18,7 +18,7 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.cache.identity import describe
-from loaderpool.errors import ArgumentError, SourceError
+from loaderpool.errors import ArgumentError
 from loaderpool.sources.recognise import as_source
 
 LONG = "ä text that is longer than twelve bytes"
@@ -201,16 +201,9 @@ def test_mistakes_are_named() -> None:
     for empty in (pl.DataFrame({"a": []}), pa.table({"a": pa.array([], pa.int64())}), pl.Series([], dtype=pl.String)):
         with pytest.raises(ArgumentError, match="source is empty"):
             as_source(empty)
-    for none in (pl.DataFrame(), pa.table({})):
-        with pytest.raises(ArgumentError, match="without columns"):
-            as_source(none)
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
-    with pytest.raises(ArgumentError, match="Table with several columns named 'a'"):
+    with pytest.raises(ArgumentError, match=r"Table with several columns of one name.*'a'"):
         as_source(twice)
-    lazy = pl.DataFrame({"a": [1]}).lazy()
-    for source in (lazy, {"a": lazy}):
-        with pytest.raises(SourceError, match=r"is a polars LazyFrame.*\.collect\(\)"):
-            as_source(source)
 
 
 def test_equal_tables_are_one_to_a_cache_wherever_their_texts_lie() -> None:

@@ -71,12 +71,10 @@ def test_what_cannot_be_decoded_is_named_by_file_and_line(tmp_path: Path) -> Non
 # ---- refused ----
 
 
-@pytest.mark.parametrize(
-    ("pack", "kind"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")], ids=["gz", "bz2", "xz"]
-)
-def test_compressed_files_are_refused_with_what_to_do(tmp_path: Path, pack: Any, kind: str) -> None:
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])
+def test_compressed_files_are_refused_with_what_to_do(tmp_path: Path, pack: Any) -> None:
     path = write(tmp_path / "x.txt.packed", pack(b"a\nb\n"))
-    with pytest.raises(lp.ArgumentError, match=rf"x\.txt\.packed is compressed \({kind}\).*Decompress the file"):
+    with pytest.raises(lp.ArgumentError, match=r"x\.txt\.packed is compressed, so a line .*Decompress the file"):
         lp.TextLines(path)
 
 

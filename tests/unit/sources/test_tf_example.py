@@ -148,50 +148,43 @@ def test_damage_is_an_error_of_ours_or_unseen(tf: Any, garbage: bytes, at: int, 
 
 def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
     record = example(tf, label=("int64", [1]), box=("float", [1, 2, 3]), empty=("bytes", []))
-    with pytest.raises(lp.ArgumentError, match=r"\['lable'\]: the record lacks .* 'box' \(float32\), 'empty'"):
+    with pytest.raises(lp.ArgumentError, match=r"\['lable'\]: the record lacks .* it has 'box', 'empty', 'label'"):
         lp.parse_example(record, {"lable": np.int64})
-    with pytest.raises(lp.ArgumentError, match=r"\['label'\]: expected float32, but the record has int64"):
+    with pytest.raises(lp.ArgumentError, match=r"\['label'\]: expected 1 in float_list .* has 1 in int64_list"):
         lp.parse_example(record, {"label": np.float32})
-    with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: expected int64, but the record has bytes"):
+    with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: expected .* int64_list .* has 0 in bytes_list"):
         lp.parse_example(record, {"empty": ((None,), np.int64)})
-    with pytest.raises(lp.ArgumentError, match=r"\['box'\]: .* 3 float32 values, but shape \(2, 2\) takes 4"):
+    with pytest.raises(lp.ArgumentError, match=r"\['box'\]: expected 4 .* shape \(2, 2\), .* has 3 in float_list"):
         lp.parse_example(record, {"box": ((2, 2), np.float32)})
-    with pytest.raises(lp.ArgumentError, match=r"has 3 float32 values, but shape \(None, 2\) takes a multiple of 2"):
+    with pytest.raises(lp.ArgumentError, match=r"expected a multiple of 2 .* shape \(None, 2\), .* has 3 in"):
         lp.parse_example(record, {"box": ((None, 2), np.float32)})
-    with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: the record has 0 bytes values"):
+    with pytest.raises(lp.ArgumentError, match=r"\['empty'\]: expected 1 in bytes_list .* has 0 in"):
         lp.parse_example(record, {"empty": ((), bytes, b"default")})
-    with pytest.raises(lp.ArgumentError, match="it has no features"):
+    with pytest.raises(lp.ArgumentError, match="it has none"):
         lp.parse_example(b"", {"label": np.int64})
 
 
 @pytest.mark.parametrize(
-    ("features", "says"),
+    "what",
     [
-        ({"x": np.float64}, r"\['x'\]: .* must be np.int64, np.float32 or bytes, got float64"),
-        ({"x": ((2,), None)}, "got None"),
-        ({"x": str}, "got str"),
-        ({"x": "nothing"}, "got nothing"),
-        ({"x": (4, np.int64)}, "the shape must be a tuple"),
-        ({"x": ((2, None), np.int64)}, "the first may be None"),
-        ({"x": ((-1,), np.int64)}, "sizes >= 0"),
-        ({"x": ((None, 0), np.int64)}, "has no values"),
-        ({"x": ((None,), np.int64, 0)}, "no default"),
-        ({"x": ((), np.int64, 1.5)}, r"default 1\.5 does not fit"),
-        ({"x": ((3,), np.int64, [1, 2])}, r"default \[1, 2\] does not fit"),
-        ({"x": ((), bytes, "text")}, "default 'text' is not bytes"),
-        ({"x": ((),)}, r"must be a dtype, \(shape, dtype\)"),
-        ({1: np.int64}, "names must be strings, got 1"),
-        ([("x", np.int64)], "features must be a dict"),
+        *(np.float64, str, "nothing", ((2,), None), (4, np.int64), ((2, None), np.int64), ((-1,), np.int64)),
+        *(((None, 0), np.int64), ((None,), np.int64, 0), ((),), ((), np.int64, 0, 0)),
     ],
     ids=str,
 )
-def test_features_that_say_nothing_sound(features: Any, says: str) -> None:
-    with pytest.raises(lp.ArgumentError, match=says):
-        lp.parse_example(b"", features)
+def test_features_that_say_nothing_sound(what: Any) -> None:
+    with pytest.raises(lp.ArgumentError, match=r"features\['x'\] must be np.int64, np.float32, bytes, "):
+        lp.parse_example(b"", {"x": what})
 
 
-def test_a_record_that_is_no_bytes() -> None:
-    with pytest.raises(lp.ArgumentError, match=r"record must be the bytes of a tf.train.Example, got str"):
+def test_a_default_of_another_kind_is_numpys_error() -> None:
+    for what in (((), np.int64, 1.5), ((3,), np.int64, [1, 2]), ((), np.float32, "text")):
+        with pytest.raises((TypeError, ValueError)):
+            lp.parse_example(b"", {"x": what})
+
+
+def test_a_record_that_is_no_bytes_is_pythons_error() -> None:
+    with pytest.raises(TypeError, match="encoding"):
         lp.parse_example("text", {})  # type: ignore[arg-type]
 
 

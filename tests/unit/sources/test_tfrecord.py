@@ -18,7 +18,7 @@ import loaderpool as lp
 
 Write = Callable[..., Path]
 
-# Of all lengths that matter: none, a header's, and some beside the window in which headers are looked for.
+# Of all lengths that matter: none, a header's, and some beside the buffer in which headers are looked for.
 LENGTHS = [0, 1, 11, 12, 13, 15, 16, 17, 300, 8191, 8192, 8193, 65536 - 16, 65536, 200_000, 3, 0, 0, 70_000, 1]
 
 
@@ -150,7 +150,7 @@ def test_a_length_that_would_go_on_past_the_end_without_checksums(tmp_path: Path
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("GZIP", r"x is compressed \(gzip\).* pass the result: gunzip < .*x > NEW$"),
+        ("GZIP", "x is compressed, so a record cannot be read .* pass the result$"),
         ("ZLIB", "Decompress a compressed file first"),
     ],
 )

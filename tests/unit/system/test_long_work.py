@@ -27,80 +27,59 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_what_is_over_soon_is_not_told_of(
     pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LongWork("counting", 100) as work:
-        pass_time(1.9)
-        work.reach(90)
+    work = LongWork("counting", 100)
+    pass_time(1.9)
+    work.reach(90)
     assert capsys.readouterr().err == ""
 
 
 def test_a_line_now_and_then_says_how_far_it_is(
     pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LongWork("counting", 1000) as work:
-        for done in range(0, 1000, 10):
-            pass_time(1)
-            work.reach(done)
+    work = LongWork("counting", 1000)
+    for done in range(0, 1000, 10):
+        pass_time(1)
+        work.reach(done)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "counting: 1% of 1,000 items, 2 s so far, about 198 s left"
-    assert lines[1] == "counting: 6% of 1,000 items, 7 s so far, about 110 s left"
+    assert lines[0] == "counting: 1% of 1,000 bytes, 2 s so far, about 198 s left"
+    assert lines[1] == "counting: 6% of 1,000 bytes, 7 s so far, about 110 s left"
     assert 10 < len(lines) < 16  # of a hundred seconds: each a fifth of the time so far behind the one before
 
 
-def test_bytes_are_sizes_and_a_total_may_be_unknown(
-    pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with LongWork("reading", 12_300_000_000, "bytes") as work:
-        pass_time(3)
-        work.reach(1_230_000_000)
-    with LongWork("reading", None) as work:
-        pass_time(3)
-        work.reach(1234)
-    assert capsys.readouterr().err.splitlines() == [
-        "reading: 10% of 11.5 GiB, 3 s so far, about 27 s left",
-        "reading: 1,234 items, 3 s so far",
-    ]
-
-
-def test_who_waits_asks_how_far_it_is(pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[int] = []
-
-    def measure() -> int:
-        asked.append(1)
-        return 30
-
-    with LongWork("waiting", 60, measure=measure) as work:
-        work.tell()
-        assert not work.is_due and not asked
-        pass_time(4)
-        assert work.is_due
-        work.tell()
-        work.tell()
-    assert asked == [1] and capsys.readouterr().err == "waiting: 50% of 60 items, 4 s so far, about 4 s left\n"
-    assert not work.is_due
+def test_bytes_are_sizes(pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str]) -> None:
+    work = LongWork("reading", 12_300_000_000)
+    pass_time(3)
+    work.reach(1_230_000_000)
+    assert capsys.readouterr().err == "reading: 10% of 11.5 GiB, 3 s so far, about 27 s left\n"
 
 
 def test_what_goes_wrong_while_it_tells_is_no_matter(
     pass_time: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails() -> int:
-        raise RuntimeError
-
-    for work in (LongWork("a", 1, measure=fails), LongWork("b", 1)):
-        monkeypatch.setattr(sys, "stderr", None if work._measure else io.StringIO())
-        sys.stderr and sys.stderr.close()
-        with work:
-            pass_time(3)
-            work.tell()
-            work.reach(1)
-            assert not work.is_due
-        pass_time(60)
+    for stream in (None, io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        if stream is not None:
+            stream.close()
+        work = LongWork("a", 1)
+        pass_time(3)
+        work.reach(1)
 
 
 def test_a_worker_says_nothing(
     pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_role", "worker")
-    with LongWork("this", 10) as work:
-        pass_time(3)
-        work.reach(5)
+    work = LongWork("this", 10)
+    pass_time(3)
+    work.reach(5)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_switch_turns_it_off(
+    pass_time: Callable[[float], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(long_work.SWITCH, "0")
+    work = LongWork("this", 10)
+    pass_time(3)
+    work.reach(5)
     assert capsys.readouterr().err == ""

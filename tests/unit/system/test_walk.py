@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loaderpool.system.walk import MOST_ITEMS, parts_of, walk
+from loaderpool.system.walk import _MOST_ITEMS, parts_of, walk
 
 TABLE = [1, 2]
 
@@ -15,7 +15,7 @@ def names(root: Any, enters: Callable[[Any], bool] = lambda value: True) -> set[
 
 
 def test_data_are_not_entered() -> None:
-    assert names([[1]] * (MOST_ITEMS + 1)) == {"fn"}
+    assert names([[1]] * (_MOST_ITEMS + 1)) == {"fn"}
 
 
 def test_each_way_to_a_value_comes_and_a_ring_ends() -> None:

@@ -11,8 +11,8 @@ import loaderpool as lp
 from loaderpool.tools.tune import Measurement, Setting, bursts_of, choose, default_counts, measure_all
 
 
-def measurement(workers: int, rate: float, cpus: float = 1.0, other_cpus: float = 0.0, threads: int = 1) -> Measurement:
-    return Measurement(Setting(workers, threads), rate, 4 * rate, cpus, other_cpus)
+def measurement(workers: int, rate: float, cpus: float = 1.0, threads: int = 1) -> Measurement:
+    return Measurement(Setting(workers, threads), rate, 4 * rate, cpus, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,6 @@ def test_the_fewest_workers_within_5_percent_are_recommended(
 ) -> None:
     found, reason = choose([measurement(workers, rate, cpus) for workers, rate in rates.items()], 2)
     assert found.setting.workers == chosen and says in reason
-
-
-def test_cpus_that_other_programs_have_are_named() -> None:
-    _, reason = choose([measurement(0, 100), measurement(1, 120, 0.5, 1.4), measurement(2, 110)], 2)
-    assert reason.endswith("all CPUs are in use (2 CPUs, 1.4 of them by other programs)")
 
 
 def test_fewer_workers_come_before_fewer_threads() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from loaderpool.core.failures import sample_error
 from loaderpool.errors import LoaderpoolError, SampleError
-from loaderpool.trainer.epoch_tracker import LastError
+from loaderpool.trainer.epoch_tracker import _without_frames
 from loaderpool.transport.reports import describe_failure
 
 
@@ -65,49 +65,26 @@ def test_what_is_kept_is_the_error_in_all_but_its_frames(name: str, from_worker:
     class InAFrame:
         pass
 
-    def fail(last: LastError) -> tuple[Any, ...]:
+    def fail() -> tuple[Any, ...]:
         in_a_frame = InAFrame()
         try:
             error = as_sample_error(ERRORS[name]) if from_worker else ERRORS[name]()
             raise error
         except BaseException as caught:
-            last.note(caught)
-            is_same = last.get() is caught or type(caught).__module__ == "builtins"  # nothing refers weakly to those
-            return is_same, weakref.ref(in_a_frame), type(caught), str(caught), caught.args, dict(vars(caught))
+            kept = _without_frames(caught)
+            return kept, weakref.ref(in_a_frame), type(caught), str(caught), caught.args, dict(vars(caught))
         finally:
             del error
 
-    last = LastError()
-    assert last.get() is None
-    is_same, frame, cls, text, arguments, attributes = fail(last)
-    assert is_same
+    kept, frame, cls, text, arguments, attributes = fail()
     assert frame() is None, "the error keeps the frames that it passed"
-    kept: Any = last.get()
     assert (type(kept), str(kept), kept.args) == (cls, text, arguments) and kept.__traceback__ is None
     assert vars(kept) == attributes
     if from_worker:
         assert isinstance(kept, SampleError) and kept.index == 3 and kept.remote_traceback
 
 
-def test_the_cause_is_kept_too_without_its_frames() -> None:
-    last = LastError()
-    last.note(KeyError("an earlier one"))
-    try:
-        try:
-            raise KeyError("inner")
-        except KeyError as inner:
-            raise ValueError("outer") from inner
-    except ValueError as outer:
-        last.note(outer)
-    kept = last.get()
-    assert isinstance(kept, ValueError) and isinstance(kept.__cause__, KeyError)
-    assert kept.__traceback__ is None is kept.__cause__.__traceback__
-
-
 def test_an_error_that_cannot_be_copied_is_kept_by_name_and_text() -> None:
     for make, text in ((Silent, "Silent: number "), (Unspeakable, "Unspeakable: ")):
-        last = LastError()
-        last.note(make())
-        gc.collect()
-        kept = last.get()
+        kept = _without_frames(make())
         assert isinstance(kept, LoaderpoolError) and text in str(kept)

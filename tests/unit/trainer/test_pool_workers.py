@@ -1,4 +1,4 @@
-"""Several loaders of one pool, what memory allows, and workers that cannot be started."""
+"""Several loaders of one pool, and what memory allows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from loaderpool.system import capacity
 from loaderpool.trainer import autotune
-from loaderpool.trainer.autotune import Autotuner, PoolWorkers, Proposal
-from loaderpool.trainer.explain.window import Snapshot, Window, WorkerCounts, sums_of_workers
+from loaderpool.trainer.autotune import PoolWorkers
+from loaderpool.trainer.explain.window import Snapshot, WorkerCounts, sums_of_workers
 
 S = 1_000_000_000
 
@@ -61,15 +61,13 @@ class Loader:
         )
 
 
-def train(
-    pool: PoolWorkers, loader: Loader, seconds: int, workers: int, begin_s: int = 0, there: int | None = None
-) -> int:
+def train(pool: PoolWorkers, loader: Loader, seconds: int, workers: int, begin_s: int = 0) -> int:
     """Have one loader consumed for so long. Returns how many workers there are in the end."""
     for now_s in range(begin_s, begin_s + seconds, 2):
-        decided = pool.look(loader, loader.look(now_s, there or workers), workers)
+        decided = pool.look(loader, loader.look(now_s, workers), workers)
         if decided is not None:
             workers = decided
-        loader.train(2, there or workers)
+        loader.train(2, workers)
     return workers
 
 
@@ -87,8 +85,6 @@ def test_the_loader_that_needs_most_decides() -> None:
     training, validation = Loader(making_ms=390), Loader(making_ms=190)
     workers = train(pool, training, 60, workers=2)
     assert train(pool, validation, 60, workers, begin_s=60) == workers == 8
-    pool.forget(training)
-    assert train(pool, validation, 60, workers, begin_s=120) in (4, 5)
 
 
 def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +104,6 @@ def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pool.autotuned.decisions[0].workers <= 5
 
 
-def test_workers_that_cannot_be_started_are_not_asked_for_again() -> None:
-    pool, loader = PoolWorkers(1, 32), Loader(making_ms=2000)
-    assert train(pool, loader, 60, workers=8, there=3) == 3
-    assert "could be started" in pool.autotuned.decisions[-1].reason
-    assert train(pool, loader, 60, workers=3, begin_s=60) == 3
-
-
 @pytest.mark.parametrize("how", ["gone", "idle"])
 def test_a_loader_that_is_gone_or_was_idle_for_long_has_no_say(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, training = PoolWorkers(1, 32), [Loader(making_ms=390)]
@@ -124,19 +113,3 @@ def test_a_loader_that_is_gone_or_was_idle_for_long_has_no_say(how: str, monkeyp
     else:
         monkeypatch.setattr(autotune, "_IDLE_S", 30.0)
     assert train(pool, Loader(making_ms=190), 120, workers, begin_s=60) in (4, 5)
-
-
-def test_a_loader_may_be_closed_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, loader = PoolWorkers(1, 32), Loader(making_ms=390)
-    judge, proposals = Autotuner.judge, []
-
-    def judge_and_close(self: Autotuner, window: Window, now_s: float) -> Proposal | None:
-        found = judge(self, window, now_s)
-        if found is not None:
-            proposals.append(found)
-            pool.forget(loader)
-        return found
-
-    monkeypatch.setattr(Autotuner, "judge", judge_and_close)
-    assert train(pool, loader, 60, workers=2) == 2
-    assert proposals

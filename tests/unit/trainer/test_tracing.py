@@ -11,9 +11,7 @@ import pytest
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.memory.call_times import CALL_TIMES_BYTES
 from loaderpool.memory.recorder import (
-    CALLS,
     DELIVERIES,
-    TICKETS,
     DeliveryKind,
     Origin,
     RecordRing,
@@ -95,11 +93,10 @@ class HandMadeRecording:
     def tracing(self, now_ms: float = 1_000.0, **more: Any) -> Tracing:
         """Return what is read of it at this time; `more` is told by the loader's page."""
         asked_s = (ns(now_ms) - self.asked_ns) / 1e9 if self.asked_ns else None
-        about = {"loader": LOADER, "arena": (1, 2), "calls_of": "sample", "workers": [], "asked_s": asked_s}
-        told = {**about, "looked_s": ns(now_ms) / 1e9, **more}
-        found = Tracing(TRAINER, "python train.py", [told], ns(now_ms), 1_700_000_000 * 10**9)
+        told = {"loader": LOADER, "asked_s": asked_s, "looked_s": ns(now_ms) / 1e9, **more}
+        found = Tracing(TRAINER, "python train.py", True, ns(now_ms), 1_700_000_000 * 10**9)
         arena, page = bytes(self._arena), bytes(PAGE_BYTES) + bytes(self._deliveries)
-        found.add_pool((1, 2), lambda at, nbytes: arena[at : at + nbytes], ARENA_BYTES)
+        found.add_pool(lambda at, nbytes: arena[at : at + nbytes], ARENA_BYTES)
         found.add_loader(told, lambda at, nbytes: page[at : at + nbytes])
         return found
 
@@ -133,53 +130,33 @@ def slow_sample() -> HandMadeRecording:
     return made
 
 
-def test_a_slow_sample_leads_over_its_ticket_to_the_step_that_waited_for_it() -> None:
+def test_a_batch_is_found_by_its_name_from_the_wait_for_it_to_its_samples() -> None:
     trace = shown(slow_sample())
-    (sample,) = trace.named("sample 41")
-    (flow,) = trace.flows_through(sample)
-    assert [[each["name"] for each in flow] for flow in trace.flows.values()] == [
-        ["batch 0", "wait for batch 0", "step: batch 0"],
-        ["sample 41", "batch 1", "wait for batch 1", "step: batch 1"],
-        ["batch 2", "take batch 2", "step: batch 2"],
-    ]
-    assert flow[1]["args"]["consumed_by"] == "step: batch 1"
-    assert flow[2]["dur"] == pytest.approx(76_000)
-    assert flow[3]["dur"] == pytest.approx(14_000)
+    assert names(trace, TRAINER, "steps") == [
+        "wait for batch 0", "step: batch 0", "wait for batch 1", "step: batch 1", "take batch 2", "step: batch 2",
+    ]  # fmt: skip
+    assert names(trace, 200, "tasks") == ["batch 0", "batch 2"]
+    assert names(trace, 201, "tasks") == ["batch 1", "item 40", "item 41", "item 42"]
+    sample, wait = trace.one("item 41"), trace.one("wait for batch 1")
+    assert (wait["dur"], trace.one("step: batch 1")["dur"]) == (pytest.approx(76_000), pytest.approx(14_000))
     assert sample["dur"] == pytest.approx(90_000)
     assert (sample["args"]["index"], sample["args"]["ticket"]) == (41, 2)
 
 
-def test_the_longest_waits_are_told_with_what_took_so_long() -> None:
-    made = slow_sample()
-    made.ticket(0, 140, 30, 3, ticket=4)
-    made.delivery(135, 36, 3)
-    waits = made.tracing().trace(None).waits
-    assert waits == (
-        "76 ms for batch 1 of epoch 0; sample 41 took 90 ms",
-        "36 ms for batch 3 of epoch 0",
-        "14 ms for batch 0 of epoch 0",
-    )
-    assert len(made.tracing().trace(0.88).waits) == 1
-
-
-def test_rows_of_one_batch_are_tickets_that_all_lead_to_it() -> None:
+def test_rows_of_one_batch_are_tickets_of_it() -> None:
     made = HandMadeRecording()
     made.ticket(0, 10, 50, 4, ticket=1, rows=(0, 16))
     made.ticket(1, 10, 80, 4, ticket=2, rows=(16, 32))
-    made.delivery(5, 86, 4)
-    flows = shown(made).flows.values()
-    assert [flow[0]["args"]["rows"] for flow in flows] == [[0, 16], [16, 32]]
-    assert {flow[-1]["name"] for flow in flows} == {"step: batch 4"}
+    assert sorted(each["args"]["rows"] for each in shown(made).named("batch 4")) == [[0, 16], [16, 32]]
 
 
 def test_a_chunk_is_several_steps() -> None:
     made = HandMadeRecording()
     made.ticket(0, 10, 8, 64, ticket=1, count=64)
     made.delivery(5, 14, 64, count=64)
-    (flow,) = shown(made).flows.values()
-    assert [each["name"] for each in flow] == [
-        "batches 64 to 127", "wait for batches 64 to 127", "steps: batches 64 to 127",
-    ]  # fmt: skip
+    trace = shown(made)
+    assert names(trace, 200, "tasks") == ["batches 64 to 127"]
+    assert names(trace, TRAINER, "steps") == ["wait for batches 64 to 127", "steps: batches 64 to 127"]
 
 
 def test_what_runs_now_is_shown_as_long_as_it_has_run() -> None:
@@ -203,7 +180,7 @@ def test_a_worker_that_was_replaced_has_what_it_did_under_its_own_pid() -> None:
     made.ticket(0, 32, 8, 1, ticket=3)
     trace = shown(made)
     assert (trace.processes[200], trace.processes[300]) == ("worker 0", "worker 2")
-    assert names(trace, 200, "tasks") == ["batch 0", "sample 8"]
+    assert names(trace, 200, "tasks") == ["batch 0", "item 8"]
     assert names(trace, 300, "tasks") == ["batch 1"]
 
 
@@ -216,63 +193,26 @@ def test_calls_side_by_side_are_on_tracks_of_their_own() -> None:
     assert [trace.tracks[each] for each in trace.slices if each[0] == 200] == ["tasks", "tasks (2)", "tasks (3)"]
 
 
-def test_failed_tickets_say_so_and_lead_nowhere() -> None:
+def test_failed_tickets_say_so() -> None:
     made = HandMadeRecording()
     made.ticket(0, 10, 8, 0, ticket=1, has_failed=True)
-    trace = shown(made)
-    assert names(trace, 200, "tasks") == ["batch 0 (failed)"]
-    assert trace.flows == {}
+    assert names(shown(made), 200, "tasks") == ["batch 0 (failed)"]
 
 
 def test_batches_that_are_made_here_have_no_slot() -> None:
     made = HandMadeRecording(workers=0)
     for batch in range(4):
         made.delivery(10 + batch * 10, 6, batch, way=DeliveryKind.MADE_HERE, run=0, begins_pass=batch == 0)
-    found = made.tracing(loader=None, arena=None).trace(None)
-    trace = load(found.text)
+    trace = shown(made, loader=None)
     assert names(trace, TRAINER, "steps")[:3] == ["make batch 0", "step: batch 0", "make batch 1"]
-    assert trace.flows == {}
-    assert any("workers=0" in note for note in found.notes)
 
 
 def test_only_what_is_over_in_the_window_is_in_it() -> None:
     trace = shown(slow_sample(), seconds=0.89)  # from 110 ms on
     assert [each["name"] for each in trace.named("step")] == ["step: batch 1", "step: batch 2"]
-    assert [[each["name"] for each in flow] for flow in trace.flows.values()] == []
     assert trace.head["loaderpool"]["seconds"] == pytest.approx(0.89)
     assert trace.head["baseTimeNanoseconds"] == 1_700_000_000 * 10**9 - 890 * MS  # of the wall clock
     assert trace.one("step: batch 2")["ts"] == pytest.approx(10_010)
-
-
-def test_a_large_trace_leaves_out_the_oldest_and_says_so() -> None:
-    made = HandMadeRecording()
-    for batch in range(900):
-        made.ticket(0, batch, 0.9, batch, ticket=batch + 1)
-        made.delivery(batch + 0.91, 0.05, batch, begins_pass=batch == 0)
-    found = made.tracing().trace(30.0, most_spans=600)
-    trace = load(found.text)
-    assert sum(map(len, trace.slices.values())) == 600
-    steps = [each["name"] for each in trace.named("step")]
-    assert steps[-1] == "step: batch 899"
-    assert 150 < len(steps) < 250
-    assert len(trace.flows) >= len(steps) - 2
-    (note,) = found.notes
-    assert note.startswith(f"the trace covers {found.seconds:.1f} s, not 1.0 s")
-
-
-def test_rings_that_hold_less_than_is_wanted_say_so() -> None:
-    made = HandMadeRecording()
-    for ticket in range(TICKETS.capacity + 1000):
-        made.ticket(0, ticket / 10, 0.09, ticket, ticket=ticket + 1)
-    for call in range(CALLS.capacity + 1):
-        made.call(1, call / 100, 0.005, call, ticket=1)
-    for seconds in (30.0, None):
-        found = made.tracing().trace(seconds).notes
-        assert [each.partition(" s,")[0] for each in found] == [
-            "tasks of some workers cover only the last 0.9",
-            "calls of some workers cover only the last 1.0",
-        ]
-    assert made.tracing().trace(0.5).notes == ()
 
 
 def test_records_of_any_numbers_make_a_trace() -> None:

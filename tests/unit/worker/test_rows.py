@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec
+from loaderpool.memory.layout import BatchForm
 from loaderpool.worker.rows import Converter, share_memory
 
 ROWS = 4
@@ -18,7 +19,8 @@ def write(make: Callable[[int], Any]) -> list[Any] | None:
     """The rows that one call of `write_block` leaves; None: it says that they must be made one by one."""
     spec = sample_spec(make(0), None)
     components = tuple(ArraySpec((ROWS, *c.shape), c.dtype) for c in spec.components)
-    converter = Converter(ElementSpec(spec.structure, components), is_given=False, has_batch_axis=False)
+    form = BatchForm(ElementSpec(spec.structure, components), "sample", ROWS, None, 1, False, 0)
+    converter = Converter(form, is_given=False)
     take = converter.take or (lambda result: result)
     results = [take(make(index)) for index in range(ROWS)]
     arrays = [np.zeros((ROWS, *c.shape), c.dtype) for c in spec.components]

@@ -82,7 +82,7 @@ def test_what_a_failed_call_held_is_gone_without_a_collection(action: str, threa
             gc.enable()
 
 
-def test_an_abandoned_ticket_begins_no_further_call_and_is_answered_when_none_runs() -> None:
+def test_an_abandoned_ticket_begins_hardly_a_call_and_is_answered_when_none_runs() -> None:
     begun: list[int] = []
     over: list[int] = []
 
@@ -95,15 +95,35 @@ def test_an_abandoned_ticket_begins_no_further_call_and_is_answered_when_none_ru
             over.append(index)
         return index
 
-    with bench(fn) as one:
+    with bench(fn, threads=2) as one:
         one.prepare()
         assert one.begin(2)
         with pytest.raises(Abandoned):
             one.fill(1)
         with pytest.raises(Abandoned):
             one.fill(2)
-        assert len(begun) <= 8 + 4  # all of the first in the queue, and what ran beside the one that abandons
+        assert len(begun) <= 8 + 2 + 2  # all of the first in the queue, what ran, and one more for each thread
         assert sorted(over) == sorted(begun)
+
+
+def test_a_ticket_that_is_dropped_before_its_turn_has_no_call_left() -> None:
+    begun: list[int] = []
+    over: list[int] = []
+
+    def fn(index: int) -> int:
+        begun.append(index)
+        time.sleep(0.03)
+        over.append(index)
+        return index
+
+    with bench(fn) as one:
+        one.prepare()
+        for batch in (1, 2):
+            assert one.begin(batch)
+            one.work.drop(one.place(batch)[0])
+        assert not one.work._threads.begun
+        assert len(begun) <= 1 + 4 + 4, "the one of the probe, and what each thread was at"
+        assert sorted(begun) == sorted(over)
 
 
 # ---- what threads must not share ----
@@ -133,7 +153,7 @@ def test_draws_are_the_users_affair_without_seeding() -> None:
 
 
 @pytest.mark.parametrize("view", [lambda buffer: buffer, lambda buffer: buffer[1:]], ids=["array", "view"])
-def test_where_all_samples_share_a_buffer_one_thread_makes_them(view: Any) -> None:
+def test_samples_that_share_a_buffer_are_refused(view: Any) -> None:
     buffer = np.zeros(4)
 
     def fn(index: int) -> Any:
@@ -144,10 +164,9 @@ def test_where_all_samples_share_a_buffer_one_thread_makes_them(view: Any) -> No
     with bench(fn) as one:
         one.prepare()
         assert one.begin(2)
-        with pytest.warns(lp.LoaderpoolWarning, match=r"threads=4 are not used. Return a new one"):
-            assert one.make(1)[0][:, 0].tolist() == list(range(8, 16))
-        assert not one.begin(2)
-        assert one.make(2)[0][:, 0].tolist() == list(range(16, 24))
+        with pytest.raises(WorkFailed, match=r"Return a new one from each call, .* or set threads=1") as caught:
+            one.make(1)
+    assert isinstance(caught.value.error, lp.ArgumentError)
 
 
 def test_rows_of_out_are_no_shared_memory() -> None:
@@ -191,8 +210,8 @@ def test_a_ticket_of_a_worker_that_died_runs_with_nothing_beside_it() -> None:
     assert not looks
 
 
-def test_after_two_deaths_it_runs_on_one_thread_and_the_board_names_the_sample() -> None:
+def test_after_a_death_it_runs_on_one_thread_and_the_board_names_the_sample() -> None:
     named: list[tuple[int, int]] = []
     with bench(lambda index: named.append((index, one.told_index())) or index) as one:
-        one.prepare().fill(1, deaths=2)
+        one.prepare().fill(1, deaths=1)
     assert named[1:] == [(index, index) for index in range(8, 16)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import mmap
 import os
 
 import pytest
@@ -77,24 +76,6 @@ def test_a_fork_writes_nothing_to_the_page_of_the_process_that_it_is_of() -> Non
             os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert told_in(read()) == {"batches": 1}
-
-
-def test_no_other_process_can_write_to_it() -> None:
-    page = Page()
-    found = path()
-    assert found is not None
-    try:
-        writable = os.open(found, os.O_RDWR)  # root can
-    except PermissionError:
-        return
-    with pytest.raises(PermissionError):
-        os.pwrite(writable, b"x", 0)
-    with pytest.raises(PermissionError):
-        mmap.mmap(writable, 0)
-    with pytest.raises(PermissionError):
-        os.ftruncate(writable, 10)
-    os.close(writable)
-    page.write({})
 
 
 def test_of_a_loader_it_tells_rates_a_verdict_and_what_workers_are_at() -> None:
