@@ -124,6 +124,9 @@ class ReplicatedSource:
         cycle_length: int | None,
         copies: int | None = None,
     ) -> None:
+        if not callable(make_generator):
+            kind = type(make_generator).__name__
+            raise ArgumentError(f"make_generator must be a function that returns a generator, got {kind}")
         if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
             raise ArgumentError(f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported")
         if cycle_length is not None and shards is None:
