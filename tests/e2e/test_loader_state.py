@@ -339,5 +339,5 @@ def test_what_cannot_be_saved_says_so_at_once(tf: Any, state_of: Any) -> None:
         state_of(loader)
     with lp.Loader(range(8), batch_size=2, workers=0) as loader:
         dataset = loader.as_dataset()
-        with pytest.raises(lp.ArgumentError, match=r"needs the Loader, got a .*Dataset"):
+        with pytest.raises(lp.ArgumentError, match=r"needs the Loader, got .*Dataset"):
             state_of(dataset)
