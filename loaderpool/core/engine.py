@@ -11,7 +11,6 @@ from loaderpool.core.messages import End, Ended, Found, Load, Loaded, LoaderFail
 from loaderpool.core.pool import WorkerPool
 from loaderpool.core.run import PoolRun, made_of
 from loaderpool.core.session import Session
-from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error, warn
 from loaderpool.memory.arena import Extent
 from loaderpool.memory.layout import BatchForm
@@ -68,7 +67,7 @@ class PoolEngine:
         self.was_loaded = False
         self.failure: Callable[[], LoaderpoolError] | None = None  # makes the error that no batch can be made
         self._may_pass = self._was_told = False  # it may go well another time; a consumer was told of it
-        self._is_behind_hook = checked.has_epoch_begin  # the first sample is made behind it
+        self._is_after_hook = checked.has_epoch_begin  # the first sample is made after it
         self._loads = 0  # Loaded and failed ones that are still to come
         self._sent: list[tuple[list[Extent], int, int]] = []  # updates, the latest of which counts
         if cache is not None:
@@ -125,8 +124,8 @@ class PoolEngine:
                     if self._was_told and self._may_pass:  # a first sample that failed is tried again in the next pass
                         self.failure, self._may_pass = None, False
                         self._look_for_form()
-                    elif self._is_behind_hook:
-                        self._is_behind_hook = False
+                    elif self._is_after_hook:
+                        self._is_after_hook = False
                         self._look()
                 while not self._is_decided():
                     self.pool.session.wait(self._is_decided)
@@ -149,10 +148,6 @@ class PoolEngine:
         if first is None or first.end is None or first.made:
             return None
         return first.make_error or functools.partial(SourceError, nothing_there(self.plan))
-
-    def spec(self) -> ElementSpec:
-        """The spec of all batches. Blocks as `form`."""
-        return self.form().spec
 
     def read_ahead(self) -> int:
         """How many batches of an epoch that may never be asked for it may well make: enough to keep workers busy."""
@@ -252,7 +247,7 @@ class PoolEngine:
             session.send(Load(self.number, offset, nbytes, is_change=True))
         if self._found is not None:
             session.send(self._found)
-        elif not self._is_behind_hook:
+        elif not self._is_after_hook:
             self._look_for_form()
 
     def _look_for_form(self) -> None:

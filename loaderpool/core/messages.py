@@ -135,7 +135,7 @@ class Loaded(NamedTuple):
 
 
 class LoaderFailed(NamedTuple):
-    """Supervisor -> main process: no batch of this loader can be made."""
+    """Supervisor -> main process: no batch of this loader can be made, until the next `Look`."""
 
     loader: int
     error: bytes

@@ -45,30 +45,19 @@ def is_trainer() -> bool:
 
 # By these names, and not by where this interpreter installs: packages of another environment may be on the path, too.
 _DIRECTORIES = frozenset({"site-packages", "dist-packages"})
-_STDLIB = os.path.join(os.path.dirname(os.__file__), "")
-_OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 def is_installed(name: str) -> bool:
-    """Whether a module that is imported is a package's, not the user's own."""
+    """Whether a module that is imported is a package's, not the user's own: it lies where packages are installed."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    return isinstance(file, str) and is_installed_file(file)
-
-
-def is_installed_file(path: str) -> bool:
-    """Whether a file lies where packages are installed."""
-    return not _DIRECTORIES.isdisjoint(path.replace(os.sep, "/").split("/"))  # Windows has both in one path
+    # Windows has both separators in one path.
+    return isinstance(file, str) and not _DIRECTORIES.isdisjoint(file.replace(os.sep, "/").split("/"))
 
 
 def is_library(module: str | None) -> bool:
     """Whether a module is no code of the user's own: ours, Python's, or a package's."""
     root = (module or "").partition(".")[0]
     return root == "loaderpool" or root in sys.stdlib_module_names or is_installed(module or "")
-
-
-def is_library_file(path: str) -> bool:
-    """Whether a file has no code of the user's own, as `is_library` says it of modules."""
-    return path.startswith((_OURS, _STDLIB)) or is_installed_file(path)
 
 
 # ---- files ----

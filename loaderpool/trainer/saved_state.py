@@ -105,15 +105,15 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
             "This version of loaderpool cannot read this state: expected a dict with "
             f'"loaderpool_state": {_VERSION}, got {brief(version)}.'
         )
-    damaged = StateError("Cannot load this state: it is damaged or was changed. Pass it as state_dict() returned it.")
-    if not _is_as_written(state):
-        raise damaged
     try:
+        if not _is_as_written(state):
+            raise ValueError
         saved, current = dict(state["loader"]), json.loads(json.dumps(fingerprint))
         num_shards, taken = state["num_shards"], state["taken"]
         position = _position_of(state)
     except (KeyError, TypeError, ValueError):
-        raise damaged from None
+        text = "Cannot load this state: it is damaged or was changed. Pass it as state_dict() returned it."
+        raise StateError(text) from None
     differences = "; ".join(
         f"{name}: saved {brief(saved.get(name))}, current {brief(current.get(name))}"
         for name in {**current, **saved}
