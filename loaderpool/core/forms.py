@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_BYTES = 2 << 30  # of a run's slots; no more than
 _SHARE_OF_FREE = 4  # ... this part of what is free
+_RUNS = 4  # for so many at the same time the limit has all slots that they want, if batches are tiny
 _LEAST_SLOTS = 2  # one is filled while the consumer has views of another
 _CALLS_AHEAD = 8  # for each thread. Less: threads idle while one call takes much longer than others
 _MOST_ROOM = 256  # tickets of a worker with threads
@@ -38,7 +39,8 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
     free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
     limit = memory_limit(config)
     wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config))
-    most = 1 if plan.lanes else max(1, min(form.max_chunk, form.max_chunk * limit // (form.slot_bytes * wanted)))
+    most = form.max_chunk * limit // (form.slot_bytes * wanted * _RUNS)
+    most = 1 if plan.lanes else max(1, min(form.max_chunk, most))
     form = with_batches(form, most)
     layout = _layout_of(form, config, limit)
     least = layout.slot_bytes * _LEAST_SLOTS

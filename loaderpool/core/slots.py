@@ -41,6 +41,11 @@ def lendable(slots: int, workers: int) -> int:
     return max(slots - min(workers + 1, (slots + 1) // 2), 0)
 
 
+def _most_of(slots: int) -> int:
+    """Return what one run may have of these: a quarter is for runs that begin later, or one."""
+    return slots - max(slots // 4, int(slots > 2))
+
+
 class Slots:
     """The slots of all runs, `most` of them at most. A run that can have no slot is taken out of `runs`.
 
@@ -56,20 +61,24 @@ class Slots:
         self._memory, self.most, self.runs, self._say = memory, most, runs, say
 
     def give(self, run: RunRecord, workers: int) -> None:
-        """Give a run as many slots as it should have for so many workers, and leave some room to others.
+        """Give a run as many slots as it should have for so many workers, if that is no more than its share.
 
-        If it has none, it waits for an ended run whose slots are still written to. If there is none, it is an error.
+        The third run of a loader gets a third of what is left, as the others cannot be asked for theirs. When one ends,
+        those that had less get more. One that gets none waits for an ended run whose slots are still written to, or is
+        told of an error.
         """
         layout = run.loader.layout
         if layout is None or run.is_ended:
             return
-        size = layout.slot_bytes
+        size, has_some = layout.slot_bytes, run.slots > 0  # the last slot of all is for a run that has none
         run.slots_wanted = slots_of(size, layout.max_chunk, workers, layout.room)
-        of_loader = sum(each.slots for each in self.runs.values() if each.loader is run.loader and not each.is_ended)
-        nbytes = min(self._memory.largest, self.free_bytes + self.kept_bytes, layout.limit_bytes - of_loader * size)
-        by_memory, by_number = nbytes // size, self.most - sum(each.slots for each in self.runs.values())
-        wanted, for_others = 1 if run.is_whole else run.slots_wanted, max(by_memory // 4, int(by_memory > 2))
-        more = min(wanted - run.slots, by_memory - for_others, by_number - min(by_number // 2, _FOR_OTHERS))
+        of_loader = [each.slots for each in self.runs.values() if each.loader is run.loader and not each.is_ended]
+        limit, nbytes = layout.limit_bytes // size, min(self._memory.largest, self.free_bytes + self.kept_bytes)
+        share = min(1 if run.is_whole else run.slots_wanted, max(_most_of(limit) // len(of_loader), 1))
+        by_memory = min(limit - sum(of_loader), _most_of(nbytes // size)) - has_some
+        by_number = self.most - sum(each.slots for each in self.runs.values()) - has_some
+        by_number -= min(by_number // 2, _FOR_OTHERS)
+        more = min(share - run.slots, -(-by_memory // len(of_loader)), by_number)
         if more > 0:
             offset = self._memory.take(more * size).offset
             kept = min(more * size, self.kept_bytes)
@@ -79,7 +88,7 @@ class Slots:
             run.slots += more
             run.free.extend(new)
             run.fresh.update(new)
-        elif run.slots == 0 and not any(each.making for each in self.runs.values() if each.is_ended):
+        elif not has_some and not any(each.making for each in self.runs.values() if each.is_ended):
             del self.runs[run.number]
             self._say(ToMain(BatchFailed(run.number, run.next, -1, b"")))
 

@@ -428,7 +428,7 @@ class State:
         if not run.slots:
             self.runs.pop(run.number, None)
         for other in [*self.runs.values()]:
-            if not other.slots:  # it waits for what this one gives back
+            if not other.slots or other.loader is run.loader:  # it waits for what this one gives back, or had less
                 self.slots.give(other, self.width)
 
     # ---- failures

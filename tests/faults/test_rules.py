@@ -205,6 +205,14 @@ def test_rule_07_each_of_several_passes_is_sure_of_a_slot() -> None:
         assert list(map(first_of, one)) == list(range(2, 80, 2))
 
 
+def test_rule_07_eight_passes_share_a_small_limit() -> None:
+    limits = lp.Limits(memory=4_000_000)
+    with lp.Loader(range(800), lambda n: np.full(200, n), batch_size=4, limits=limits, workers=2) as loader:
+        passes = [iter(loader) for _ in range(8)]
+        for batch in range(20):
+            assert [first_of(next(each)) for each in passes] == [4 * batch] * 8
+
+
 def test_rule_08_what_nobody_wants_any_more_is_broken_off_at_the_next_row(tmp_path: Path) -> None:
     diary = Diary(tmp_path / "diary")
 

@@ -111,7 +111,7 @@ def test_while_workers_that_leave_still_work_there_is_no_error_yet() -> None:
 # ---- slots: who has the last ones
 
 
-@pytest.mark.parametrize(("free", "shares"), [(16, [12, 3, 1, 0]), (1 << 17, [*[32] * 4, 16, 8, 4, 2, 1, 1, 0])])
+@pytest.mark.parametrize(("free", "shares"), [(16, [12, 2, 1, 1, 0]), (1 << 17, [*[32] * 4, 16, 8, 4, 2, 1, 1, 0])])
 def test_each_run_leaves_slots_to_the_next_one_and_to_have_none_is_an_error(free: int, shares: list[int]) -> None:
     pool = Pool(2).with_a_run()
     pool.state.end(RUN, ())
@@ -123,6 +123,23 @@ def test_each_run_leaves_slots_to_the_next_one_and_to_have_none_is_an_error(free
         assert (pool.state.runs[run].slots if run in pool.state.runs else 0) == slots
     pool.turn()
     assert [(message.run, message.offset) for message in pool.of(BatchFailed)] == [(RUN + len(shares), -1)]
+
+
+def test_runs_of_a_loader_share_its_limit_and_one_that_had_less_gets_more_when_others_end() -> None:
+    pool = Pool(2).with_a_run()
+    pool.state.end(RUN, ())
+    while pool.busy():
+        pool.step()
+    pool.state.loaders[LOADER].layout = Layout(4096, 1, True, limit_bytes=24 * 4096)
+    runs = pool.state.runs
+    for run in range(1, 11):
+        begin(pool.state, run, LOADER, 0)
+    assert [each.slots for each in runs.values()] == [18, 3, 1, 1, 1]  # and the others got an error
+    pool.state.end(1, ())
+    assert [each.slots for each in runs.values()] == [4, 4, 4, 4]
+    for run in (2, 3, 4):
+        pool.state.end(run, ())
+    assert [each.slots for each in runs.values()] == [18]
 
 
 def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_to() -> None:
