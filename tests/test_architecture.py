@@ -46,12 +46,12 @@ OUTER_ROOMS = (
 )  # fmt: skip
 # Lines and files, which only fall: who takes something out lowers them, and who needs more takes out something else.
 BUDGETS = {
-    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (9_730, 64),
-    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "worker", "memory", "plan")): (9_230, 42),
-    (f"{PACKAGE}/core",): (6_340, 25),
-    (f"{PACKAGE}/ray",): (940, 5),
+    tuple(f"{PACKAGE}/{room}" for room in OUTER_ROOMS): (9_590, 63),
+    tuple(f"{PACKAGE}/{room}" for room in ("trainer", "worker", "memory", "plan")): (8_970, 42),
+    (f"{PACKAGE}/core",): (6_270, 25),
+    (f"{PACKAGE}/ray",): (930, 5),
     ("scripts",): (4_150, 27),
-    ("tests",): (33_700, 228),
+    ("tests",): (33_450, 227),
 }
 MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-try:
-    import jax
-except ImportError as missing:
-    raise ImportError("as_jax needs JAX, which is not installed: pip install jax") from missing
+import jax
 
 from loaderpool.adapters.conversion import ConvertedBatches, HostConversion
 from loaderpool.adapters.shards import check_rows

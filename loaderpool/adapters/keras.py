@@ -104,7 +104,6 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Note where the epoch begins."""
         self._epoch = epoch
         self._epoch_began = self._saved = self._steps()
-        self._loader._core.tracker.looks_ahead = epoch + 1 < self.params["epochs"]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save after every `save_freq` batches, and end a resumed epoch after its remaining steps."""
@@ -127,7 +126,6 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         """Delete the backup, unless `delete_checkpoint=False`."""
-        self._loader._core.tracker.looks_ahead = True
         if self._deletes:
             self._delete_all_but()
 

@@ -104,7 +104,6 @@ class _Elements:
         self._core = weakref.ref(core)
         self._wire, self._epochs = wire, epochs
         self._first_batches = first_batches  # of its first epoch, where the dataset tells its length
-        self._was_ended = False  # an iteration has come to its end
 
     def __call__(self) -> Iterator[Any]:
         core = self._core()
@@ -128,8 +127,7 @@ class _Elements:
         tracker.note_iteration(iteration)
         try:
             while done != self._epochs and not exit_gate.is_shut:
-                is_followed = self._is_followed(done)
-                one_pass = Pass(tracker, iteration, lambda each: (each.batches(), wire.element), is_followed)
+                one_pass = Pass(tracker, iteration, lambda each: (each.batches(), wire.element))
                 take = functools.partial(one_pass.take_joined, wire.element) if wire.in_chunks else one_pass.take
                 try:
                     while not exit_gate.is_shut:
@@ -141,7 +139,6 @@ class _Elements:
                     if not exit_gate.is_shut:
                         tracker.settle_ends()  # the last batch was handed over; the consumer may not ask for more
                 done += 1
-            self._was_ended = True
         except ClosedError:
             if not exit_gate.is_shut:  # else the interpreter ends: end quietly, this is read no more
                 raise
@@ -150,12 +147,6 @@ class _Elements:
             raise
         finally:
             tracker.live.pop(id(iteration), None)
-
-    def _is_followed(self, done: int) -> bool | None:
-        """Whether a pass follows the one after `done` others; None: unknown, as `fit` iterates once for each epoch."""
-        if self._epochs is None or done + 1 < self._epochs:
-            return True
-        return None if self._epochs == 1 or self._was_ended else False
 
 
 class _Stream:
@@ -187,12 +178,6 @@ class TensorFormat:
     """
 
     def __init__(self, form: BatchForm, spec: ElementSpec) -> None:
-        for path, component in zip(spec.paths, spec.components, strict=True):
-            if component.dtype.name == "float8_e5m2":
-                raise SpecMismatchError(
-                    f"as_dataset: component {path} is float8_e5m2, which tf.data does not support. Use tensors() or "
-                    "for_keras(), or return .astype('float16') from the function, which has the same values."
-                )
         self.spec = spec
         self._may_differ = form.unit != "sample"  # a call makes a whole batch, which nothing has compared with it
         can_take_apart = all(map(EagerConversion.can_take_apart, spec.components))

@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-try:
-    import torch
-except ImportError as missing:
-    raise ImportError("as_torch needs PyTorch, which is not installed: pip install torch") from missing
+import torch
 
 from loaderpool.adapters.conversion import TEXT_CURE, Convert, ConvertedBatches, Move, TensorConversion, is_ml_dtype
 from loaderpool.element.spec import ArraySpec

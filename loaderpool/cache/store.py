@@ -29,7 +29,7 @@ from typing import Any
 from loaderpool.cache.setting import MEMORY, Cache, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import CacheError, brief, warn
-from loaderpool.memory.arena import Arena, Extent, map_whole_file
+from loaderpool.memory.arena import Arena, Extent, map_memory_file
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 from loaderpool.system.process import why_not_apart
@@ -91,7 +91,7 @@ class Store:
         if memory_file and plan.max_bytes is not None:
             # Address space, of which nothing is looked at but entries that are there: they are copied once. Not on
             # disk, where a file that is cut short would end the process (SIGBUS).
-            self._view = memoryview(map_whole_file(self._file, plan.max_bytes)).cast("B")
+            self._view = memoryview(map_memory_file(self._file, plan.max_bytes)).cast("B")
         self._spare_bytes = 0  # may be written before memory is looked at again
 
     def get(self, item: int) -> memoryview | None:

@@ -27,12 +27,14 @@ _ONE_THREAD = (
 # sys.path is set before anything is imported, so the process finds what the trainer finds. `-c` has put the working
 # directory in front: not even mmap may come from there. The settings come in a memory file: a script's arguments alone
 # (6,000 file names) can be more than one argument of a command may be. By marshal, as both ends are this interpreter
-# and it is built in: json takes each of them a millisecond and a half to import. Garbage is not collected
+# and it is built in: json takes each of them a millisecond and a half to import. Descriptors had to be inheritable
+# for the exec; what the user's code starts needs none. Garbage is not collected
 # while our modules are imported, nor is what they made looked at later: each would take five milliseconds.
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "import marshal, mmap, os; file = int(sys.argv[1]); "
     "start = marshal.loads(mmap.mmap(file, int(sys.argv[2]))[:]); os.close(file); sys.path[:] = start['path']; "
+    "sys.argv[:] = start['argv']; [os.set_inheritable(each, False) for each in start['descriptors']]; "
     "import gc; gc.disable(); from {module} import main; gc.freeze(); gc.enable(); main(start)"
 )
 
@@ -99,7 +101,8 @@ def start(
         is_apart: Ctrl-C and Ctrl-Z of the terminal are not for it.
     """
     directory = around.directory
-    content = marshal.dumps({**program.settings, "path": around.path, "argv": around.argv, **settings})
+    told = {"path": around.path, "argv": around.argv, "descriptors": list(descriptors)}
+    content = marshal.dumps({**program.settings, **told, **settings})
     file = machine.create_memory_file("start")
     try:
         os.ftruncate(file, len(content))

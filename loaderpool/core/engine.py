@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.core.delivery import FIRST_EPOCH, CheckedArguments, DeliveryCounts
+from loaderpool.core.delivery import CheckedArguments, DeliveryCounts
 from loaderpool.core.messages import End, Ended, Found, Load, Loaded, LoaderFailed, Look
 from loaderpool.core.pool import WorkerPool
 from loaderpool.core.run import PoolRun, made_of
@@ -25,13 +25,9 @@ if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.channel import Received
     from loaderpool.core.engine_statistics import EngineStatistics
-    from loaderpool.core.stream.feed import Ahead, Feed, StreamFeeds
+    from loaderpool.core.stream.feed import Feed, StreamFeeds
 
 _LOCK_TIMEOUT_S = 1.0
-# What a stream's items may take while they wait, of the budget for batches. Less: with large items workers idle while
-# the next are read. More: they may take most of it beside the batches.
-_FEED_SHARE = 4
-_FEED_BYTES = 1 << 20  # at least
 
 
 class PoolEngine:
@@ -79,11 +75,9 @@ class PoolEngine:
             if stream is None:
                 shipment = ship(for_workers)
             else:
-                from loaderpool.core.forms import memory_limit  # which few loaders need here, and these
-                from loaderpool.core.stream.feed import StreamFeeds
+                from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
                 from loaderpool.core.stream.reader import ship_beside
 
-                self._feed_bytes = max(_FEED_BYTES, memory_limit(self.config) // _FEED_SHARE)
                 shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
         for warning in shipment.warnings:
             warn(warning)
@@ -96,14 +90,13 @@ class PoolEngine:
         try:
             if stream is not None:
                 with pool.lock:
-                    news = self._feed_ahead, self._on_feed_news
-                    self.feeds = StreamFeeds(pool, stream, for_reader, self.config, *news)
+                    self.feeds = StreamFeeds(self, stream, for_reader)
             with pool.lock:
                 pool.loaders[self.number] = pool.session.listeners[self.number] = self
                 pool.session.catch_up()  # what was said of other loaders: the channel shall never be full of it
                 self.load(pool.session)
             if self.feeds is not None:
-                self.feeds.begin(FIRST_EPOCH, self.plan)
+                self.feeds.begin()
         except BaseException:
             self.close()
             raise
@@ -120,10 +113,10 @@ class PoolEngine:
             with InterruptsHeld():
                 with self.pool.lock:
                     if self._was_told and self.feeds is not None and self._why_no_item() is not None:
-                        self.feeds.begin_again(FIRST_EPOCH, self.plan)
+                        self.feeds.begin_again()
                     if self._was_told and self._may_pass:  # a first sample that failed is tried again in the next pass
                         self.failure, self._may_pass = None, False
-                        self._look_for_form()
+                        self._look()
                     elif self._is_after_hook:
                         self._is_after_hook = False
                         self._look()
@@ -248,22 +241,14 @@ class PoolEngine:
         if self._found is not None:
             session.send(self._found)
         elif not self._is_after_hook:
-            self._look_for_form()
-
-    def _look_for_form(self) -> None:
-        if self.feeds is not None:
-            self._look_at_stream()
-        else:
             self._look()
 
-    def _look(self, feed: int = 0) -> None:
-        self.pool.session.send(Look(self.number, feed))
-
-    def _look_at_stream(self) -> None:
-        """Have the first sample made, once its item is there."""
-        first = None if self.feeds is None else self.feeds.first
-        if first is not None and first.made and self.known_form is None:
-            self._look(first.offset)
+    def _look(self) -> None:
+        """Have the first sample made; of a stream, once its item is there."""
+        if self.feeds is None:
+            self.pool.session.send(Look(self.number, 0))
+        elif (first := self.feeds.first) is not None and first.made and self.known_form is None:
+            self.pool.session.send(Look(self.number, first.offset))
 
     # ---- session.Listener; the pool's lock is held
 
@@ -313,20 +298,11 @@ class PoolEngine:
         if self.feeds is not None and self.known_form is not None:
             self.feeds.free({id(run.feed) for run in self.runs.values()})
 
-    def _feed_ahead(self) -> Ahead:
-        """How far a stream may be read ahead."""
-        least = 2 * self.pool.workers_wanted + 1
-        if self.known_form is None:
-            return least, least, _FEED_BYTES
-        # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
-        chunk = min(self.known_form.max_chunk, 2 * self.counts.largest_chunk)
-        return least, least * chunk, self._feed_bytes
-
-    def _on_feed_news(self, feed: Feed) -> None:
+    def on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread."""
         assert self.feeds is not None
         if feed is self.feeds.first and feed.made == 1 and feed.end is None and not self.is_closed:
-            self._look_at_stream()
+            self._look()
         for run in [*self.runs.values()]:
             if run.feed is feed and not run.is_over:
                 run.fed(feed)

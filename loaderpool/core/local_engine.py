@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from loaderpool.core.delivery import (
-    FIRST_EPOCH,
-    CheckedArguments,
-    Delivery,
-    aligned_empty,
-)
+from loaderpool.core.delivery import FIRST_EPOCH, CheckedArguments, Delivery, aligned_empty
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.core.failures import sample_error, source_error
 from loaderpool.core.forms import choose_form, with_batches
@@ -202,28 +196,27 @@ class StreamReading:
 
     def __init__(self, batches: Iterator[tuple[int, list[Any]]], epoch: int, plan: Plan) -> None:
         self._batches, self.epoch, self._plan = batches, epoch, plan
-        self._seen: list[tuple[int, list[Any]]] = []  # at most one: read, and not taken
+        self._next: tuple[int, list[Any]] | None = None  # read, and not taken
         self._taken = 0
         self.is_over = False
 
     def peek(self) -> tuple[int, list[Any]] | None:
         """What `take` will give."""
-        if not self._seen and not self.is_over:
+        if self._next is None and not self.is_over:
             try:
-                self._seen = list(itertools.islice(self._batches, 1))
+                self._next = next(self._batches, None)
             except Exception as error:
                 if type(error) in OURS or is_of_a_handler(error):
                     raise
                 failure = describe_failure(error, epoch=self.epoch, worker=None)
                 position = self._plan.start_after(self.epoch, self._taken)
                 raise source_error(failure, position, error) from error
-        self.is_over = not self._seen
-        return self._seen[0] if self._seen else None
+        self.is_over = self._next is None
+        return self._next
 
     def take(self) -> tuple[int, list[Any]] | None:
         """The next batch; None: the stream is at its end. SourceError: reading it raised."""
-        batch = self.peek()
-        self._seen = []
+        batch, self._next = self.peek(), None
         self._taken += 1
         return batch
 

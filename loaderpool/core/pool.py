@@ -236,10 +236,6 @@ class WorkerPool:
             with contextlib.suppress(IndexError):  # another thread has said it
                 warn(self.due_warnings.popleft())
 
-    def wake(self) -> None:
-        """Have all who wait look again whether they need to. The lock is held."""
-        self.session.wake()
-
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a fork of the one that has the pool."""
@@ -310,11 +306,8 @@ class SupervisorDeaths:
     @property
     def are_too_many(self) -> bool:
         """Whether so many supervisors died that another one would likely die, too."""
-        return self._limit.is_exceeded or (self._max_restarts is not None and self._is_stuck)
-
-    @property
-    def _is_stuck(self) -> bool:
-        return self._without_progress > _WITHOUT_PROGRESS
+        is_stuck = self._without_progress > _WITHOUT_PROGRESS
+        return self._limit.is_exceeded or (self._max_restarts is not None and is_stuck)
 
     def error(self, name: str, how: str) -> PoolBrokenError:
         """Return what is raised where the latest one is not replaced."""
@@ -325,7 +318,7 @@ class SupervisorDeaths:
                 f" Crashes within {seconds:g} s: {self._limit.count}, but restarts=({most}, {seconds:g}) allows {most}."
                 f"{advice}"
             )
-        if self._is_stuck and self._indices:
+        if self._without_progress > _WITHOUT_PROGRESS and self._indices:
             at_work = ", ".join(map(item_name, self._indices)).replace(", source index", ",")
             advice = (
                 f" It was crash {self._without_progress} in a row without a batch in between. Its workers were at "

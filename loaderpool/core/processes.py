@@ -12,7 +12,6 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -381,10 +380,6 @@ def main(start: Mapping[str, Any]) -> None:
     """Runs in: a worker that is no fork, from the first import to its end."""
     process.become("worker", start["node"])
     become_worker(start["supervisor_pid"])
-    inherited = [start[name] for name in ("arena", "slots", "channel", "stacks")]
-    for descriptor in [*inherited, *(file for files in start["files"].values() for file in files)]:
-        os.set_inheritable(descriptor, False)  # the exec needed it inheritable; what the function starts needs none
-    sys.argv = list(start["argv"])
     StackFile(start["stacks"]).arm()
     arena, slots = Arena(start["arena"], start["arena_bytes"]), SlotFile(start["slots"])
     channel = Channel(socket.socket(fileno=start["channel"]))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderpool.core.delivery import Delivery, OrderedBuffer, aligned_empty
-from loaderpool.core.messages import Begin, End, Ended, Extend, Filled
+from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, Release
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
-from loaderpool.memory.arena import map_private
+from loaderpool.memory.arena import map_memory_file
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.order import Numbering, Plan, Position
 from loaderpool.system import clock, fault_points
@@ -136,11 +136,6 @@ class PoolRun:
         """Generators that are through: how many batches each lane had that has ended."""
         return self.buffer.ended
 
-    @property
-    def slots_ready(self) -> int:
-        """How many slots have batches that wait to be taken. Runs in: any thread, without the lock."""
-        return self.buffer.waiting
-
     def extend(self, limit: int) -> None:
         """More batches are wanted, or may be made ahead."""
         self._pool.check_owner()
@@ -179,11 +174,11 @@ class PoolRun:
         elif received.descriptors:
             (file,) = received.descriptors
             try:
-                arrived.oversize = map_private(file, 0, message.oversize), message.oversize
+                arrived.oversize = map_memory_file(file, message.oversize, is_private=True), message.oversize
             finally:
                 os.close(file)
         if message.is_last and not message.rows:
-            self._session.lender.release(self.number, message.offset, message.ticket)
+            self._session.send(Release(self.number, message.offset, message.ticket))
         elif not self.buffer.put(arrived):
             self._release(arrived)
         if message.is_last:  # where its lane's next batch would be, there is none
@@ -206,7 +201,7 @@ class PoolRun:
     def _release(self, arrived: Delivery) -> None:
         """All of it was taken before the run began again."""
         assert arrived.slot is not None
-        self._session.lender.release(self.number, arrived.slot, arrived.ticket)
+        self._session.send(Release(self.number, arrived.slot, arrived.ticket))
         if self.feed is not None:
             self.feed.take(range(arrived.first, arrived.first + arrived.count), self.buffer.done_before)
 
@@ -231,14 +226,10 @@ class PoolRun:
         self._engine.lent.append(self.lent)
         self._session.listeners[self.number] = self
         self._engine.runs[self.number] = self
-        # Of a stream all are made again: items are let go of as their batches come.
-        had, over = ((), ()) if self.feed is not None else map(tuple, buffer.had(self._base))
-        stop = self._stop
-        first = buffer.begin_at + self._base
-        rest = self._plan.start
-        feed, in_order = 0 if self.feed is None else self.feed.offset, self._engine.config.deterministic
-        if self.feed is not None:
-            stop = self._base
+        first, rest, in_order = buffer.begin_at + self._base, self._plan.start, self._engine.config.deterministic
+        (had, over), stop, feed = map(tuple, buffer.had(self._base)), self._stop, 0
+        if self.feed is not None:  # of a stream all are made again: items are let go of as their batches come
+            had, over, stop, feed = (), (), self._base, self.feed.offset
         self._session.send(Begin(self.number, self._engine.number, first, stop, rest, had, over, in_order, feed))
         if self.feed is not None:
             self.fed(self.feed)
@@ -297,14 +288,15 @@ class PoolRun:
             self.feed.take(range(delivery.first, delivery.first + stored), self.buffer.done_before)
         if fault_points.directory is not None:  # each batch passes here
             fault_points.reach("trainer.delivering")
-        way, counts, lender = DeliveryKind.LENT, engine.counts, self._session.lender
+        way, counts = DeliveryKind.LENT, engine.counts
         if delivery.oversize is not None:
             delivery.anchor = np.ndarray((delivery.oversize[1],), np.uint8, buffer=delivery.oversize[0])
-            lender.release(self.number, offset, delivery.ticket)
+            self._session.send(Release(self.number, offset, delivery.ticket))
             counts.oversize += stored
             way = DeliveryKind.OVERSIZE
         elif len(self.lent) < delivery.may_lend:
-            delivery.anchor = lender.lend(self.number, delivery.ticket, offset, delivery.slot_bytes, self.lent)
+            lend = self._session.lender.lend
+            delivery.anchor = lend(self.number, delivery.ticket, offset, delivery.slot_bytes, self.lent)
             counts.lent += stored
         else:
             # The consumer keeps batches: it pays with memory of its own, and workers keep their slots.
@@ -314,7 +306,7 @@ class PoolRun:
             delivery.anchor = aligned_empty(nbytes)
             delivery.anchor[:] = shown[:nbytes]
             del shown
-            lender.release(self.number, offset, delivery.ticket)
+            self._session.send(Release(self.number, offset, delivery.ticket))
             way = DeliveryKind.COPIED
             counts.copied += stored
             counts.copied_ns += clock.monotonic_ns() - begun_ns

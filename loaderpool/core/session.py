@@ -317,10 +317,6 @@ class Lender:
         self._leases[offset] = lease, follower
         return slot
 
-    def release(self, run: int, offset: int, ticket: int) -> None:
-        """Release a slot that has no views."""
-        self._send(Release(run, offset, ticket))
-
     def settle(self) -> None:
         """Release the slots whose last views have died."""
         while self.returned:

@@ -45,7 +45,7 @@ from loaderpool.plan.order import Numbering
 from loaderpool.transport.reports import GivenUp
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
-_LAST_TICKET = operator.attrgetter("last_ticket")
+_LAST_TICKET, _HAS_SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
 _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256  # that a node may have at least, and at most: each has a slot there
 
 
@@ -122,8 +122,8 @@ class State:
             self._fail_loader(loader, self._broken)
             return
         loader.failure = None
-        place = 0, 0, 0, 1, 0, 1, -1, 0, False
-        self.due.append(Job(Ticket(next(self._tickets), asked.loader, 0, *place, asked.feed, 0, ()), loader, None))
+        ticket = Ticket(next(self._tickets), asked.loader, stop=1, offset=-1, feed=asked.feed)
+        self.due.append(Job(ticket, loader, None))
 
     def fail(self, number: int, error: bytes) -> None:
         """No batch of a loader can be made."""
@@ -427,8 +427,9 @@ class State:
             self._say(ToMain(Ended(run.number)))
         if not run.slots:
             self.runs.pop(run.number, None)
-        for other in [*self.runs.values()]:
-            if not other.slots or other.loader is run.loader:  # it waits for what this one gives back, or had less
+        # First those that wait for what this one gives back, then those of its loader, which may have had less.
+        for other in sorted(self.runs.values(), key=_HAS_SLOTS):
+            if not other.slots or other.loader is run.loader:
                 self.slots.give(other, self.width)
 
     # ---- failures

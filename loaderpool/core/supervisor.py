@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -168,7 +167,7 @@ class Supervisor:
                 self._note_free_memory()
                 state.resize(workers)
             case messages.Look():
-                self._look(message)
+                state.look(message)
             case messages.Found():
                 self._take_form(message)
             case messages.Load(is_change=True):
@@ -250,12 +249,6 @@ class Supervisor:
         self._payloads.unload(number)
         self._forms.pop(number, None)
         self._carry_out()  # its timeout stays: a worker may still be at one of its samples
-
-    def _look(self, message: messages.Look) -> None:
-        payload = self._payloads.loaded.get(message.loader)
-        if payload is None:
-            return
-        self._state.look(message)
 
     def _take_form(self, message: messages.Found) -> None:
         """What batches look like was known to the supervisor before this one."""
@@ -459,9 +452,6 @@ def serve(start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Super
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no exit status is told
     if os.getppid() != start["trainer_pid"]:
         return  # it died while we started
-    sys.argv = list(start["argv"])
-    for name in ("channel", "arena", "slots"):
-        os.set_inheritable(start[name], False)  # the exec needed it; what the user's function starts needs none
     machine.raise_descriptor_limit()
     try:
         supervisor = program(start)

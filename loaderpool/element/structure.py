@@ -263,8 +263,7 @@ Text = Literal["str", "bytes"]
 TEXT_KINDS: dict[str, Text] = {"U": "str", "T": "str", "S": "bytes"}
 OBJECT = np.dtype(object)
 _IN_NONE = "has no counterpart in TensorFlow, JAX or PyTorch"
-# Of no sparse matrix a batch is made; this makes an array of one.
-_DENSE = {"scipy": "value.toarray()", "jax": "value.todense()", "tensorflow": "tf.sparse.to_dense(value)"}
+_ADVICE = "return arrays, numbers or strings, or a tuple or dict of them, and of a sparse matrix a dense one"
 
 
 def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
@@ -307,15 +306,14 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     if value is None or isinstance(value, (tuple, dict)):
         raise SpecMismatchError(f"expected one array, got {kind}")
     has_array = any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
-    # NumPy would make an array of the mapping's keys, and one of objects of a sparse matrix of JAX.
-    if dense_of(type(value)) or (isinstance(value, Mapping) and not has_array):
-        raise SpecMismatchError(f"{kind} is not an array: {_advice(type(value))}")
+    if isinstance(value, Mapping) and not has_array:  # NumPy would make an array of its keys
+        raise SpecMismatchError(f"{kind} is not an array: {_ADVICE}")
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except Exception as error:
         raise SpecMismatchError(f"{kind} cannot be converted to an array ({type(error).__name__}: {error})") from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
-        raise SpecMismatchError(f"{kind} is not an array: {_advice(type(value))}")
+        raise SpecMismatchError(f"{kind} is not an array: {_ADVICE}")
     if array.dtype.kind in TEXT_KINDS and not has_array:  # a deque of text, say, and perhaps of numbers
         return _stack(list(value))
     return array
@@ -358,20 +356,6 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         f"an array of objects ({names}) cannot be batched. Return parts of one shape, which stack, and of one kind: "
         "numbers, only str, or only bytes ('' for missing values)"
     )
-
-
-def _advice(cls: type) -> str:
-    if dense := dense_of(cls):
-        return f"return {dense}, or its indices, values and shape as a tuple of arrays (batches are dense)"
-    return "return arrays, numbers or strings, or a tuple or dict of them"
-
-
-def dense_of(cls: type) -> str:
-    """Return Python that makes an array of such a `value`, if it is sparse, else ""."""
-    homes = {part for base in cls.__mro__ for part in base.__module__.split(".")}
-    if homes.isdisjoint(("sparse", "sparse_tensor")):
-        return ""
-    return next((dense for home, dense in _DENSE.items() if home in homes), "")
 
 
 # ---- dtypes ----

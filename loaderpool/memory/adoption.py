@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, MemoryLimitError
-from loaderpool.memory.arena import map_whole_file
+from loaderpool.memory.arena import map_memory_file
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint
 
@@ -258,7 +258,7 @@ def shared_block(least_bytes: int) -> Any:
         file = DataFile(0, nbytes)
         with InterruptsAllowed():  # the kernel takes a second for gigabytes
             machine.reserve(file.descriptor, 0, nbytes)
-        buffer = map_whole_file(file.descriptor, nbytes)
+        buffer = map_memory_file(file.descriptor, nbytes)
         Undoing(buffer, functools.partial(_hold, file))
         file.address, file.is_shared = address_of(np.frombuffer(buffer, np.uint8)), True
         file.note()

@@ -312,23 +312,16 @@ def oversize_file(nbytes: int, write: Callable[[mmap.mmap], object]) -> int:
     return file
 
 
-def map_whole_file(descriptor: int, nbytes: int) -> Any:
-    """Map a memory file shared, as a buffer that unmaps itself; the descriptor may be closed afterwards."""
-    return _map(descriptor, 0, nbytes, mmap.MAP_SHARED)
-
-
-def map_private(descriptor: int, offset: int, nbytes: int) -> Any:
-    """Map a part of a memory file so that reads are shared and writes are this process's own; else the same.
+def map_memory_file(descriptor: int, nbytes: int, offset: int = 0, is_private: bool = False) -> Any:
+    """Map a part of a memory file, as a buffer that unmaps itself; the descriptor may be closed afterwards.
 
     Args:
         descriptor: the file.
-        offset: where the part begins, a multiple of the page size.
-        nbytes: its length; the file's contents must stay as they are for as long as any array looks at the mapping.
+        nbytes: the part's length.
+        offset: where it begins, a multiple of the page size.
+        is_private: writes are this process's own; the file's contents must stay as they are while any array looks here.
     """
-    return _map(descriptor, offset, nbytes, mmap.MAP_PRIVATE)
-
-
-def _map(descriptor: int, offset: int, nbytes: int, flags: int) -> Any:
+    flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
     with InterruptsHeld():
         address = machine.map_file(None, nbytes, flags, descriptor, offset)
         # `mmap.mmap` keeps a duplicate of the descriptor (before Python 3.13); a consumer may keep thousands of these.

@@ -7,6 +7,7 @@ their workers: who takes a worker's place counts on. Every cell has one writer, 
 from __future__ import annotations
 
 import array
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.recorder import RECORDED_FROM_NS, WorkerRecorder
+from loaderpool.plan.order import generated_item, numbered
 
 # Of one worker. With more loaders in turns the one that was away longest loses its cell.
 _LOADERS = 4
@@ -37,12 +39,19 @@ _CELL = _SLOWEST_AT + SLOWEST * _FIELDS_PER_CALL
 CALL_TIMES_BYTES = -(-MAX_WORKERS * _LOADERS * _CELL * 8 // 4096) * 4096
 
 
-class SlowCall(NamedTuple):
-    """One of the calls that took longest."""
+@dataclasses.dataclass(frozen=True)
+class SlowItem:
+    """Item whose function call was among the slowest."""
 
-    ns: int
-    index: int  # type: ignore[assignment]  # of the source: the sample, or the first one of a batch that a call makes
-    epoch: int
+    index: int  # Index in the source, or number of the item in its generator.
+    epoch: int  # Epoch of the call.
+    seconds: float  # Duration of the call in seconds.
+    generator: int | None = None  # Number of the generator that yielded it, or `None`.
+
+    @property
+    def name(self) -> str:
+        """Name of the item in messages, such as `17` or `17 of generator 2`."""
+        return numbered(self.index, self.generator)
 
 
 class CallTimes(NamedTuple):
@@ -52,12 +61,11 @@ class CallTimes(NamedTuple):
     sum_ns: int = 0  # how long these took
     slow_ns: int = 0  # of all calls, those of over eight times the median one: how long beyond it
     buckets: tuple[int, ...] = (0,) * BUCKETS  # how many took less than 2**b ns, and no less than half of it
-    slowest: tuple[SlowCall, ...] = ()  # the longest one first
+    slowest: tuple[SlowItem, ...] = ()  # the longest one first
 
     def quantile_ns(self, share: float) -> int:
         """Return about how long so large a share of the calls takes at most; 0: there are none."""
-        found = _quantile(self.buckets, share)
-        return min(found, self.slowest[0].ns) if self.slowest else found
+        return _quantile(self.buckets, share)
 
     def since(self, before: CallTimes) -> CallTimes:
         """Return what has come since then; the slowest are those of all the time."""
@@ -166,12 +174,15 @@ def read_call_times(numbers: memoryview, worker_cells: Iterable[int], loader: in
     found = cells[cells[:, :, _LOADER] == loader]
     sums = found.sum(axis=0).tolist()
     records = found[:, _SLOWEST_AT:].reshape(-1, _FIELDS_PER_CALL)
-    slow: dict[int, SlowCall] = {}
+    slowest: dict[int, SlowItem] = {}
     for ns, number, epoch in records[records[:, 0].argsort()[::-1]].tolist():
-        if ns and number not in slow:
-            slow[number] = SlowCall(ns, number - 1, epoch)
+        if not ns or len(slowest) == SLOWEST:
+            break
+        if number not in slowest:
+            generator, index = generated_item(number - 1) or (None, number - 1)
+            slowest[number] = SlowItem(index, epoch, ns / 1e9, generator)
     buckets = tuple(sums[_BUCKETS_AT:_SLOWEST_AT])
-    return CallTimes(sums[_CALLS], sums[_SUM_NS], sums[_SLOW_NS], buckets, tuple(slow.values())[:SLOWEST])
+    return CallTimes(sums[_CALLS], sums[_SUM_NS], sums[_SLOW_NS], buckets, tuple(slowest.values()))
 
 
 def _take_cell(numbers: memoryview, worker_cell: int, loader: int) -> int:

@@ -139,11 +139,6 @@ class VaryingLayout:
         np.ndarray((len(numbers),), np.int64, buffer, offset)[:] = numbers
 
 
-def varying_nbytes(anchor: npt.NDArray[np.uint8]) -> int:
-    """Return how many bytes of a slot the batches in it take."""
-    return int(anchor[_NUMBER_BYTES : 2 * _NUMBER_BYTES].view(np.int64)[0])
-
-
 def is_empty(anchor: npt.NDArray[np.uint8]) -> bool:
     """Whether a slot holds no batch at all: the generator that it was for has ended."""
     return not anchor[:_NUMBER_BYTES].view(np.int64)[0]
@@ -250,7 +245,7 @@ class BatchForm:
     def used_bytes(self, anchor: npt.NDArray[np.uint8], rows: int) -> int:
         """Return the bytes from the slot's start to the end of the data in it, `rows` rows of a fixed form."""
         if self.fixed is None:
-            return varying_nbytes(anchor)
+            return int(anchor[_NUMBER_BYTES : 2 * _NUMBER_BYTES].view(np.int64)[0])
         return self.fixed.offsets[-1] + self.fixed.row_bytes[-1] * rows
 
     def read(self, anchor: npt.NDArray[np.uint8], rows: int, count: int) -> Iterator[tuple[int, Sequence[Any]]]:

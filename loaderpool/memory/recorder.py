@@ -4,50 +4,44 @@
     trainer ──▶ deliveries of one loader, after its page ─────────────┴─▶ `trainer/tracing.py`
 
 It is always on. A record is written by one call in C, without a lock or a system call, and goes into memory that is
-there only once it was written to; the oldest one makes way. A writer may die between any two bytes: a record begins and
-ends with its number, and a reader drops one in which they differ, or that changes while it is read (`read_ring`).
+there only once it was written to; the oldest one makes way. A writer may die between any two bytes: a record counts
+once its number stands in the ring's head, and a reader drops what may have been written over meanwhile (`read_ring`).
 """
 
 from __future__ import annotations
 
 import enum
 import itertools
+import operator
 import os
 import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from loaderpool.config import MAX_WORKERS
 
-Records = npt.NDArray[np.void]
+Record = dict[str, int]  # by its fields' names
 ReadBytes = Callable[[int, int], bytes]  # from an offset so many
 
 # A call that takes less is in no record of its own. Less: functions of fast samples would be slowed down by records.
 RECORDED_FROM_NS = 1_000_000
 _LOW = 0xFFFFFFFF
-_CHECKED = 0xFFFF
-_HEAD_BYTES = 64  # of a ring: how many records were written to it, ever
+_HEAD_BYTES = 64  # of a ring: the number of the latest record, from 1 on
 _SHARE = 8  # of a small arena rings take so much, and have room for fewer workers
 _PAGE_BYTES = 4096
-_TYPES = {"I": "<u4", "Q": "<u8", "B": "u1", "H": "<u2"}  # of NumPy, by letters of `struct`
 
 
 class RecordKind:
-    """What a ring's records are made of, for `struct`, which writes them, and for NumPy, which reads them.
+    """What a ring's records are made of.
 
     Args:
         capacity: how many records a ring holds; a power of two.
-        fields: of each name the type, as `struct` has it; the record's number stands before and after them.
+        fields: of each name the type, as `struct` has it; the record's number stands after them.
     """
 
     def __init__(self, capacity: int, **fields: str) -> None:
-        self.capacity = capacity
-        self.format = struct.Struct("<I" + "".join(fields.values()) + "H")
-        columns = {"serial": "I", **fields, "check": "H"}
-        self.dtype = np.dtype([(name, _TYPES[letter]) for name, letter in columns.items()])
+        self.capacity, self.names = capacity, (*fields, "number")
+        self.format = struct.Struct(f"<{''.join(fields.values())}Q")
         self.ring_bytes = -(-(_HEAD_BYTES + capacity * self.format.size) // _PAGE_BYTES) * _PAGE_BYTES
 
 
@@ -101,14 +95,11 @@ class RecordRing:
     def write(self, *fields: int) -> None:
         """Add a record; one with a number that its field has no room for is left out."""
         before = next(self._numbers)
-        number = (before + 1) & _LOW
-        at = self._first + (before & self._mask) * self._size
         try:
-            # SYNC: in their order, so that a record that is half written begins and ends differently; see `read_ring`.
-            self._pack(self._buffer, at, number, *fields, number & _CHECKED)
-        except struct.error:
+            self._pack(self._buffer, self._first + (before & self._mask) * self._size, *fields, before + 1)
+        except struct.error:  # and its number is not there
             return
-        self._head[0] = before + 1
+        self._head[0] = before + 1  # SYNC: stored last; pairs with `read_ring`
 
 
 class WorkerRecorder:
@@ -142,22 +133,14 @@ def worker_rings(at: int, arena_bytes: int) -> range:
     return range(at, at + workers * _WORKER_BYTES, _WORKER_BYTES)
 
 
-def read_ring(read: ReadBytes, at: int, kind: RecordKind) -> Records:
+def read_ring(read: ReadBytes, at: int, kind: RecordKind) -> list[Record]:
     """Return the records that were whole, the oldest first. Runs in: any process, beside the ring's writer.
 
-    They are read twice, and count where both are the same: one that was being written while it was read the first time
-    is another one the second time.
+    Those count that were in the head before they were read, and whose places no later ones can have taken until after.
     """
-    written = int.from_bytes(read(at, 8), "little")
-    # One more: of a writer that died before it could count it, or that is about to.
-    count = min(written + 1, kind.capacity)
-    first, again = (np.frombuffer(read(at + _HEAD_BYTES, count * kind.format.size), kind.dtype) for _ in range(2))
-    numbers = again["serial"].astype(np.int64)
-    is_whole = (numbers & _CHECKED) == again["check"]
-    is_whole &= (first == again) & (numbers != 0)
-    is_whole &= (numbers - 1) % kind.capacity == np.arange(count)
-    # How far behind the latest one, in a count that begins again at 2**32; what was written meanwhile is before it.
-    age = ((written & _LOW) - numbers + (1 << 31)) % (1 << 32) - (1 << 31)
-    is_whole &= (age < kind.capacity) & (age > -kind.capacity)
-    found = np.flatnonzero(is_whole)
-    return again[found[np.argsort(-age[found], kind="stable")]]
+    before = int.from_bytes(read(at, 8), "little")
+    data = read(at + _HEAD_BYTES, min(before, kind.capacity) * kind.format.size)
+    after = int.from_bytes(read(at, 8), "little") + 1  # which one is being written
+    records = (dict(zip(kind.names, values, strict=True)) for values in kind.format.iter_unpack(data))
+    whole = (each for each in records if max(0, after - kind.capacity) < each["number"] <= before)
+    return sorted(whole, key=operator.itemgetter("number"))

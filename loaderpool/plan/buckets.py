@@ -43,12 +43,9 @@ class ItemBuckets:
     """The bucket of each of a source's items; never changes, and travels without its tables.
 
     Attributes:
+        numbers: the bucket of each item, `uint8[n]` or `uint16[n]`, which sort in linear time.
         counts: how many items each bucket has.
         firsts: where each bucket begins in all positions of an epoch, sorted by bucket.
-
-    Args:
-        numbers: the bucket of each item, below `count`, `uint8[n]` or `uint16[n]`, which sort in linear time.
-        count: how many buckets there are.
     """
 
     def __init__(self, numbers: npt.NDArray[Any], count: int) -> None:

@@ -245,12 +245,9 @@ class Plan:
 
 
 class Numbering:
-    """Where each batch number is in a plan. The rest of an epoch has that epoch's last numbers.
+    """Where each batch number is in a plan of whole epochs, but for one `epoch` that begins at `rest`, if it is not 0.
 
-    Args:
-        plan: of whole epochs.
-        epoch: of which `rest` is where it begins.
-        rest: as `Plan.after` has it; falsy: all epochs are whole.
+    The rest of an epoch (`Plan.after`) has that epoch's last numbers.
     """
 
     def __init__(self, plan: Plan, epoch: int = 0, rest: Start = 0) -> None:

@@ -145,10 +145,7 @@ def permutation(size: int, seed: int, epoch: int) -> Permutation:
 def stream_key(purpose: str, seed: int, epoch: int) -> int:
     """Return 128 well-mixed bits, unrelated for any two different (purpose, seed, epoch).
 
-    Args:
-        purpose: what they are for; a word without spaces, so that no two triples read the same.
-        seed: any integer.
-        epoch: any integer.
+    The purpose is a word without spaces, so that no two triples read the same; the others are any integers.
     """
     import hashlib  # with OpenSSL, which `import loaderpool` need not wait for
 
@@ -157,14 +154,7 @@ def stream_key(purpose: str, seed: int, epoch: int) -> int:
 
 
 def shuffled(items: Iterator[_Item], window: int, seed: int, epoch: int) -> Iterator[_Item]:
-    """All the items, each moved by chance; the same order for the same seed and epoch.
-
-    Args:
-        items: the stream.
-        window: how many items are held; 1: the order stays.
-        seed: from 0.
-        epoch: which epoch; each has an order of its own.
-    """
+    """All the items, each moved by chance within a window of so many; the same order for the same seed and epoch."""
     generator = np.random.Generator(np.random.Philox(key=stream_key("window", seed, epoch)))
     held: list[_Item] = []
     places: list[Any] = []

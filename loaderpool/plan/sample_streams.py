@@ -30,9 +30,6 @@ class SampleStreams:
     """Gives the same streams for the same (seed, epoch, position), whatever was drawn before and wherever it runs.
 
     One object serves one thread: its generator is a single one whose state is set again (1 us; a new one takes 20).
-
-    Args:
-        seed: the loader's seed, from 0.
     """
 
     def __init__(self, seed: int) -> None:
@@ -62,12 +59,8 @@ class SampleStreams:
 
         It equals `Generator(Philox(key=k, counter=[0, 0, position, kind]))` with k = `stream_key("rng", seed, epoch)`
         and kind `SAMPLE_KIND` or `BATCH_KIND`; 2**128 blocks can be drawn before it meets the next position's stream.
-        Generators that it spawns are keyed by the sample too.
-
-        Args:
-            epoch: which epoch, from 0.
-            position: in the global order, 0 to 2**62; of a batch, that of its first row, which tells shards apart.
-            batch: whether it is for a `batch_fn`, whose stream differs from that of the sample at this position.
+        Generators that it spawns are keyed by the sample too. The stream of a `batch_fn` (`batch`) is at the position
+        of its first row, which tells shards apart, and differs from that of the sample there.
         """
         if epoch != self._epoch:
             self._set_epoch(epoch)

@@ -47,9 +47,7 @@ Block = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class Shares:
     """Counts of the first n items for each source; a pure function of weights and seed.
 
-    Args:
-        weights: of each source, 0 or more, not all 0; as large as they like.
-        seed: of the offsets, from 0.
+    Weights are whole numbers from 0 on, not all 0, as large as they like.
     """
 
     def __init__(self, weights: Sequence[int], seed: int) -> None:
@@ -104,12 +102,8 @@ def _last(holds: Callable[[int], bool]) -> int:
 class MixOrder:
     """Which source each of `size` items comes from, and which item of it, counted on without end.
 
-    A source's items come in their order: its n-th one before its n+1-th. Threads may share it.
-
-    Args:
-        shares: how many fall to each source.
-        seed: of the order within blocks, from 0.
-        size: items; the last block is shorter, so that the counts are right at the end too.
+    A source's items come in their order: its n-th one before its n+1-th. The last block is shorter, so that the counts
+    are right at the end, too. Threads may share it.
     """
 
     def __init__(self, shares: Shares, seed: int, size: int) -> None:

@@ -37,9 +37,8 @@ from loaderpool.core.messages import (
 )
 from loaderpool.core.session import Listener, Session
 from loaderpool.core.supervisor import Supervisor, serve
-from loaderpool.memory.arena import Arena, Extent, map_whole_file
+from loaderpool.memory.arena import Arena, Extent, map_memory_file
 from loaderpool.memory.board import Field
-from loaderpool.memory.layout import varying_nbytes
 from loaderpool.system import clock, process
 from loaderpool.transport.payload.ship import Shipment, put_shipment
 from loaderpool.transport.pickling import receive
@@ -198,12 +197,12 @@ class NodeActor:
         if isinstance(made, Filled):
             if made.oversize:
                 (descriptor,) = received.descriptors  # type: ignore[union-attr]
-                content = np.frombuffer(map_whole_file(descriptor, made.oversize), np.uint8)[: made.oversize]
+                content = np.frombuffer(map_memory_file(descriptor, made.oversize), np.uint8)[: made.oversize]
                 os.close(descriptor)
             else:
                 lent = (made.offset,)
                 slot = self._session.lender.lend(mine, made.ticket, made.offset, made.slot_bytes, {})
-                content = slot[: _used(loader.form, slot, made.rows)]
+                content = slot[: loader.form.used_bytes(slot, made.rows)]
             made = (clock.monotonic_s() - began_s) * share, made.rows, made.failures, content
         self._session.send(End(mine, lent))
         return made  # type: ignore[no-any-return]
@@ -213,12 +212,6 @@ class NodeActor:
         for mine, (loader, of) in self._runs.items():
             if of == run:
                 loader.answer(None, mine)
-
-
-def _used(form: Any, slot: Any, rows: int) -> int:
-    """Return how many bytes of a slot these rows take."""
-    fixed = form.fixed
-    return varying_nbytes(slot) if fixed is None else fixed.offsets[-1] + fixed.row_bytes[-1] * rows
 
 
 class NodeSupervisor(Supervisor):

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import stat
 import threading
 import weakref
 from collections import OrderedDict
@@ -17,10 +16,9 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief, counted
+from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief
 from loaderpool.sources.recognise import position_of
 from loaderpool.sources.tables import import_extra
-from loaderpool.system.long_work import LongWork
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _SHORT_OFFSETS = 1 << 32
@@ -159,9 +157,7 @@ class FileSource:
         dtype = np.uint32 if max(sizes) < _SHORT_OFFSETS else np.int64
         counts: list[int] = []
         pieces: list[npt.NDArray[Any]] = []
-        what = f"loaderpool: indexing {counted(len(sizes), 'file')}"
-        work = LongWork(what, sum(sizes))
-        for path, stamp, end in zip(self.paths, self._stamps, itertools.accumulate(sizes), strict=True):
+        for path, stamp in zip(self.paths, self._stamps, strict=True):
             with self._named(path):
                 found = self.index(path)
                 if isinstance(found, (int, np.integer)):
@@ -171,7 +167,6 @@ class FileSource:
                     pieces.append(offsets.astype(dtype))
                     counts.append(len(offsets) - 1)
                 stamp.check(path)
-            work.reach(end)
         self._first_records = tuple(itertools.accumulate(counts, initial=0))
         self._starts = np.concatenate(pieces) if pieces else None
         if self._starts is not None:
@@ -323,16 +318,7 @@ def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
     given = paths if isinstance(paths, (list, tuple)) else [paths]
     if not given:
         raise ArgumentError(f"paths is empty: pass at least one {kind} file. If it comes from glob, check the pattern.")
-    return tuple(_checked_path(os.fsdecode(path)) for path in given)
-
-
-def _checked_path(shown: str) -> str:
-    path = os.path.abspath(shown)
-    if len(path) > 4095:  # the system would name all of it in its error
-        raise ArgumentError(f"paths: {brief(shown)} is too long for a path")
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe blocks until it is written to, and a device may have no end
-        raise ArgumentError(f"paths: {path} is a directory, pipe or device: pass the paths of regular files")
-    return path
+    return tuple(os.path.abspath(os.fsdecode(path)) for path in given)
 
 
 # ---- for formats ----

@@ -14,7 +14,6 @@ from loaderpool.system import clock, fault_points
 
 _CGROUP = "/sys/fs/cgroup"
 _UNTOLD_BYTES = 4 << 30
-_MOST_STAT_BYTES = 4096  # of /proc/stat, of which the first line counts
 
 
 def usable_cpu_count() -> int:
@@ -86,8 +85,8 @@ def queued_s(task: int | str) -> float:
 
 def machine_cpu_s() -> float:
     """Return the CPU time that all processes of the machine have used so far."""
-    # After "cpu": user, nice, system, idle, iowait, irq, softirq, steal.
-    ticks = [int(field) for field in read_file("/proc/stat", _MOST_STAT_BYTES).split()[1:9]]
+    # In the first line, after "cpu": user, nice, system, idle, iowait, irq, softirq, steal.
+    ticks = [int(field) for field in read_file("/proc/stat").split(maxsplit=9)[1:9]]
     return sum(ticks[:3] + ticks[5:]) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
@@ -127,8 +126,8 @@ def _number(path: str) -> int | None:
     return int(text) if text.isdigit() else None  # absent, or "max"
 
 
-def read_file(path: str, most: int = -1) -> str:
+def read_file(path: str) -> str:
     """Return a file of the kernel's; "": it cannot be read."""
     with contextlib.suppress(OSError), open(path, "rb", 0) as file:
-        return file.read(most).decode(errors="replace")
+        return file.read().decode(errors="replace")
     return ""

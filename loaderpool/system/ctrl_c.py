@@ -59,8 +59,7 @@ def watch() -> None:
 def check_patience(before: object) -> None:
     """Raise KeyboardInterrupt in a wait in which a Ctrl-C came long ago, and the main thread has not come to it.
 
-    Args:
-        before: the latest Ctrl-C when the wait began.
+    `before` is the latest Ctrl-C when the wait began.
     """
     if _latest is None or _latest is before:
         return

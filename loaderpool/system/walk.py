@@ -21,8 +21,8 @@ _MOST_ENTERED = 20_000
 _MOST_ITEMS = 1000
 _PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType})
 CONTAINERS = (list, tuple, set, frozenset, collections.deque)
-_LruCache: Any = type(functools.lru_cache(lambda: None))
-_WRAPPERS = (_LruCache, staticmethod, classmethod, property, functools.cached_property)
+LruCacheWrapper: Any = type(functools.lru_cache(lambda: None))
+_WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *_WRAPPERS)
 CODE = (type, types.FunctionType, *_HOLDERS)
 # What a class has besides what its author wrote.
@@ -90,7 +90,7 @@ def parts_of(value: Any) -> Iterator[Part]:
         yield from (Part(f"argument {at} of the partial", "", each) for at, each in enumerate(value.args))
         yield from (Part(f"argument {key!r} of the partial", key, each) for key, each in value.keywords.items())
     elif issubclass(kind, _WRAPPERS):
-        what = "the cached function" if issubclass(kind, _LruCache) else "the function"
+        what = "the cached function" if issubclass(kind, LruCacheWrapper) else "the function"
         for name in ("__wrapped__", "fget", "fset", "fdel", "func"):
             function = getattr(value, name, None)
             if function is not None:

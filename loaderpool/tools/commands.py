@@ -6,6 +6,7 @@ Results go to stdout, progress to stderr; plain text wherever that is no termina
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,18 @@ from rich.console import Console
 import loaderpool
 from loaderpool.errors import brief
 
-SECONDS = click.FloatRange(0, 86_400, min_open=True)
+
+class _Seconds(click.FloatRange):
+    """A range that has no nan in it."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        seconds: float = super().convert(value, parameter, context)
+        if math.isnan(seconds):
+            self.fail("nan is no number of seconds.", parameter, context)
+        return seconds
+
+
+SECONDS = _Seconds(0, 86_400, min_open=True)
 
 
 def numbers(least: int, most: int) -> Callable[..., tuple[int, ...]]:

@@ -59,7 +59,7 @@ def read_pages(pid: int) -> dict[str, dict[str, Any]]:
     found = {}
     for path in memory_files(pid, NAME):
         with contextlib.suppress(FileNotFoundError):
-            told = read_page(read_at(path, 0, PAGE_BYTES))
+            told = read_page(read_at(path, 0, PAGE_BYTES)) or read_page(read_at(path, 0, PAGE_BYTES))  # whole by then
             if told is not None and told["pid"] == pid:
                 found[path] = told
     return dict(sorted(found.items(), key=lambda each: int(each[1]["loaders"][0]["number"])))

@@ -38,10 +38,6 @@ class Setting:
         """What to write in a loader's call."""
         return f"workers={self.workers}{f', threads={self.threads}' if self.threads > 1 else ''}"
 
-    def applied(self, loader: Loader) -> Loader:
-        """Return a loader like this one that has the setting."""
-        return loader.replace(workers=self.workers, threads=self.threads)
-
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
@@ -66,7 +62,7 @@ def measure_all(
     order = sorted(settings, key=lambda setting: setting.workers == 0)
     rounds: dict[Setting, list[Measurement]] = {setting: [] for setting in settings}
     for setting in [*order, *reversed(order)]:
-        with setting.applied(loader) as measured:
+        with loader.replace(workers=setting.workers, threads=setting.threads) as measured:
             rounds[setting].append(_measure(measured, setting, seconds))
         on_round(rounds[setting][-1], len(rounds[setting]))
     pairs = [sorted(pair, key=lambda each: each.samples_per_s) for pair in rounds.values()]
@@ -83,10 +79,6 @@ def _measure(loader: Loader, setting: Setting, seconds: float) -> Measurement:
     with contextlib.closing(bursts_of(loader)) as bursts:
         start_s = began_s = next(bursts)
         while start_s - began_s < _WARM_UP_S:
-            seen = loader.statistics()
-            at_work = sum(worker.samples > 0 for worker in seen.workers)
-            if at_work >= max(setting.workers, len(seen.workers)) and seen.batches >= seen.memory.buffers:
-                break  # each worker has made a sample, and each slot was used
             start_s = next(bursts)
         before = _counts(loader)
         while (end_s := next(bursts)) - start_s < seconds:

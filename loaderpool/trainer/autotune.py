@@ -2,7 +2,7 @@
 
 What counts is the consumer's step, never how busy workers are: more of them are kept where steps became shorter, fewer
 where they became no longer. The model that `explain()` has (`trainer/explain/window.py`) says where to go at once,
-and steps of one worker do the rest. What was tried in vain is not tried again for a while, unless the training changes.
+and steps of one worker do the rest. What was tried in vain is not tried again until the training changes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from loaderpool.errors import counted, readable_s
 from loaderpool.system import capacity, clock
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 from loaderpool.trainer.explain.window import (
-    FEEDS,
     FIRST_STEPS,
     LEAST_STEPS,
-    SPARE,
     Autotuned,
     Decision,
     Snapshot,
@@ -34,10 +32,8 @@ from loaderpool.trainer.explain.window import (
 # hold for longer than it took.
 _WHOLE_S = 6.0
 # Of the time: less waiting is noise, and a worker more would show in nothing.
-_FED = 0.01
 _WAITS = 0.02
-# Where so much is waited, a short window tells as much as a whole one.
-_WAITS_MUCH = 0.2
+_WAITS_MUCH = 0.2  # a short window tells, too
 # Steps became shorter, or no longer, by more than noise.
 _SHORTER = 0.02
 _NO_LONGER = 0.015
@@ -46,9 +42,6 @@ _MUCH = 0.2  # a short window tells, too
 _MOST_TIMES_MORE = 4
 # A window that differs by more in what a batch or the consumer's step takes is one of another training.
 _CHANGED = 0.25
-_VAIN_FOR_S = 1800.0  # what was tried in vain, in a training that stays as it is
-# Changes within a minute: a jump and its corrections. More would be going to and fro.
-_CHANGES, _WITHIN_S = 5, 60.0
 # After a try in vain the next one waits, each time for twice as long.
 _PAUSE_S = 20.0
 
@@ -84,23 +77,22 @@ class Autotuner:
         self.wanted, self.seen_s = 0, 0.0  # workers that it needs, 0: not known yet; when it was looked at last
         self._before: Window | None = None  # before a change whose effect is not known yet,
         self._tried = 0  # which was to so many workers
-        # Fewer were too few, and more were no faster, in a training like in this window, and until then.
+        # Fewer were too few, and more were no faster, in a training like in this window.
         self._floor, self._ceiling = least, most
         self._like: Window | None = None
-        self._until_s = 0.0
-        self._enough: int | None = None  # how many would do, by the latest whole window; None: data were not ready
         self._in_vain, self._paused_until_s = 0, 0.0
-        self._changes: collections.deque[float] = collections.deque(maxlen=_CHANGES)
 
     def look(self, now: Snapshot, workers: int) -> Proposal | None:
         """Return another number than these workers, as the loader's latest snapshot wants it; None: it stays."""
         self.seen_s = now.now_ns / 1e9
         seen = self.window(now, workers)
-        proposal = None if seen is None else self.judge(seen, self.seen_s)
+        if seen is None:
+            return None
+        proposal = self.judge(seen, self.seen_s)
         if proposal is not None:
             self.wanted = proposal.workers
-        elif not self.wanted and seen is not None and is_whole(seen):
-            self.wanted = workers
+        elif is_whole(seen):
+            self.wanted = self.wanted or workers
         return proposal
 
     def window(self, now: Snapshot, workers: int) -> Window | None:
@@ -112,7 +104,8 @@ class Autotuner:
             is_settled = now.workers == workers and now.steps >= self._least_steps
             self._begun = now if is_settled else None
             return None
-        seen = dataclasses.replace(window_of([begun, now], math.inf), paces=())
+        # What was tried in vain is known here, too, and only for as long as the training stays as it was then.
+        seen = dataclasses.replace(window_of([begun, now], math.inf), autotuned=Autotuned())
         if is_whole(seen):
             self._begun = now
         return seen if seen.steps >= LEAST_STEPS else None
@@ -126,55 +119,41 @@ class Autotuner:
                 return None
             if not has_helped:
                 return self._go_back(before, seen, now_s)
-            self._keep(before, seen, now_s)
+            self._in_vain = 0
+            if seen.workers < before.workers and before.steady_wait_share > _WAITS:  # the others were of no use
+                self._ceiling, self._like = seen.workers, seen
         self._before = None  # or others had their way
-        proposal = self._propose(seen, now_s)
-        are_many = len(self._changes) == _CHANGES and now_s - self._changes[0] < _WITHIN_S
-        if proposal is None or now_s < self._paused_until_s or are_many:
+        proposal = self._propose(seen)
+        if proposal is None or now_s < self._paused_until_s:
             return None
         self._before, self._tried = seen, proposal.workers
-        self._changes.append(now_s)
         return proposal
 
     # -- what was tried
 
-    def _keep(self, before: Window, seen: Window, now_s: float) -> None:
-        self._enough, self._in_vain = None, 0
-        if seen.workers < before.workers and before.steady_wait_share > _WAITS:  # the others were of no use
-            self._ceiling, self._like, self._until_s = seen.workers, seen, now_s + _VAIN_FOR_S
-
     def _go_back(self, before: Window, seen: Window, now_s: float) -> Proposal:
-        self._before = self._enough = None
-        self._like, self._until_s = before, now_s + _VAIN_FOR_S
+        self._before, self._like = None, before
         if seen.workers > before.workers:
             self._ceiling, than = before.workers, "no shorter than"
         else:
             self._floor, than = seen.workers + 1, "longer than"
         self._in_vain += 1
         self._paused_until_s = now_s + _PAUSE_S * 2**self._in_vain
-        self._changes.append(now_s)
         step, step_before = readable_s(seen.step_s), readable_s(before.step_s)
         reason = f"steps of {step} were {than} with {counted(before.workers, 'worker')} ({step_before})"
         return Proposal(before.workers, reason)
 
     # -- what to try
 
-    def _propose(self, seen: Window, now_s: float) -> Proposal | None:
-        if self._like is not None and (now_s >= self._until_s or not _are_like(self._like, seen)):
+    def _propose(self, seen: Window) -> Proposal | None:
+        if self._like is not None and not _are_like(self._like, seen):
             self._floor, self._ceiling, self._like = self._least, self._most, None  # it may be in vain no more
             self._in_vain, self._paused_until_s = 0, 0.0
-        wait_share = seen.steady_wait_share
-        if wait_share > _WAITS and (is_whole(seen) or wait_share > _WAITS_MUCH):
-            return self._when_waiting(seen, now_s)
-        if not is_whole(seen):
-            return None
-        is_fed = wait_share < _FED or (wait_share <= _WAITS and seen.has_full_cpus)  # more would not help
-        enough_before, self._enough = self._enough, _enough_in(seen) if is_fed else None
-        if self._enough is None or enough_before is None:
-            return None
-        return self._fewer(seen, max(self._enough, enough_before), "data was always ready")
+        if seen.steady_wait_share > (_WAITS if is_whole(seen) else _WAITS_MUCH):
+            return self._when_waiting(seen)
+        return self._fewer(seen, seen.enough_workers, "data was always ready") if is_whole(seen) else None
 
-    def _when_waiting(self, seen: Window, now_s: float) -> Proposal | None:
+    def _when_waiting(self, seen: Window) -> Proposal | None:
         verdict, enough = find_verdict(seen, waits_above=_WAITS).verdict, seen.least_workers
         if verdict in _MORE_HELP or (verdict is Verdict.CPUS_FULL and enough > seen.workers):
             if verdict is Verdict.TOO_FEW_WORKERS:  # they compute, and CPUs are free
@@ -210,12 +189,6 @@ def _has_helped(before: Window, seen: Window) -> bool | None:
         return None
     waited, waits = before.steady_wait_share, seen.steady_wait_share
     return longer <= _NO_LONGER and not (waited <= _WAITS and waits - waited > _WAITS)
-
-
-def _enough_in(seen: Window) -> int:
-    """How many workers feed the step with something to spare, but no more than one."""
-    needed = seen.making_s / max(seen.target_s, seen.step_s)
-    return max(1, min(math.ceil(SPARE * needed), math.ceil(FEEDS * needed) + 1))
 
 
 def _are_like(then: Window, now: Window) -> bool:

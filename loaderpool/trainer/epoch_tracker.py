@@ -62,11 +62,6 @@ class PassLog:
         omitted: which of these were left out, as no row of them was left: numbers from 0 on, rising.
         keeps_places: which batches came is noted, and not only how many.
         given_before: how many batches the same iterator's passes before it gave.
-
-    Args:
-        place: as above.
-        plan: of the loader.
-        in_order: batches come in the plan's order.
     """
 
     def __init__(self, place: Position, plan: Plan, in_order: bool) -> None:
@@ -273,11 +268,6 @@ class EpochTracker:
 
     Attributes:
         refusal: of all loaders: makes the error that any pass begins with now; None: passes may begin.
-
-    Args:
-        engine: gives the engine, started now if it was not.
-        config: the loader's settings.
-        plan: its plan.
         hooks: of the user's, between epochs (`adapters.sequence_hooks.SequenceHooks`), or None.
     """
 
@@ -297,8 +287,6 @@ class EpochTracker:
         self.times_placed = 0  # by `resume_at`, so that what was begun before can tell
         self.at_begin: Callable[[], None] | None = None  # called when a pass begins; may warn
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
-        self.looks_ahead = True  # over an epoch's edge; False: no other epoch will be wanted
-        self.is_followed: bool | None = None  # whether another pass comes after the latest one; None: unknown
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         self.live: dict[int, IterationLog] = {}  # of iterators that have begun and are not at their end, by its id
         self._lock = threading.RLock()  # a signal's handler may begin a pass
@@ -343,38 +331,34 @@ class EpochTracker:
         """Return what a pass that begins there will be, nothing delivered yet."""
         return PassLog(place, self.plan, self.config.deterministic)
 
-    def open_subscription(self, is_followed: bool | None = None) -> tuple[Subscription, PassLog]:
-        """A subscription that stands before the next epoch, whose number is now taken, and a log of what it gives.
-
-        Args:
-            is_followed: whether another pass will come after this one; None: unknown.
-        """
+    def open_subscription(self) -> tuple[Subscription, PassLog]:
+        """A subscription that stands before the next epoch, whose number is now taken, and a log of what it gives."""
         if EpochTracker.refusal is not None:
             raise EpochTracker.refusal()
         if self.at_begin is not None:
             self.at_begin()
         if not self.has_hooks:
-            return self._open(is_followed)
+            return self._open()
         with self._hook_turn:
             self.settle_ends()
             with InterruptsAllowed():
                 changes = self.hooks.call("on_epoch_begin")
             self._tell(changes)
-            return self._open(is_followed)
+            return self._open()
 
-    def _open(self, is_followed: bool | None) -> tuple[Subscription, PassLog]:
+    def _open(self) -> tuple[Subscription, PassLog]:
         if self._parked is None:
             self.engine().form()  # outside the lock: it waits for the first sample
         with self._lock:
             place, run = self.next_place, None
             if self._parked is not None and self._parked[1] == place:
                 (run, _), self._parked = self._parked, None
-            self.next_place, self.is_followed = Position(place.epoch + 1), is_followed
+            self.next_place = Position(place.epoch + 1)
         try:
             log = self.log_at(place)
             # The rest of an epoch has another number of batches than the epochs after it: it is a subscription of its
             # own. So is one whose end shows when it comes, or never does.
-            ahead = 0 if place.is_rest or log.plan.is_open else self._ahead(is_followed)
+            ahead = 0 if place.is_rest or log.plan.is_open else self._ahead()
             limit = log.plan.batches_per_epoch + ahead
             if run is not None:
                 run.extend((place.epoch - run.first_epoch) * self.plan.batches_per_epoch + limit)
@@ -387,12 +371,12 @@ class EpochTracker:
                 run.end()
             raise
 
-    def _ahead(self, is_followed: bool | None) -> int:
+    def _ahead(self) -> int:
         """Return how many batches of the next epoch may be made while a pass is under way."""
-        if not self.looks_ahead or self.has_hooks or is_followed is False:
+        if self.has_hooks:
             return 0
         batches = self.plan.batches_per_epoch
-        if is_followed or self._was_whole:
+        if self._was_whole:
             return batches
         return min(max(1, batches // _FEW), self.engine().read_ahead())
 

@@ -42,10 +42,7 @@ def without_workers() -> Iterator[None]:
 class LoaderCore:
     """A loader's settings, plan, passes and engine. The pool ends when the last one drops that looks at it.
 
-    Construction starts the engine, in the background; inside a worker there is none.
-
-    Args:
-        arguments: of `Loader`, by name.
+    Construction, with the arguments of `Loader` by name, starts the engine in the background. A worker has none.
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -56,17 +53,20 @@ class LoaderCore:
         self._owner_pid = os.getpid()
         self._undoing: Undoing | None = None  # ends what other processes or files have of it
         checked = check_arguments(arguments)
+        self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
+        # The tracker outlives the core in its iterators' finalizers, so it must not keep it alive.
+        engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
+        self.tracker = EpochTracker(engine, self.config, self.plan, arguments["_hooks"])
+        self.tracker.counters.on_mark = functools.partial(_call, weakref.ref(self), LoaderCore.look)
         if not process.is_trainer():
-            self._take_in(checked)
             return
         gate_handlers()
         with InterruptsHeld(), contextlib.ExitStack() as undo:  # what can go wrong in the caller's line goes wrong here
-            config, own_pool = checked.config, None
-            has_workers = _workers_are_allowed and (self.pool is not None or config.workers != 0)
+            own_pool = None
+            has_workers = _workers_are_allowed and (self.pool is not None or self.config.workers != 0)
             if has_workers and self.pool is None:
-                self.pool = own_pool = Pool(config.workers, config.limits.restarts)
+                self.pool = own_pool = Pool(self.config.workers, self.config.limits.restarts)
                 undo.callback(own_pool.close)
-            self._take_in(checked)
             self._start(checked, has_workers, undo)
             undo.pop_all()
             if self.pool is not None or checked.payload["cache"] is not None:
@@ -74,13 +74,6 @@ class LoaderCore:
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
         if self.engine is not None and self.engine.captured is not None:
             self.tracker.at_begin = self.engine.captured.warn
-
-    def _take_in(self, checked: CheckedArguments) -> None:
-        self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
-        # The tracker outlives the core in its iterators' finalizers, so it must not keep it alive.
-        engine = functools.partial(_call, weakref.ref(self), LoaderCore.running_engine)
-        self.tracker = EpochTracker(engine, self.config, self.plan, self.arguments["_hooks"])
-        self.tracker.counters.on_mark = functools.partial(_call, weakref.ref(self), LoaderCore.look)
 
     def _start(self, checked: CheckedArguments, has_workers: bool, undo: contextlib.ExitStack) -> None:
         """Start the engine, in the background."""

@@ -55,22 +55,15 @@ class Pass:
         tracker: of the loader.
         iteration: the passes of one iterator; this one will be among them.
         convert: opens a delivery: what the consumer gets.
-        is_followed: whether another pass will come after it; None: unknown.
     """
 
-    def __init__(
-        self,
-        tracker: EpochTracker,
-        iteration: IterationLog,
-        convert: Conversion = as_arrays,
-        is_followed: bool | None = None,
-    ) -> None:
-        self._tracker, self._iteration, self._convert, self._is_followed = tracker, iteration, convert, is_followed
+    def __init__(self, tracker: EpochTracker, iteration: IterationLog, convert: Conversion = as_arrays) -> None:
+        self._tracker, self._iteration, self._convert = tracker, iteration, convert
         self._counters, self._has_hooks = tracker.counters, tracker.has_hooks
         self._run: Subscription | None = None
         self.log: PassLog | None = None
         self.consumed = self.left = 0
-        self._told = 0  # batches that count as handed over, for hooks
+        self._is_end_owed = False  # hooks were told that the last batch is handed over
         self._errors = 0  # samples that failed
         # Makes a new error each time: a kept exception would keep, through its traceback, all its frames.
         self._make_error: Callable[[], LoaderpoolError] | None = None  # the next batch has one failure too many
@@ -79,11 +72,6 @@ class Pass:
         self._batches = _NONE  # of it
         self._assemble: Callable[[Sequence[Any]], Any] | None = None  # as it was opened
         self._batch_bytes: int | None = None  # of each; None: they differ
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, or -1 before the first delivery was asked for."""
-        return -1 if self.log is None else self.log.epoch
 
     @property
     def is_ready(self) -> bool:
@@ -109,11 +97,15 @@ class Pass:
                     fixed = delivery.form.fixed
                     self._batch_bytes = None if fixed is None else delivery.rows * sum(fixed.row_bytes)
                     del delivery
+            elif self._batches is _NONE and self._delivery is not None:  # a step was broken off
+                with InterruptsHeld():
+                    batches, self._assemble = self._convert(self._delivery)
+                    self._batches = itertools.islice(batches, self._delivery.count - self.left, None)
             try:
                 # A Ctrl-C may come after any call.
                 for rows, parts in self._batches:
                     if self._has_hooks:
-                        self._tell()
+                        self._owe_end(1)
                     if not rows and self._tracker.config.on_error.action == "skip":
                         self._leave_out()
                         continue
@@ -131,9 +123,7 @@ class Pass:
                         self._delivery, self._batches = None, _NONE
                     return batch
             except BaseException:
-                if self._delivery is not None:
-                    batches, self._assemble = self._convert(self._delivery)
-                    self._batches = itertools.islice(batches, self._delivery.count - self.left, None)
+                self._batches = _NONE
                 raise
 
     def take_joined(self, assemble: Callable[[Sequence[Any]], Any]) -> Any:
@@ -145,7 +135,7 @@ class Pass:
             delivery = self.next_delivery()
             count = delivery.count
             if self._has_hooks:
-                self._hand_over(count)
+                self._owe_end(count)
             counters, parts = self._counters, delivery.joined()
             counters.batches += count
             counters.samples += count * delivery.rows
@@ -183,7 +173,6 @@ class Pass:
         log.delivered += delivery.count
         if log.keeps_places:
             log.note_places(delivery, self._run)
-        self._told = self.consumed
         if log.delivered >= log.batches:  # consumers that count take no more, and ask for no end
             run, self._run = self._run, None
             if run is not None:
@@ -195,7 +184,7 @@ class Pass:
         """Return the run's next delivery; None: the epoch is over, or this pass was closed."""
         tracker, log = self._tracker, self.log
         if log is None:
-            self._run, self.log = _, log = tracker.open_subscription(self._is_followed)
+            self._run, self.log = _, log = tracker.open_subscription()
             self._iteration.add(log)
             if self.is_over:  # closed meanwhile, on another thread or by a signal's handler
                 tracker.give_up(log.place)
@@ -204,7 +193,7 @@ class Pass:
         if self._make_error is not None:
             raise self._make_error()
         if log.delivered >= log.batches:
-            self._finish(log)
+            self._finish()
             return None
         run = self._run
         if run is None:  # closed on another thread
@@ -261,17 +250,12 @@ class Pass:
 
     # ---- what hooks are told, and which batches are left out
 
-    def _tell(self) -> None:
-        """Tell of the batch in front, once."""
+    def _owe_end(self, count: int) -> None:
+        """Note, once, that an epoch's end is due where so many batches in front are its last: they are handed over."""
         with InterruptsHeld():
-            if self._told == self.consumed:
-                self._hand_over(1)
-
-    def _hand_over(self, count: int) -> None:
-        """The consumer is given so many more batches, or they are left out: hooks are told of the last one."""
-        self._told += count
-        if self.log is not None and self._told == self.log.batches:
-            self._tracker.owe_end()
+            if self.log is not None and self.consumed + count == self.log.batches and not self._is_end_owed:
+                self._is_end_owed = True
+                self._tracker.owe_end()
 
     def _leave_out(self) -> None:
         """Pass over the batch in front, of which no row is left."""
@@ -297,11 +281,10 @@ class Pass:
         self.is_over, self.log = False, None
         return self._take()
 
-    def _finish(self, log: PassLog) -> None:
-        self._end_run()  # of an epoch without batches
+    def _finish(self) -> None:
+        self._end_run()
         if self._has_hooks:
-            if not log.batches:  # else it is owed since the last one was handed over
-                self._tracker.owe_end()
+            self._owe_end(0)  # of an epoch without batches
             self._tracker.settle_ends()
         if self._tracker.at_end is not None:
             self._tracker.at_end()
@@ -349,21 +332,24 @@ class LoaderIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._turn._is_owned():  # type: ignore[attr-defined]  # as `threading.Condition` asks
-            refuse_reentry(self)
+            _refuse_reentry(self)
         with self._turn:
-            one_pass = self._pass
-            if self._undoing is None:
-                with InterruptsHeld():
-                    self._begin()
-            try:
-                return one_pass.take()
-            except BaseException as error:
-                # No batch is ever made again; who saves the place next means this one, and not the next epoch.
-                if isinstance(error, ClusterError) and self._core.tracker.lost_at is None:
-                    self._core.tracker.lost_at = self.position
-                if one_pass.left < 1 and one_pass.is_over:
-                    self._end()
-                raise
+            return self._give()
+
+    def _give(self) -> Any:
+        one_pass = self._pass
+        if self._undoing is None:
+            with InterruptsHeld():
+                self._begin()
+        try:
+            return one_pass.take()
+        except BaseException as error:
+            # No batch is ever made again; who saves the place next means this one, and not the next epoch.
+            if isinstance(error, ClusterError) and self._core.tracker.lost_at is None:
+                self._core.tracker.lost_at = self.position
+            if one_pass.left < 1 and one_pass.is_over:
+                self._end()
+            raise
 
     def _begin(self) -> None:
         """Note the pass, and what ends it. Runs in: a block of `InterruptsHeld`."""
@@ -397,7 +383,7 @@ class LoaderIterator(Iterator[Any]):
     @property
     def epoch(self) -> int:
         """Epoch number of this iteration, or -1 before its first batch."""
-        return self._pass.epoch
+        return -1 if self._pass.log is None else self._pass.log.epoch
 
     def close(self) -> None:
         """End this iteration. The next one starts a new epoch."""
@@ -408,7 +394,7 @@ class LoaderIterator(Iterator[Any]):
             self._core.tracker.settle_ends()
 
 
-def refuse_reentry(iterator: Iterator[Any]) -> None:
+def _refuse_reentry(iterator: Iterator[Any]) -> None:
     """Raise where another call of the iterator's `__next__`, which asks, is under way on this thread.
 
     That the thread owns its lock shows no such call: an interrupt may have left it owned.
@@ -432,46 +418,38 @@ def _abandon(tracker: EpochTracker, iteration: IterationLog, one_pass: Pass) -> 
 class AheadIterator(LoaderIterator):
     """A pass whose batches are on their way to a device while the step before them is computed.
 
-    Only batches that are there are taken ahead: none that is asked for waits for one behind it. What was taken ahead
-    does not count as given: `position` and `state_dict` are behind the last batch that this iterator has given.
-
-    Args:
-        core: of the loader.
-        convert: opens a delivery; begins the copy to the device.
-        ahead: how many batches behind the one that is asked for.
+    Up to `ahead` batches behind the one that is asked for are taken, if they are there: none waits for one behind it.
+    What was taken ahead does not count as given: `position` and `state_dict` are behind the last batch that was.
     """
 
     def __init__(self, core: LoaderCore, convert: Conversion, ahead: int) -> None:
         super().__init__(core, convert)
-        self._ahead, self._ahead_turn = ahead, threading.RLock()
+        self._ahead = ahead
         self._taken: collections.deque[tuple[Any, int]] = collections.deque()  # and where the pass stands behind it
         self._given = 0
         self._error: Exception | None = None  # that ended the pass, behind what was taken
 
-    def __next__(self) -> Any:
-        if self._ahead_turn._is_owned():  # type: ignore[attr-defined]
-            refuse_reentry(self)
-        with self._ahead_turn:
-            if not self._taken:
-                error, self._error = self._error, None
-                if error is not None:
-                    raise error
+    def _give(self) -> Any:
+        if not self._taken:
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            self._take()
+        while len(self._taken) <= self._ahead and self._error is None and self._pass.is_ready:
+            try:
                 self._take()
-            while len(self._taken) <= self._ahead and self._error is None and self._pass.is_ready:
-                try:
-                    self._take()
-                except Exception as error:
-                    if is_of_a_handler(error):
-                        raise
-                    self._error = error
-            if not self._taken:  # closed meanwhile
-                raise StopIteration
-            batch, self._given = self._taken.popleft()
-            return batch
+            except Exception as error:
+                if is_of_a_handler(error):
+                    raise
+                self._error = error
+        if not self._taken:  # closed meanwhile
+            raise StopIteration
+        batch, self._given = self._taken.popleft()
+        return batch
 
     def _take(self) -> None:
         with InterruptsHeld():
-            self._taken.append((super().__next__(), self._pass.consumed))
+            self._taken.append((super()._give(), self._pass.consumed))
 
     @property
     def position(self) -> Position:

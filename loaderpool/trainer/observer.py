@@ -67,18 +67,16 @@ class Observer:
         self._tracker, self._counters, self._engine = tracker, tracker.counters, engine
         config, plan, has_cache = tracker.config, tracker.plan, engine is not None and engine.cache is not None
         self.autotuned = autotuned
-        is_by_index = calls_of == "sample" and not plan.is_open
+        can_have_cache = calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         self.constants: dict[str, Any] = {
             "threads": config.threads,
-            "can_have_threads": not plan.lanes,
             "calls_of": calls_of,
-            "can_have_cache": is_by_index and config.threads == 1 and not has_cache,
+            "items_to_cache": plan.rows_per_epoch if can_have_cache else 0,
             "deterministic": config.deterministic,
             "is_stream": plan.is_open and not plan.lanes,
             "cpus": min(float(capacity.usable_cpu_count()), capacity.cgroup_cpu_quota() or math.inf),
             "machine_cpus": float(os.cpu_count() or 1),
             "lanes": plan.lanes,
-            "items": 0 if plan.is_open else plan.rows_per_epoch,
         }
         self._latest: collections.deque[Snapshot] = collections.deque(maxlen=_KEPT)
         self._taken, self._is_closed = 0, False
@@ -173,8 +171,6 @@ class Observer:
     def _at(self, now_ns: int) -> Snapshot:
         engine, counters = self._engine, self._counters
         workers = _count_workers(engine, now_ns) if _is_pooled(engine) else {}
-        is_last = not self._tracker.looks_ahead or self._tracker.is_followed is False
-        has_room = self.constants["can_have_cache"] and not is_last
         sums = {
             **counters.sums(now_ns),
             **sums_of_workers(workers, self._latest[-1] if self._latest else None),
@@ -195,7 +191,7 @@ class Observer:
             trainer_queued_s=capacity.queued_s(self._consumer) if self._consumer else 0.0,
             by_tf_data=self._tracker.latest.is_dataset,
             autotuned=self.autotuned(),
-            room_bytes=capacity.available_memory_bytes() if has_room else 0,
+            room_bytes=capacity.available_memory_bytes() if self.constants["items_to_cache"] else 0,
         )
 
     def _told(self, found: list[Snapshot]) -> dict[str, Any]:
@@ -263,7 +259,7 @@ def _count_slots(engine: PoolEngine) -> dict[str, Any]:
         "slot_bytes": counts.slot_bytes,
         "slots_wanted": counts.slots_wanted,
         "slots_lent": engine.slots_lent,
-        "slots_ready": sum(run.slots_ready for run in list(engine.runs.values())),
+        "slots_ready": sum(run.buffer.waiting for run in list(engine.runs.values())),
         "copied": counts.copied,
         "copy_s": counts.copied_ns / 1e9,
     }

@@ -111,7 +111,7 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
         saved, current = dict(state["loader"]), json.loads(json.dumps(fingerprint))
         num_shards, taken = state["num_shards"], state["taken"]
         position = _position_of(state)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):  # some, of what JSON cannot hold
         text = "Cannot load this state: it is damaged or was changed. Pass it as state_dict() returned it."
         raise StateError(text) from None
     differences = "; ".join(
@@ -141,11 +141,7 @@ def _position_of(state: Mapping[str, Any]) -> Position:
 def _is_as_written(state: Mapping[str, Any]) -> bool:
     if state["loaderpool_state"] == _WITHOUT_CHECKSUM:
         return "checksum" not in state
-    told = {name: value for name, value in state.items() if name != "checksum"}
-    try:
-        return bool(_checksum_of(told) == state.get("checksum"))
-    except (TypeError, ValueError, RecursionError):  # JSON cannot hold it
-        return False
+    return bool(_checksum_of({name: state[name] for name in state if name != "checksum"}) == state.get("checksum"))
 
 
 def _checksum_of(state: dict[str, Any]) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from loaderpool.cache.setting import FULL, NO_COUNTS, Count
 from loaderpool.core.engine_statistics import EngineStatistics
+from loaderpool.memory.call_times import SlowItem
 from loaderpool.system import clock
 from loaderpool.trainer.epoch_tracker import Counters, EpochTracker
-from loaderpool.trainer.explain.explanation import SlowItem, slow_items
 from loaderpool.trainer.explain.window import Decision, Snapshot
 from loaderpool.trainer.observer import Observer
 
@@ -138,5 +138,5 @@ def _calls(observer: Observer) -> CallStatistics | None:
         p50_s=calls.quantile_ns(0.5) / 1e9,
         p90_s=calls.quantile_ns(0.9) / 1e9,
         p99_s=calls.quantile_ns(0.99) / 1e9,
-        slowest=slow_items(calls),
+        slowest=calls.slowest,
     )

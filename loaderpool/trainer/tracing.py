@@ -24,7 +24,7 @@ from loaderpool.memory.recorder import (
     CallKind,
     DeliveryKind,
     ReadBytes,
-    RecordKind,
+    Record,
     read_ring,
     worker_rings,
 )
@@ -35,7 +35,6 @@ VIEWER = "https://ui.perfetto.dev"
 _WAITING_FROM_NS = 50_000  # a shorter wait is a look at what is there
 _WAYS = {int(each): each.name.lower().replace("_", " ") for each in DeliveryKind}
 _CALL_NAMES: dict[int, str] = {CallKind.SETUP: "setup", CallKind.PROBE: "first sample"}
-_Row = dict[str, int]  # a record, by its fields' names
 
 
 class _Span(NamedTuple):
@@ -77,8 +76,8 @@ class Tracing:
         """Take in what an arena's rings hold, and what its workers are at; some milliseconds for each worker."""
         board = Board(read(0, BOARD_BYTES))
         rings = worker_rings(BOARD_BYTES + CALL_TIMES_BYTES, arena_bytes)[: board.cells]
-        tickets = [row for at in rings for row in _read(read, at, TICKETS)]
-        calls = [row for at in rings for row in _read(read, at + TICKETS.ring_bytes, CALLS)]
+        tickets = [row for at in rings for row in read_ring(read, at, TICKETS)]
+        calls = [row for at in rings for row in read_ring(read, at + TICKETS.ring_bytes, CALLS)]
         numbers = {
             **{row["pid"]: row["worker"] for row in tickets},
             **{pid: each for each, pid, _ in board.workers() if pid},
@@ -104,8 +103,8 @@ class Tracing:
         """Take in what a loader has handed over, of which its page tells this; `read` reads the page's file."""
         of = "" if self._has_one else f" of loader {told['loader'] or 'without workers'}"
         asked_ns = 0 if told["asked_s"] is None else int(1e9 * (told["looked_s"] - told["asked_s"]))
-        rows = sorted(_read(read, PAGE_BYTES, DELIVERIES), key=lambda row: row["ended_ns"])
-        begin: _Row | None = None
+        rows = sorted(read_ring(read, PAGE_BYTES, DELIVERIES), key=lambda row: row["ended_ns"])
+        begin: Record | None = None
         for row, following in zip(rows, [*rows[1:], None], strict=False):
             begin, is_last = begin or row, following is not None and bool(following["begins_pass"])
             until_ns = following["began_ns"] if following else asked_ns or self._now_ns
@@ -121,7 +120,7 @@ class Tracing:
         self._processes.setdefault(pid, "worker")  # which is gone, and had no ticket
         self._spans.append(_Span(pid, track, name, begun_ns, ended_ns, told))
 
-    def _add_delivery(self, track: str, row: _Row, until_ns: int, is_last: bool) -> None:
+    def _add_delivery(self, track: str, row: Record, until_ns: int, is_last: bool) -> None:
         told, handed_over_ns = {name: row[name] for name in ("epoch", "batch", "count")}, row["ended_ns"]
         what = "wait for" if row["waited_ns"] >= _WAITING_FROM_NS else "take"
         if row["way"] == DeliveryKind.MADE_HERE:
@@ -158,12 +157,7 @@ class Tracing:
         return Trace(json.dumps(about, separators=(",", ":")), (now_ns - since_ns) / 1e9, len(events))
 
 
-def _read(read: ReadBytes, at: int, kind: RecordKind) -> list[_Row]:
-    names = kind.dtype.names or ()
-    return [dict(zip(names, record, strict=True)) for record in read_ring(read, at, kind).tolist()]
-
-
-def _batches(record: _Row) -> str:
+def _batches(record: Record) -> str:
     first, count = record["batch"], record["count"]
     return f"batch {first}" if count == 1 else f"batches {first} to {first + count - 1}"
 

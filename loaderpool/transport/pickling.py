@@ -81,11 +81,7 @@ def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> 
     """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
     So what a worker sends back is of the trainer's own classes, and these keep their methods. `pickle.loads` would put
-    copies into them, with globals of their own.
-
-    Args:
-        pickled: what.
-        buffers: the contents of the arrays that the pickle does not hold, in their order.
+    copies into them, with globals of their own. `buffers` are the arrays that the pickle does not hold, in their order.
     """
     pickled = bytes(pickled)
     if b"cloudpickle" not in pickled:  # a stream's items, say: in C alone

@@ -1,17 +1,14 @@
 """Calls the user's functions for rows of a ticket, each call with its own random streams; on threads, if there are any.
 
-Of the threads each has calls of its own. What is made of their results (conversion, the error policy, rows in a slot),
-and what is said to others, is the main thread's, and the same as without threads.
+What is made of their results (conversion, the error policy, rows in a slot), and what is said to others, is the main
+thread's, and the same as without threads.
 """
 
 from __future__ import annotations
 
 import contextvars
-import copy
-import functools
 import itertools
 import pickle
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +21,8 @@ from loaderpool.worker.rows import share_memory
 from loaderpool.worker.tickets import MadeRows, Opened, Progress
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from loaderpool.cache.store import SharedCache, Store
     from loaderpool.plan.sample_streams import SampleStreams
 
@@ -44,7 +43,7 @@ class Calls:
     Args:
         payload: what `Loader` shipped.
         cell: of the worker that this is.
-        threads: how many make calls at the same time, each with a copy of this.
+        threads: how many make calls at the same time.
         watch: who looks at the global generators, where others look, too.
     """
 
@@ -71,6 +70,7 @@ class Calls:
         # Where all take an item and nothing else, calls of many rows can follow one another in C.
         self._plain = None if self.takes_out or takes_rng else [function for function, _ in chain]
         self._seed, self._threads = config.seed, threads
+        self._of_thread = threading.local()
         self.watch = watch or GlobalsWatch()
         self.is_watched: bool = config.seed_globals == "auto"
         self._seeds_globals: bool = config.seed_globals is True
@@ -82,17 +82,15 @@ class Calls:
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
-    def copy(self) -> Calls:
-        """Return the same calls for another thread, with random streams of its own."""
-        other = copy.copy(self)
-        other.__dict__.pop("_streams", None)
-        return other
-
-    @functools.cached_property
+    @property
     def _streams(self) -> SampleStreams:
-        from loaderpool.plan.sample_streams import SampleStreams  # slow to import, and most functions need none
+        """The random streams of calls, this thread's own."""
+        found: SampleStreams | None = getattr(self._of_thread, "streams", None)
+        if found is None:
+            from loaderpool.plan.sample_streams import SampleStreams  # slow to import, and most functions need none
 
-        return SampleStreams(self._seed)
+            found = self._of_thread.streams = SampleStreams(self._seed)
+        return found
 
     # ---- what the probe made ----
 
@@ -218,16 +216,13 @@ class _Call:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.turn = threading.Lock()  # who takes it begins the call, or has it never begin
-        self.running = threading.Lock()  # held until the call was made, or will not be
         self.result: Any = None
         self.error: BaseException | None = None
         self.thread = self.started_ns = self.ended_ns = 0
+        self.future: Future[None]  # tells whether it was made; canceled, it never begins
 
-    def make(self, opened: Opened, start: int, stop: int, calls: Calls) -> None:
-        """Runs in: one of the worker's threads, which has these calls for its own."""
-        if not self.turn.acquire(blocking=False):
-            return
+    def make(self, calls: Calls, opened: Opened, start: int, stop: int) -> None:
+        """Runs in: one of the worker's threads."""
         self.thread, self.started_ns = threading.get_ident(), clock.monotonic_ns()
         try:
             self.result = calls.unit(opened, start, stop)
@@ -235,27 +230,28 @@ class _Call:
             end_stray(error)
             self.error = error
         self.ended_ns = clock.monotonic_ns()
-        self.running.release()
 
 
 class ThreadCalls:
     """A loader's threads in one worker; to the code that makes rows of results it is as `Calls` is.
 
     Args:
-        calls: each thread has a copy.
+        calls: what threads call.
         threads: how many there are.
         makes_units: a call makes a whole batch or element.
         progress: is told of calls.
     """
 
     def __init__(self, calls: Calls, threads: int, makes_units: bool, progress: Progress) -> None:
-        self._calls, self._threads, self._makes_units, self._progress = calls, threads, makes_units, progress
-        self._queue: queue.SimpleQueue[Callable[[Calls], None] | None] = queue.SimpleQueue()
+        from concurrent.futures import Future, ThreadPoolExecutor, wait  # 1 ms, and most loaders have no threads
+
+        self._calls, self._makes_units, self._progress = calls, makes_units, progress
+        self._wait_for = wait
+        self.executor = ThreadPoolExecutor(threads, "loaderpool")
+        self._kept: Future[None] = Future()  # of a call that the probe has made
+        self._kept.set_result(None)
         self.begun: dict[Ticket, Opened] = {}
         self._look_ahead: Callable[[], bool] | None = None
-        for number in range(threads):
-            arguments = self._queue, calls
-            threading.Thread(target=_serve, args=arguments, name=f"loaderpool_{number}", daemon=True).start()
 
     def begin(self, opened: Opened) -> None:
         """Have a ticket's calls made, after those of the tickets begun before."""
@@ -268,16 +264,23 @@ class ThreadCalls:
             if self._progress.excluded(opened.ticket.epoch, opened.indices[start:stop]) is not None:
                 continue
             call = opened.calls[start] = _Call(opened.indices[start])
-            call.running.acquire()
+            call.result = self._calls.kept.pop(call.index, None)  # now: a ticket of another epoch may be begun at once
+            if call.result is not None:
+                call.future = self._kept
+                continue
             # As the `setup` hook has left it: `numpy.errstate` and the like are the context's, not the process's.
-            run: Any = contextvars.copy_context().run
-            self._queue.put(functools.partial(run, call.make, opened, start, stop))
+            run = contextvars.copy_context().run
+            try:
+                call.future = self.executor.submit(run, call.make, self._calls, opened, start, stop)
+            except RuntimeError as error:  # no more threads can be started
+                call.error, call.future = error, self._kept
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
         """As `Calls.unit`. Blocks: until it was made."""
         call = opened.calls[start]
         self._wait(call, self._look_ahead)
-        self._progress.note_call(call.started_ns, call.ended_ns, call.index)
+        if call.future is not self._kept:
+            self._progress.note_call(call.started_ns, call.ended_ns, call.index)
         error, call.error = call.error, None
         if error is None:
             return call.result
@@ -287,16 +290,14 @@ class ThreadCalls:
             del error  # its traceback has this frame, and with it what the function held would stay until a collection
 
     def _wait(self, call: _Call, look_ahead: Callable[[], bool] | None) -> None:
-        if not call.running.locked():
+        if call.future.done():
             return
         # It may have begun long ago, while rows before it were waited for.
         self._progress.note_thread(call.thread, call.started_ns or clock.monotonic_ns(), call.index)
         while look_ahead is not None and look_ahead():
-            if call.running.acquire(timeout=_LOOK_S):
-                break
-        else:
-            call.running.acquire()
-        call.running.release()
+            if self._wait_for([call.future], _LOOK_S).done:
+                return
+        self._wait_for([call.future])
 
     def run(
         self,
@@ -350,18 +351,9 @@ class ThreadCalls:
         Blocks: until the last of them is over. The board names each, so that one that hangs is found.
         """
         calls = self.begun.pop(ticket).calls
-        for call in [call for call in calls.values() if not call.turn.acquire(blocking=False)]:
+        for call in [call for call in calls.values() if not call.future.cancel()]:
             self._wait(call, None)
         calls.clear()  # an error that was not asked for has a traceback, whose frames have the calls
-
-
-def _serve(tasks: queue.SimpleQueue[Callable[[Calls], None] | None], calls: Calls) -> None:
-    """Make calls in their order, up to a None. Runs in: each of the worker's threads; waiting, it holds nothing."""
-    own: Calls | None = None  # a copy, once the form is known
-    while (task := tasks.get()) is not None:
-        own = own or calls.copy()
-        task(own)
-        del task
 
 
 # ---- with a cache ----

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -158,10 +158,10 @@ class LaneItems:
             keywords["rng"] = np.random.Generator(np.random.Philox(key=info.seed))
         return self._make(*arguments, **keywords)
 
-    def mixed(self, pairs: _Pairs, epoch: int, lane: int) -> _Pairs | None:
-        """Return a lane's items in the order in which they come; None: as they are made."""
+    def mixed(self, pairs: _Pairs, epoch: int, lane: int) -> _Pairs:
+        """Return a lane's items in the order in which they come, of these as they are made."""
         if not self._window:
-            return None
+            return pairs
         number = self._plan.shard_index * self._plan.lanes + lane
         return shuffled(pairs, self._window, stream_key(f"lane-{number}", self._plan.seed, 0), epoch)
 
@@ -174,13 +174,12 @@ class Lane:
         self._reset()
 
     def _reset(self) -> None:
-        self._left: Iterator[WorkerInfo] | None = None  # generators that have not begun; None: it stands at the start
-        self._items: Iterator[Any] | None = None
+        self._made: Generator[tuple[int, Any], None, None] | None = None  # None: it stands at the start
+        self._mixed: _Pairs = iter(())  # the same in the order in which they come
         self._globals: SavedGlobals | None = None  # as its generators left them
         self._position = 0  # of its next item, which is named where it raises
-        self._pairs: _Pairs | None = None  # where they come in another order
         self._at = 0  # items read so far
-        self._block = 1
+        self._needed = 0  # of those that are made next: more may be asked for one by one
         self._start, self._wanted = 0, -1  # the latest batch
         self._positions: list[int] = []
         self._batch: dict[int, Any] = {}  # its items by position, but for those that were given out
@@ -203,7 +202,7 @@ class Lane:
         if self._globals is not None:
             self._globals.restore()
         try:
-            positions, items = self._read_from(start, count)
+            pairs = self._read(start, count)
         except BaseException as error:
             position = self._position
             self.close()  # what has raised has ended: the next caller begins it again
@@ -213,15 +212,16 @@ class Lane:
         finally:
             owner.progress.end_generator()
             if outside is not None:
-                self._globals = None if self._left is None else SavedGlobals()
+                self._globals = None if self._made is None else SavedGlobals()
                 outside.restore()
+        items = [item for _, item in pairs]
         if not owner.copies and not _IMMUTABLE.issuperset(map(type, items)) and share_memory(items):
             owner.copies = True  # they may be one buffer, filled again for each: read again, and copy each
             self.close()
             return self.take(start, count)
         self._start, self._wanted = start, count
-        self._positions, self._batch = positions, dict(zip(positions, items, strict=True))
-        return positions
+        self._positions, self._batch = [position for position, _ in pairs], dict(pairs)
+        return self._positions
 
     def give(self, position: int) -> Any:
         """Return an item of the latest batch. It is the caller's, who may change it: a second time it is made again."""
@@ -237,82 +237,50 @@ class Lane:
         """End the generator; the lane stands at its start."""
         try:
             with contextlib.suppress(Exception):  # of a `finally` of the user's, for which no consumer asked
-                self._close_items()
+                if self._made is not None:
+                    self._made.close()
         finally:
             self._reset()
 
-    # ---- the user's code runs ----
+    def _read(self, start: int, count: int) -> list[tuple[int, Any]]:
+        if self._made is None:
+            self._made = self._make()
+            self._mixed = self._owner.mixed(self._made, self._epoch, self._number)
+        self._needed = start + count - self._at
+        pairs = list(itertools.islice(self._mixed, start - self._at, self._needed))
+        self._at = start + len(pairs)
+        return pairs
 
-    def _read_from(self, start: int, count: int) -> tuple[list[int], list[Any]]:
-        if self._left is None:
-            self._left = self._owner.infos(self._epoch, self._number)
-            self._pairs = self._owner.mixed(self._all_pairs(), self._epoch, self._number)
-        if self._pairs is not None:
-            for _ in itertools.islice(self._pairs, start - self._at):
-                pass
-            pairs = list(itertools.islice(self._pairs, count))
-            positions, items = [position for position, _ in pairs], [item for _, item in pairs]
-        else:
-            skipped = start - self._at
-            while skipped > 0 and (self._items is not None or self._begin_next()):
-                skipped -= self._read_block(skipped, [])
-            positions, items = self._read(count)
-        self._at = start + len(items)
-        return positions, items
-
-    def _all_pairs(self) -> _Pairs:
-        while True:
-            positions, items = self._read(1)
-            if not items:
-                return
-            yield positions[0], items[0]
-
-    def _read(self, count: int) -> tuple[list[int], list[Any]]:
-        positions: list[int] = []
-        items: list[Any] = []
-        while len(items) < count and (self._items is not None or self._begin_next()):
-            read = self._read_block(count - len(items), items)
-            positions.extend(range(self._position - read, self._position))
-        return positions, items
-
-    def _read_block(self, most: int, items: list[Any]) -> int:
-        """Append some of the running generator's items, at most so many; return how many."""
-        assert self._items is not None
-        before, position, progress = len(items), self._position, self._owner.progress
-        wanted = 1 if self._owner.is_timed else min(most, self._block)
-        progress.note_generator(self._owner.run, position)
-        started = clock.monotonic_ns()
-        got = itertools.islice(self._items, wanted)
-        try:
-            items.extend(map(copy_of, got) if self._owner.copies else got)
-        finally:
-            read = len(items) - before  # also where it raises
-            self._position += read
-        ended = clock.monotonic_ns()
-        if read < wanted:
-            self._close_items()
-        else:
-            self._block = _BLOCK_ITEMS if ended - started < _SINGLE_ITEM_NS * read else 1
-            if wanted == 1 and progress.counts_generated:  # of a block none is known by itself
-                progress.note_call(started, ended, position)
-        return read
-
-    def _begin_next(self) -> bool:
-        """Have the next generator begin; False: there is none."""
-        assert self._left is not None
-        info = next(self._left, None)
-        if info is None:
-            return False
-        self._position = first_position(info.index)
-        self._owner.progress.note_generator(self._owner.run, self._position)
-        made = self._owner.make(info)
-        if not isinstance(made, Iterable):
-            raise TypeError(f"make_generator must return an iterable, such as a generator, got {type(made).__name__}")
-        self._items = iter(made)
-        return True
-
-    def _close_items(self) -> None:
-        items, self._items = self._items, None
-        close = getattr(items, "close", None)
-        if close is not None:
-            close()
+    def _make(self) -> Generator[tuple[int, Any], None, None]:
+        """Yield each item with its position, generator after generator: here the user's code runs."""
+        owner, progress, at_once = self._owner, self._owner.progress, 1
+        for info in owner.infos(self._epoch, self._number):
+            self._position = first_position(info.index)
+            progress.note_generator(owner.run, self._position)
+            made = owner.make(info)
+            if not isinstance(made, Iterable):
+                kind = type(made).__name__
+                raise TypeError(f"make_generator must return an iterable, such as a generator, got {kind}")
+            items, is_over = iter(made), False
+            try:
+                while not is_over:
+                    position, block = self._position, list[Any]()
+                    wanted = 1 if owner.is_timed else max(1, min(at_once, self._needed))
+                    progress.note_generator(owner.run, position)
+                    started = clock.monotonic_ns()
+                    got = itertools.islice(items, wanted)
+                    try:
+                        block.extend(map(copy_of, got) if owner.copies else got)
+                    finally:
+                        self._position += len(block)  # also where it raises
+                    ended = clock.monotonic_ns()
+                    self._needed -= len(block)
+                    is_over = len(block) < wanted
+                    if not is_over:
+                        at_once = _BLOCK_ITEMS if ended - started < _SINGLE_ITEM_NS * wanted else 1
+                        if wanted == 1 and progress.counts_generated:  # of a block none is known by itself
+                            progress.note_call(started, ended, position)
+                    yield from enumerate(block, position)
+            finally:
+                if (close := getattr(items, "close", None)) is not None:
+                    close()

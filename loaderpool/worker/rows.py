@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -298,7 +299,8 @@ def _roots(value: Any) -> Iterator[int]:
         while isinstance(value.base, np.ndarray):
             value = value.base
         if value.flags.writeable:
-            yield id(value if value.base is None else value.base)
+            base = value.base.obj if isinstance(value.base, memoryview) else value.base
+            yield id(value if base is None else base)
     elif isinstance(value, (dict, list, tuple)):
         if not isinstance(value, tuple):
             yield id(value)
@@ -312,8 +314,10 @@ def copy_of(item: Any) -> Any:
     if isinstance(item, np.ndarray):
         return item.copy()
     kind = type(item)
-    if kind is dict:
-        return {key: copy_of(value) for key, value in item.items()}
+    if isinstance(item, dict):
+        copied = copy.copy(item)
+        copied.update({key: copy_of(value) for key, value in item.items()})
+        return copied
     if kind is list or kind is tuple:
         return kind(map(copy_of, item))
     return item._make(map(copy_of, item)) if isinstance(item, tuple) and hasattr(item, "_make") else item

@@ -198,6 +198,7 @@ def test_a_wrong_target_is_explained(
     [
         (["--seconds", "0"], "not in the range 0<x<=86400"),
         (["--seconds", "inf"], "not in the range"),
+        (["--seconds", "nan"], "nan is no number of seconds"),
         (["--seconds", "soon"], "not a valid float"),
         (["--workers", "1,x"], "'x' is not a valid integer range"),
         (["--workers", "1,99999"], "99999 is not in the range 0<=x<=1024"),

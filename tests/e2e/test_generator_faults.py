@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 import threading
@@ -21,17 +22,20 @@ from tests.support.batches import Place, read
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("settings", [{}, {"shuffle": 1}, {"batch_size": None}])
-@pytest.mark.parametrize("kind", ["view", "tuple", "dict"])
+@pytest.mark.parametrize("kind", ["view", "bytes", "tuple", "dict", "ordered"])
 def test_a_buffer_that_is_filled_again_for_each_item(
     on: Place, workers: int, settings: dict[str, Any], kind: str
 ) -> None:
     def make(shard: int) -> Iterator[Any]:
-        buffer, filled = np.zeros(3), {"x": np.zeros(2)}
+        buffer, filled, ordered = np.zeros(3), {"x": np.zeros(2)}, collections.OrderedDict(x=np.zeros(2))
+        memory = bytearray(24)
         for number in range(10):
             buffer[:] = number
-            filled["x"] = np.full(2, float(number))
+            filled["x"] = ordered["x"] = np.full(2, float(number))
+            np.frombuffer(memory)[:] = number
             yield {
-                "view": buffer[::2], "tuple": (buffer, number), "dict": filled,
+                "view": buffer[::2], "bytes": np.frombuffer(memory), "tuple": (buffer, number), "dict": filled,
+                "ordered": ordered,
             }[kind]  # fmt: skip
 
     settings = {"shards": [0, 1], "batch_size": 4, **settings}
@@ -39,7 +43,7 @@ def test_a_buffer_that_is_filled_again_for_each_item(
         for _ in range(2):
             seen = []
             for batch in read(loader):
-                rows = batch[0] if kind == "tuple" else batch["x"] if kind == "dict" else batch
+                rows = batch[0] if kind == "tuple" else batch["x"] if kind in ("dict", "ordered") else batch
                 seen += rows.reshape(-1, rows.shape[-1])[:, 0].tolist()
             assert sorted(seen) == [n for n in range(10) for _ in range(2)]
 

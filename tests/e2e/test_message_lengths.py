@@ -137,7 +137,7 @@ def said_by(call: Callable[[], Any]) -> Iterator[str]:
                 stack.callback(made.close)
         except Exception as raised:
             error = raised
-    if error is not None:
+    if error is not None and not (isinstance(error, OSError) and error.filename):  # the system's names the whole path
         yield f"{type(error).__name__}: {error}"
     yield from (f"{each.category.__name__}: {each.message}" for each in told)
 

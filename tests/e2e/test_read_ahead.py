@@ -102,38 +102,6 @@ def test_one_pass_makes_a_few_batches_ahead(
         assert calls.settled(3 * ITEMS, pool) == 3 * ITEMS
 
 
-@pytest.mark.parametrize("epochs", [2, 3])
-def test_a_dataset_of_several_epochs_knows_the_last(tf: Any, calls: Calls, pool: lp.Pool, epochs: int) -> None:
-    with lp.Loader(range(ITEMS), calls.fn, batch_size=BATCH_SIZE, workers=pool) as loader:
-        dataset = loader.as_dataset(epochs=epochs)
-        assert sum(1 for _ in dataset) == epochs * BATCHES
-        assert calls.settled(epochs * ITEMS, pool) == epochs * ITEMS
-        # It is iterated again, and so may be once more.
-        assert sum(1 for _ in dataset) == epochs * BATCHES
-        assert calls.settled((2 * epochs + 1) * ITEMS, pool) == (2 * epochs + 1) * ITEMS
-
-
-@pytest.mark.parametrize("backed_up", [True, False])
-def test_a_callback_knows_the_last_epoch(tf: Any, calls: Calls, pool: lp.Pool, tmp_path: Path, backed_up: bool) -> None:
-    import keras
-
-    from loaderpool.adapters.keras import BackupCallback
-
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
-    with lp.Loader(range(ITEMS), calls.pair, batch_size=BATCH_SIZE, workers=pool) as loader:
-        callbacks = [BackupCallback(loader, tmp_path / "backup")] if backed_up else []
-        dataset = loader.as_dataset()
-        made = 0
-        for _ in range(2):
-            model.fit(dataset, epochs=3, verbose=0, callbacks=callbacks)
-            made += 3 * ITEMS
-            assert calls.settled(made + (not backed_up) * ITEMS, pool) == made + (not backed_up) * ITEMS
-        if backed_up:
-            assert len(list(loader)) == BATCHES  # nothing says that it is the last
-            assert calls.settled(made + 2 * ITEMS, pool) == made + 2 * ITEMS
-
-
 def test_a_small_epoch_has_its_first_batch_ready(calls: Calls, pool: lp.Pool) -> None:
     with lp.Loader(range(3), calls.fn, batch_size=1, workers=pool) as loader:
         assert len(list(loader)) == 3

@@ -36,7 +36,7 @@ def shown(directory: Path, modules: dict[str, str], script: str) -> tuple[list[s
     for name, text in modules.items():
         (directory / f"{name}.py").write_text(textwrap.dedent(text))
     code = f"import sys\nsys.path.insert(0, {str(directory)!r})\n" + textwrap.dedent(SHOW) + textwrap.dedent(script)
-    child = run_child(code, timeout_s=90, env={"LOADERPOOL_PROGRESS": "0"}).check()  # imports of torch take a second
+    child = run_child(code, timeout_s=90).check()  # imports of torch take a second
     return child.stdout.splitlines(), child.stderr
 
 

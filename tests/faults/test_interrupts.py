@@ -132,6 +132,30 @@ def test_an_iterator_that_was_interrupted_goes_on_with_what_it_had_not_given(mak
             seen.clear()
 
 
+def test_a_second_interrupt_while_the_first_is_handled_loses_nothing() -> None:
+    """The pass had batches left and none in front: `next` never returned."""
+    with lp.Loader(range(64), float, batch_size=4, workers=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        one_pass: Any = batches._pass  # type: ignore[attr-defined]
+        whole = one_pass._convert
+
+        def broken_off() -> Iterator[Any]:
+            one_pass._convert = interrupted
+            raise KeyboardInterrupt
+            yield
+
+        def interrupted(_: Any) -> Any:
+            one_pass._convert = whole
+            raise KeyboardInterrupt
+
+        one_pass._convert = lambda delivery: (broken_off(), whole(delivery)[1])
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        assert rows(batches) == list(range(4, 64))
+
+
 @pytest.mark.parametrize("make", [indexed, slowly_streamed, streamed_here, generated])
 def test_an_interrupt_anywhere_in_a_loaders_making_leaves_no_process(make: Callable[[], lp.Loader]) -> None:
     def made_and_used() -> None:

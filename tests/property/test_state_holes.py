@@ -142,6 +142,28 @@ def test_runs_of_a_loader_share_its_limit_and_one_that_had_less_gets_more_when_o
     assert [each.slots for each in runs.values()] == [18]
 
 
+def test_a_run_that_waits_has_what_an_ended_one_gives_back_before_one_that_had_less() -> None:
+    """The one of the same loader grew first, and the other got an error."""
+    pool = Pool(2).with_a_run()
+    pool.state.end(RUN, ())
+    while pool.busy():
+        pool.step()
+    pool.state.load(2, Endless())
+    pool.state.loaders[2].layout = Layout(12 * 4096, 1, False)
+    pool.state.loaders[LOADER].layout = Layout(4096, 1, False)
+    pool.state.slots.kept_bytes, pool.state.slots.free_bytes = 0, 20 * 4096
+    for run in 1, 2:
+        begin(pool.state, run, LOADER, 0)
+    pool.turn()
+    pool.state.end(1, ())
+    begin(pool.state, 3, 2, 0)  # it waits for the slots of the first that are still written to
+    assert pool.state.runs[3].slots == 0
+    pool.state.slots.kept_bytes, pool.state.slots.free_bytes = 0, 12 * 4096
+    while pool.busy() and not pool.state.runs[3].slots:
+        pool.step()
+    assert pool.state.runs[3].slots == 1 and not pool.of(BatchFailed)
+
+
 def test_a_run_without_a_slot_waits_for_one_that_has_ended_and_is_still_written_to() -> None:
     pool = Pool(2).with_a_run()
     pool.state.end(RUN, ())

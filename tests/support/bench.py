@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,9 +72,5 @@ def bench_of_threads(fn: Any, **settings: Any) -> Iterator[Bench]:
     try:
         yield made
     finally:
-        calls: Any = made.work._threads
-        for _ in range(calls._threads if calls is not None else 0):
-            calls._queue.put(None)
-        for thread in threading.enumerate():
-            if thread.name.startswith("loaderpool_"):
-                thread.join(10)
+        if made.work._threads is not None:
+            made.work._threads.executor.shutdown()

@@ -177,7 +177,6 @@ def _environment(changes: Mapping[str, str | None] | None, mark: str) -> dict[st
     environment["PYTHONPATH"] = os.pathsep.join([str(_REPOSITORY), *([inherited] if inherited else [])])
     environment["PYTHONFAULTHANDLER"] = "1"
     environment["PYTHONUNBUFFERED"] = "1"  # what was printed before a hang or a kill shall be seen
-    environment["LOADERPOOL_PROGRESS"] = "0"  # on a busy machine a start takes long enough for a line
     for name, value in (changes or {}).items():
         if value is None:
             environment.pop(name, None)

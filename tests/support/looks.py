@@ -31,7 +31,6 @@ def look(
         for place, pid in enumerate(pids)
     }
     counts: dict[str, Any] = {
-        "can_have_cache": True,
         "cpus": 4.0,
         "machine_cpus": 4.0,
         "steps": number * 20,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from loaderpool.memory.call_times import BUCKETS, CallTimes, SlowCall
+from loaderpool.memory.call_times import BUCKETS, CallTimes, SlowItem
 from loaderpool.trainer.explain.window import Window
 
 STEPS = 500
@@ -43,7 +43,7 @@ class Training:
         queued_s = workers * seconds - busy_s if length <= 1.001 * self._cpu_bound_s() and not is_fed else 0.0
         median = int(1e9 * (self.sample_cpu_s + self.sample_blocked_s)).bit_length()
         buckets = tuple(steps * self.batch // 4 if bucket == median else 0 for bucket in range(BUCKETS))
-        calls = CallTimes(calls=sum(buckets), buckets=buckets, slowest=(SlowCall(1_900_000_000, 8812, 3),))
+        calls = CallTimes(calls=sum(buckets), buckets=buckets, slowest=(SlowItem(8812, 3, 1.9),))
         observed = Window(
             seconds=seconds,
             steps=steps,
@@ -81,7 +81,6 @@ class Training:
             samples=steps * self.batch,
             bytes=steps * self.batch * self.sample_bytes,
             wait_s=steps * making_s,
-            can_have_threads=False,
             cpus=self.cpus,
             machine_cpu_s=own_s + self.others * seconds,
             trainer_cpu_s=own_s,

@@ -20,11 +20,12 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.config import LoaderConfig
 from loaderpool.core.channel import GRACE_S
 from loaderpool.core.child_process import Surroundings
+from loaderpool.core.delivery import FIRST_EPOCH
 from loaderpool.core.failures import reading_error
-from loaderpool.core.stream.reader import Arriving, ReaderProcess, Shipped, StreamEnded
+from loaderpool.core.forms import memory_limit
+from loaderpool.core.stream.reader import Arriving, ReaderProcess, StreamEnded
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.plan.order import Plan
@@ -35,16 +36,17 @@ from loaderpool.transport.reports import what_ended
 from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
 
 if TYPE_CHECKING:
+    from loaderpool.config import LoaderConfig
     from loaderpool.core.pool import WorkerPool
 
 # More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
 _CHEAP_BYTES = 16 << 20
 _EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
-
-
-# How far a stream may be read ahead: batches without which workers would idle, the most batches, the most bytes.
-Ahead = tuple[int, int, int]
+# What items may take while they wait, of the budget for batches. Less: with large items workers idle while the next are
+# read. More: they may take most of it beside the batches.
+_SHARE_OF_LIMIT = 4
+_LEAST_BYTES = 1 << 20  # at least
 
 
 class Feed:
@@ -57,7 +59,7 @@ class Feed:
         make_error: makes the error that stands after the last batch, if the stream ended with one.
         offset: of the table in the arena.
         is_over: the rest is not wanted.
-        is_gone: its thread has ended.
+        is_gone: its thread has ended, and the reader with it.
 
     Args:
         feeds: of the loader, which say how much may wait, and where.
@@ -161,8 +163,8 @@ class Feed:
                     self.make_error = functools.partial(make_error, self._plan.start_after(self.epoch, self.made))
                 self.end = self.made
                 if not self.is_over:
-                    self._feeds.on_news(self)
-                    self._pool.wake()
+                    self._feeds.engine.on_feed_news(self)
+                    self._pool.session.wake()
         finally:
             if self.process is not None:
                 self.process.close()
@@ -207,7 +209,7 @@ class Feed:
     def _tell(self) -> None:
         if self._told < self.made:
             self._told = self.made
-            self._feeds.on_news(self)
+            self._feeds.engine.on_feed_news(self)
 
     def _room(self, nbytes: int) -> Extent | None:
         """Return room for so many bytes, or None: no more is wanted. Blocks: until the consumer has taken enough.
@@ -252,55 +254,56 @@ class StreamFeeds:
         why_on_thread: why the stream is read on a thread of this process; empty: it is not.
 
     Args:
-        pool: whose arena.
+        engine: of the loader, an `engine.PoolEngine`, which is told when a feed has another batch, or its end.
         stream: what is read.
         shipment: what its reader needs; or why there is none.
-        config: the loader's settings.
-        ahead: how much may wait; asked again and again.
-        on_news: called, with the pool's lock held, when a feed has another batch or the end.
 
     Raises:
         MemoryLimitError: no shared memory for what the stream holds.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        stream: StreamSource,
-        shipment: Shipment | str,
-        config: LoaderConfig,
-        ahead: Callable[[], Ahead],
-        on_news: Callable[[Feed], None],
-    ) -> None:
-        self.pool, self._stream, self._config = pool, stream, config
-        self.ahead, self.on_news = ahead, on_news
-        self.rooms = ExtentPool(pool.arena)
+    def __init__(self, engine: Any, stream: StreamSource, shipment: Shipment | str) -> None:
+        self.engine, self._stream = engine, stream
+        self.pool: WorkerPool = engine.pool
+        self._config: LoaderConfig = engine.config
+        self._most_bytes = max(_LEAST_BYTES, memory_limit(engine.config) // _SHARE_OF_LIMIT)
+        self.rooms = ExtentPool(self.pool.arena)
         self._feeds: list[Feed] = []  # whose memory is not given back
         self.first: Feed | None = None
         self.why_on_thread = shipment if isinstance(shipment, str) else ""
         self.placement, self._extents = Placement(), list[Extent]()
-        self._shipped: Shipped | None = None
+        self._reader: Callable[[int, int], ReaderProcess] | None = None  # by epoch and start
         if isinstance(shipment, Shipment):
             self.placement = place(shipment)
-            self._extents, offset, nbytes = put_shipment(pool.arena, shipment, self.placement)
+            self._extents, offset, nbytes = put_shipment(self.pool.arena, shipment, self.placement)
             files = self.placement.descriptors
-            self._shipped = Shipped(pool.arena, (offset, nbytes), files, Surroundings.of_now())
+            own = self.pool.arena, (offset, nbytes), files, Surroundings.of_now()
+            self._reader = functools.partial(ReaderProcess, *own)
+
+    def ahead(self) -> tuple[int, int, int]:
+        """How far may be read ahead: batches without which workers would idle, the most batches, the most bytes."""
+        least, form = 2 * self.pool.workers_wanted + 1, self.engine.known_form
+        if form is None:
+            return least, least, _LEAST_BYTES
+        # Chunks can only grow where more is there than the workers are at; but items should not lie here long.
+        chunk = min(form.max_chunk, 2 * self.engine.counts.largest_chunk)
+        return least, least * chunk, self._most_bytes
 
     def batches(self, plan: Plan, epoch: int) -> Iterator[tuple[int, list[Any]]]:
         """Read the batches of a pass here."""
         window, seed = self._config.shuffle_window, self._config.seed
         return read_batches(self._stream, plan, window=window, seed=seed, epoch=epoch)
 
-    def begin(self, epoch: int, plan: Plan) -> None:
+    def begin(self) -> None:
         """Begin to read the first pass."""
-        self.first = self._open(epoch, plan)
+        self.first = self._open(FIRST_EPOCH, self.engine.plan)
         self.first.start()
 
-    def begin_again(self, epoch: int, plan: Plan) -> None:
+    def begin_again(self) -> None:
         """Read the first pass again, which had no item, if it can be read again."""
         if self.first is not None and not self._stream.is_one_shot:
             self.first.free()
-            self.begin(epoch, plan)
+            self.begin()
 
     def of_pass(self, epoch: int, plan: Plan) -> Feed:
         """The feed of a pass: the one that has been read ahead, if it is of this epoch."""
@@ -312,7 +315,7 @@ class StreamFeeds:
         return self._open(epoch, plan)
 
     def _open(self, epoch: int, plan: Plan) -> Feed:
-        process = None if self._shipped is None else ReaderProcess(self._shipped, epoch, plan.start)
+        process = None if self._reader is None else self._reader(epoch, plan.start)
         feed = Feed(self, process, epoch, plan)
         self._feeds.append(feed)
         return feed
@@ -342,5 +345,5 @@ class StreamFeeds:
         for feed in feeds:
             feed.stop()
         # No lock is waited for: a finalizer may have it.
-        processes = [feed.process for feed in feeds if feed.is_started and feed.process is not None]
-        clock.wait_until(lambda: all(process.is_gone for process in processes), 2 * GRACE_S)
+        apart = [feed for feed in feeds if feed.is_started and feed.process is not None]
+        clock.wait_until(lambda: all(feed.is_gone for feed in apart), 2 * GRACE_S)

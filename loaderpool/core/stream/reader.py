@@ -77,38 +77,32 @@ def ship_beside(
     return for_workers, shipment
 
 
-class Shipped(NamedTuple):
-    """What each reader of a loader's stream is started with."""
-
-    arena: Arena
-    place: tuple[int, int]  # offset and length of the stream's shipment in it
-    files: Sequence[int]  # descriptors of the shipment's data files: the caller's
-    around: Surroundings
-
-
 class ReaderProcess:
     """Reads a pass in a process of its own.
 
     Runs in: the feed's thread, which starts and reaps the process; other threads may only `stop`.
 
     Args:
-        shipped: the stream.
+        arena: has the stream's shipment.
+        place: offset and length of that.
+        files: descriptors of its data files: the caller's.
+        around: what the process finds around it.
         epoch: the pass.
         start: its first position.
-
-    Attributes:
-        is_gone: no process is left.
     """
 
-    def __init__(self, shipped: Shipped, epoch: int, start: int) -> None:
-        self._shipped, self._epoch, self._start = shipped, epoch, start
+    def __init__(
+        self, arena: Arena, place: tuple[int, int], files: Sequence[int], around: Surroundings, epoch: int, start: int
+    ) -> None:
+        self._arena, self._files, self._around, self._epoch = arena, files, around, epoch
+        self._settings = {"place": place, "files": list(files), "epoch": epoch, "start": start}
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begun = self._buffer[:0]  # what was received and is not read
         self._watch = machine.StopWatch()
         self._oom_kills = capacity.oom_kill_count()
-        self._was_stopped = self._is_over = self._has_ended = self.is_gone = False
+        self._was_stopped = self._is_over = self._has_ended = False
 
     def frames(self, wanted: Callable[[], int]) -> Generator[Arriving, None, None]:
         """Start the process, and give each batch as it comes, which it sends when it is asked for.
@@ -176,21 +170,12 @@ class ReaderProcess:
             child_process.end(process, GRACE_S)
         if self._socket is not None:
             self._socket.close()
-        self.is_gone = True
 
     def _launch(self, socket_end: int) -> subprocess.Popen[bytes]:
-        arena, place, files, around = self._shipped
-        start = {
-            "trainer_pid": os.getpid(),
-            "socket": socket_end,
-            "arena": arena.descriptor,
-            "arena_bytes": arena.nbytes,
-            "files": list(files),
-            "place": place,
-            "epoch": self._epoch,
-            "start": self._start,
-        }
-        return child_process.start(_PROGRAM, around, start, [socket_end, arena.descriptor, *files])
+        arena = self._arena.descriptor
+        start = {"socket": socket_end, "arena": arena, "arena_bytes": self._arena.nbytes, "trainer_pid": os.getpid()}
+        descriptors = [socket_end, arena, *self._files]
+        return child_process.start(_PROGRAM, self._around, {**start, **self._settings}, descriptors)
 
     def _fill(self, view: memoryview) -> None:
         """Fill it with what comes next. Blocks: until it is there. Raises `StreamEnded`: it will not come."""

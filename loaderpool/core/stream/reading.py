@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import functools
 import io
-import os
 import pickle
 import socket
 import struct
@@ -100,9 +99,6 @@ def main(start: Mapping[str, Any]) -> None:
     """The reader process, from the first import to its end."""
     process.become("reader")
     become_worker(start["trainer_pid"])  # the thread that started us lives until we are gone
-    for descriptor in (start["socket"], start["arena"], *start["files"]):
-        os.set_inheritable(descriptor, False)  # the exec needed it; what the user's code starts does not
-    sys.argv = list(start["argv"])
     if isinstance(sys.stderr, io.TextIOWrapper):
         faulthandler.enable()
     serve(functools.partial(_read, start, socket.socket(fileno=start["socket"])))

@@ -6,27 +6,11 @@ import dataclasses
 from typing import Any
 
 from loaderpool.errors import readable_s
-from loaderpool.memory.call_times import CallTimes
-from loaderpool.plan.order import generated_item, numbered
+from loaderpool.memory.call_times import SlowItem
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 from loaderpool.trainer.explain.window import Window
 
 _SHOWN_ITEMS = 3  # in a line; `slowest` has all
-
-
-@dataclasses.dataclass(frozen=True)
-class SlowItem:
-    """Item whose function call was among the slowest."""
-
-    index: int  # Index in the source, or number of the item in its generator.
-    epoch: int  # Epoch of the call.
-    seconds: float  # Duration of the call in seconds.
-    generator: int | None = None  # Number of the generator that yielded it, or `None`.
-
-    @property
-    def name(self) -> str:
-        """Name of the item in messages, such as `17` or `17 of generator 2`."""
-        return numbered(self.index, self.generator)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,22 +52,9 @@ def explain(window: Window) -> Explanation:
     """Return the explanation of a window."""
     found = find_verdict(window)
     return Explanation(
-        verdict=found.verdict,
+        **found._asdict(),
         wait_share=window.wait_share,
         wait_s=window.wait_s / max(1, window.steps),
         step_s=window.step_s,
-        why=found.why,
-        change=found.change,
-        expect=found.expect,
-        expected_step_s=found.step_s,
-        slowest=() if found.verdict is Verdict.WARM_UP else slow_items(window.calls),
+        slowest=() if found.verdict is Verdict.WARM_UP else window.calls.slowest,
     )
-
-
-def slow_items(calls: CallTimes) -> tuple[SlowItem, ...]:
-    """Return the slowest calls as items, the longest first."""
-    items = []
-    for call in calls.slowest:
-        generator, index = generated_item(call.index) or (None, call.index)
-        items.append(SlowItem(index, call.epoch, call.ns / 1e9, generator=generator))
-    return tuple(items)

@@ -3,8 +3,7 @@
 Both lie in a memory file of the trainer's, which a reader finds in /proc: no port, no file on disk, no permission but
 that of the trainer's user. The page has the command line, numbers, pids and settings, and no data.
 
-It has two slots, written by turns. Each begins with the number, length and CRC of its text, so a reader that meets a
-slot half written takes the other one.
+It begins with the length and CRC of its text, so a reader that meets it half written sees that, and reads it again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import mmap
 import os
 import struct
 import sys
-import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -27,10 +25,9 @@ from loaderpool.trainer.explain.window import FIRST_STEPS, Snapshot, window_of
 
 NAME = "page"
 FORMAT = 3  # of the JSON; raised when a key changes its meaning or goes away; a new one is read by `.get`
-_SLOT_BYTES = 1 << 18  # enough for a thousand workers
-PAGE_BYTES = 2 * _SLOT_BYTES  # where the ring of deliveries begins
+PAGE_BYTES = 1 << 18  # enough for a thousand workers; behind it the ring of deliveries begins
 _MOST_CHARACTERS = 4096  # of a command line
-_HEAD = struct.Struct("<QII")  # number, length, CRC
+_HEAD = struct.Struct("<II")  # length, CRC
 _LATELY_S = 30.0
 _IDLE_NS = 900_000_000  # while all wait, the page is written so often at most
 
@@ -44,24 +41,18 @@ class Page:
             self.map = machine.map_readable_file(NAME, nbytes)
         except AttributeError:  # no Linux: nothing finds it, and the ring is read here
             self.map = mmap.mmap(-1, nbytes)
-        self._pid, self._lock = os.getpid(), threading.Lock()  # a thread that waits writes it, too
-        self._numbers, self._written_ns = itertools.count(1), 0
+        self._pid, self._written_ns = os.getpid(), 0
 
     def write(self, told: Mapping[str, Any]) -> None:
         """Have the page tell this of the loader."""
-        if os.getpid() != self._pid or not self._lock.acquire(blocking=False):  # a fork; another thread writes it now
+        if os.getpid() != self._pid:  # a fork
             return
-        try:
-            self._written_ns = clock.monotonic_ns()
-            head = {"format": FORMAT, "pid": self._pid, "process": " ".join(sys.orig_argv)[:_MOST_CHARACTERS]}
-            text = json.dumps({**head, "now_s": self._written_ns / 1e9, "loaders": [told]}).encode()
-            if len(text) <= _SLOT_BYTES - _HEAD.size:
-                number = next(self._numbers)
-                at = number % 2 * _SLOT_BYTES
-                self.map[at + _HEAD.size : at + _HEAD.size + len(text)] = text
-                _HEAD.pack_into(self.map, at, number, len(text), zlib.crc32(text))  # SYNC: pairs with `read_page`
-        finally:
-            self._lock.release()
+        self._written_ns = clock.monotonic_ns()
+        head = {"format": FORMAT, "pid": self._pid, "process": " ".join(sys.orig_argv)[:_MOST_CHARACTERS]}
+        text = json.dumps({**head, "now_s": self._written_ns / 1e9, "loaders": [told]}).encode()
+        if len(text) <= PAGE_BYTES - _HEAD.size:
+            whole = _HEAD.pack(len(text), zlib.crc32(text)) + text
+            self.map[: len(whole)] = whole  # SYNC: in one step, as a thread that waits writes it, too; see `read_page`
 
     @property
     def is_old(self) -> bool:
@@ -70,14 +61,10 @@ class Page:
 
 
 def read_page(data: bytes) -> dict[str, Any] | None:
-    """Return what a page tells; None: nothing yet."""
-    found = []
-    for at in (0, _SLOT_BYTES):
-        number, length, check = _HEAD.unpack_from(data, at)
-        text = data[at + _HEAD.size : at + _HEAD.size + length]
-        if number and zlib.crc32(text) == check:
-            found.append((number, text))
-    content: dict[str, Any] | None = json.loads(max(found)[1]) if found else None
+    """Return what a page tells; None: nothing yet, or it is half written."""
+    length, check = _HEAD.unpack_from(data)
+    text = data[_HEAD.size : _HEAD.size + length]
+    content: dict[str, Any] | None = json.loads(text) if text and zlib.crc32(text) == check else None
     return content
 
 
@@ -119,9 +106,8 @@ def _workers(snapshots: Sequence[Snapshot]) -> Iterator[dict[str, Any]]:
         busy_share = cpus = None
         if number in before.by_worker and since_s > 0:
             new = worker.since(before.by_worker[number])
-            busy_s = new.busy_s
-            if worker.doing["state"] in ("item", "setup"):  # nothing has counted yet how long it is at that
-                busy_s += max(0.0, since_s - new.busy_s - new.idle_s)
+            is_at_work = worker.doing["state"] in ("item", "setup")  # nothing has counted yet for how long
+            busy_s = since_s - new.idle_s if is_at_work else new.busy_s
             busy_share = min(1.0, max(0.0, busy_s) / (worker.workers * since_s or 1))
             cpus = max(0.0, new.cpu_s) / since_s if worker.pid else None
         what = {"index": None, "generator": None, "items": 1, "item_s": None, **worker.doing}

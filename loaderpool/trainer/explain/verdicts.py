@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,8 +29,8 @@ _CLEAR_S, _CLEAR_CALLS = 10.0, 200
 _CHEAP_CALL_S = 20e-6
 # A batch in less time costs about as much to hand over (some 20 µs to 100 µs) as to make.
 _CHEAP_BATCH_S = 300e-6
-# Batches are made no larger than so many times: with larger ones a training is another one.
-_MOST_TIMES_LARGER = 4
+# Batches are made so many times larger: with even larger ones a training is another one.
+_TIMES_LARGER = 4
 # Of the free memory: what a cache may take, or the training's own growth would end it.
 _CACHE_TAKES = 0.5
 # Below this share of CPU time a function hardly computes at all, so that the threads of a worker do not take turns.
@@ -83,7 +82,7 @@ class Finding(NamedTuple):
     why: str
     change: str = ""  # code that can be pasted; empty: there is nothing to change, or it cannot be told
     expect: str = ""  # what the change brings; empty: that cannot be told
-    step_s: float | None = None  # how long a step is with the change; None: that cannot be told
+    expected_step_s: float | None = None  # how long a step is with the change; None: that cannot be told
 
 
 _Advice = tuple[str, str]  # a change, and what it brings
@@ -94,9 +93,10 @@ def find_verdict(seen: Window, waits_above: float = WAITS_ABOVE) -> Finding:
     if seen.steps < LEAST_STEPS or seen.seconds <= 0:
         return Finding(Verdict.WARM_UP, f"{counted(seen.steps, 'step')} so far, and {LEAST_STEPS} are needed")
     found = next(_when_fed(seen) if seen.wait_share < waits_above else _when_waiting(seen))
-    if found.verdict is Verdict.COMPUTE_BOUND or found.step_s is None or _is_worth_it(seen, found.step_s):
+    expected_s = found.expected_step_s
+    if found.verdict is Verdict.COMPUTE_BOUND or expected_s is None or _is_worth_it(seen, expected_s):
         return found  # fewer workers are advised for their memory
-    return found._replace(change="", expect=f"no known change makes steps {_GAINS:.2f} times as fast", step_s=None)
+    return Finding(found.verdict, found.why, expect=f"no known change makes steps {_GAINS:.2f} times as fast")
 
 
 # -- in this order: the verdict whose evidence is most its own comes first
@@ -145,12 +145,9 @@ def _when_idle(seen: Window) -> Iterator[Finding]:
         yield _epoch_start(seen)
     if seen.is_stream and seen.idle_s >= 1e-9:
         yield _stream_reader(seen)
-    if seen.copy_s >= WAITS_ABOVE * seen.seconds:
-        yield from _batches_kept(seen)
-    yield from _stragglers(seen)
     yield from _batches_kept(seen)
-    if _lacks_slots(seen):
-        yield _memory_limit(seen)
+    yield from _stragglers(seen)
+    yield from _memory_limit(seen)
     yield from _noisy_neighbour(seen)
     yield from _batch_overhead(seen)
 
@@ -216,32 +213,27 @@ def _more_generators(seen: Window, verdict: Verdict, why: str) -> Finding:
 
 def _cheaper(seen: Window) -> _Advice:
     """Less work for each sample, by what there is for it."""
-    change, expect = _cached(seen) or _batched(seen) or ("", "")
+    change, expect = _batched(seen) or _cached(seen) or ("", "")
     lines = "`loaderpool profile` shows which lines of the function take the time"
     return change, f"{expect}. {lines}" if expect else lines
 
 
 def _batched(seen: Window) -> _Advice | None:
-    """Where calls cost as much as samples.
-
-    Not where others have most of the CPUs: cheaper calls would give these to them.
-    """
-    if seen.calls_of != "sample" or seen.cpus_of_others > seen.cpus_used or seen.call_s >= _CHEAP_CALL_S:
+    """Where calls cost as much as samples."""
+    if seen.calls_of != "sample" or seen.call_s >= _CHEAP_CALL_S:
         return None
     change = "lp.Loader(..., batch_fn=make_batch)  # instead of fn: make_batch(items) returns a whole batch"
     return change, "fewer calls: one NumPy call can replace many Python calls"
 
 
 def _cached(seen: Window) -> _Advice | None:
-    """What the function gives is kept, where that may be, memory is enough, and another epoch may read it."""
-    if not seen.can_have_cache or not seen.items or not seen.bytes or not _is_worth_it(seen, seen.ready_s):
-        return None
-    needed, room = seen.items * seen.bytes / max(1, seen.samples), _CACHE_TAKES * seen.room_bytes
-    if needed > room:
+    """What the function gives is kept, where that may be and memory is enough."""
+    nbytes = seen.items_to_cache * seen.bytes / max(1, seen.samples)
+    if not nbytes or nbytes > _CACHE_TAKES * seen.room_bytes or not _is_worth_it(seen, seen.ready_s):
         return None
     expect = (
         f"after the first epoch, at best {readable_s(seen.ready_s)} a step, as with data always ready; "
-        f"{seen.items:,} items take {readable_bytes(needed)}, and half of the free memory is {readable_bytes(room)}"
+        f"{seen.items_to_cache:,} items take {readable_bytes(nbytes)}"
     )
     return 'lp.Loader(..., cache="memory")  # a random part of fn goes into augment=', expect
 
@@ -278,10 +270,9 @@ def _batch_overhead(seen: Window) -> Iterator[Finding]:
     elif not seen.workers:
         change, expect = _batched(seen) or ("", "")
     elif seen.calls_of == "sample":
-        times = min(_MOST_TIMES_LARGER, 2 ** math.ceil(math.log2(_CHEAP_BATCH_S / seen.step_s)))
-        rows = max(2, times * round(seen.samples / seen.steps))
+        rows = _TIMES_LARGER * max(1, round(seen.samples / seen.steps))
         change = f"lp.Loader(..., batch_size={rows})  # if the training allows larger batches"
-        expect = f"{times} times fewer batches"
+        expect = f"{_TIMES_LARGER} times fewer batches"
     yield Finding(Verdict.BATCH_OVERHEAD, why, change, expect)
 
 
@@ -293,37 +284,36 @@ def _compute_bound(seen: Window) -> Finding:
         return Finding(Verdict.COMPUTE_BOUND, why)
     why += f" {_what_workers_did(seen)}"
     workers = seen.enough_workers
-    if workers == seen.workers or seen.autotuned.most:  # "auto" has taken back what is worth it
+    has_slow_calls = seen.slow_s > WAITS_ABOVE * seen.seconds  # which are hidden by workers that go on meanwhile
+    is_known = seen.cpu_s and not seen.autotuned.most  # which has taken back what is worth it
+    if workers >= seen.workers or has_slow_calls or not is_known:
         return Finding(Verdict.COMPUTE_BOUND, why)
     expect = f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
-    return Finding(Verdict.COMPUTE_BOUND, why, *_with_workers(seen, workers, expect), seen.step_s)
+    return Finding(Verdict.COMPUTE_BOUND, why, f"lp.Loader(..., workers={workers})", expect, seen.step_s)
 
 
 def _start_up(seen: Window) -> Iterator[Finding]:
-    rest_s = seen.seconds - seen.start_s
-    if not seen.start_s or (rest_s > 0 and max(0.0, seen.wait_s - seen.start_s) / rest_s >= WAITS_ABOVE):
+    if not seen.start_s or seen.steady_wait_share >= WAITS_ABOVE:
         return
-    later_s = rest_s / seen.steps
+    later_s = (seen.seconds - seen.start_s) / seen.steps
     why = (
         f"The first batch came after {readable_s(seen.start_s)}. In that time workers start, import modules and load "
         "the first sample."
     )
     expect = f"nothing to change: it happens once, and later steps take {readable_s(later_s)}"
-    yield Finding(Verdict.START_UP, why, expect=expect, step_s=later_s)
+    yield Finding(Verdict.START_UP, why, expect=expect, expected_step_s=later_s)
 
 
 def _in_process(seen: Window) -> Finding:
     """What is waited for is the making."""
     making = f"With workers=0, batches are loaded between steps ({readable_s(seen.making_s)} each)."
     workers = min(seen.least_workers, seen.lanes or seen.least_workers)
-    step_s = seen.step_with(workers)
-    if step_s > (1 - TOLERANCE) * seen.step_s:
+    if seen.step_with(workers) > (1 - TOLERANCE) * seen.step_s:
         if workers < seen.least_workers:
             return _more_generators(seen, Verdict.TOO_FEW_WORKERS, making)
         return Finding(Verdict.CPUS_FULL, f"{making} {_what_cpus_did(seen)}", *_cheaper(seen))
     why = f"{making} Without loading, a step takes {readable_s(seen.ready_s)}."
-    change, expect = f"lp.Loader(..., workers={workers})", _what_a_step_becomes(seen, step_s)
-    return Finding(Verdict.TOO_FEW_WORKERS, why, change, expect, step_s)
+    return _more_workers(seen, Verdict.TOO_FEW_WORKERS, why)
 
 
 def _memory_bandwidth(seen: Window) -> Iterator[Finding]:
@@ -366,7 +356,7 @@ def _more_calls(seen: Window) -> Finding:
         return _more_workers(seen, Verdict.TOO_FEW_WORKERS, f"{did} {_what_cpus_did(seen)}", provided)
     why = f"{did} The rest is waiting for a disk, a server or a lock."
     threads = seen.least_threads
-    if seen.can_have_threads and seen.cpu_share < _BLOCKS_BELOW and threads > seen.threads:
+    if not seen.lanes and seen.cpu_share < _BLOCKS_BELOW and threads > seen.threads:
         step_s = seen.step_with(seen.workers, threads)
         change, expect = f"lp.Loader(..., threads={threads})", _IF_SERVED + _what_a_step_becomes(seen, step_s)
         return Finding(Verdict.SOURCE_WAITS, why, change, expect, step_s)
@@ -401,9 +391,6 @@ def _stragglers(seen: Window) -> Iterator[Finding]:
     """
     if seen.slow_s - seen.queued_s < max(_SLOW_CALLS_EXPLAIN * seen.steady_wait_s, 1e-9):
         return
-    in_more_slots_s = (seen.slots_wanted - seen.slots) * seen.ready_s
-    if _lacks_slots(seen) and in_more_slots_s * 1e9 >= max((call.ns for call in seen.calls.slowest), default=0):
-        return  # the slots that the memory limit takes would hold what is consumed during the slowest call
     median = readable_s(seen.calls.quantile_ns(0.5) / 1e9)
     why = (
         f"Calls longer than 8 times the median ({median}) exceeded it by {readable_s(seen.slow_s)} in total, and "
@@ -427,20 +414,16 @@ def _batches_kept(seen: Window) -> Iterator[Finding]:
         yield Finding(Verdict.BATCHES_KEPT, why)
 
 
-def _lacks_slots(seen: Window) -> bool:
-    """Whether the memory limit leaves far fewer slots than there would be."""
-    return 0 < seen.slots * FEWER_BY <= seen.slots_wanted
-
-
-def _memory_limit(seen: Window) -> Finding:
+def _memory_limit(seen: Window) -> Iterator[Finding]:
+    """It leaves far fewer slots than there would be."""
+    if not 0 < seen.slots * FEWER_BY <= seen.slots_wanted:
+        return
     why = (
         f"Limits.memory allows {counted(seen.slots, 'batch buffer')} of {readable_bytes(seen.slot_bytes)}. Workers and "
         f"training need {seen.slots_wanted}. {_how_busy(seen)}"
     )
-    nbytes = seen.slots_wanted * seen.slot_bytes
-    unit, name = (1 << 30, "GiB") if nbytes >= 8 << 30 else (1 << 20, "MiB")  # rounded up to what is easily read
-    change = f'lp.Loader(..., limits=lp.Limits(memory="{-(-nbytes // unit)}{name}"))'
-    return Finding(Verdict.MEMORY_LIMIT, why, change, "workers do not wait for a free batch buffer")
+    change = f'lp.Loader(..., limits=lp.Limits(memory="{-(-seen.slots_wanted * seen.slot_bytes // (1 << 20))}MiB"))'
+    yield Finding(Verdict.MEMORY_LIMIT, why, change, "workers do not wait for a free batch buffer")
 
 
 def _incomplete(seen: Window) -> Finding:

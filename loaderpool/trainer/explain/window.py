@@ -6,7 +6,6 @@ for it, which all share. It is as long as the longest of them (operational analy
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -32,21 +31,17 @@ FULL = 0.85
 CONTESTED = 0.15
 # A number of workers that was so much smaller should have been slower by far more than noise.
 FEWER_BY = 1.2
-# Of what more workers should bring: with less they wait for what they share, and noise of short windows is no more.
-_BRINGS_LITTLE = 0.05
 # Steps that found data ready: a mean of fewer may be that of one hiccup.
 _LEAST_READY_STEPS = 5
 # Workers that are given back leave so much of what is needed, or the waiting would come back with the next slow sample.
-SPARE = 1.15
+_SPARE = 1.15
 # Of the rate that feeds the step, so much is enough: what is missing is well below `WAITS_ABOVE`, and noise in times
 # does not add a worker.
-FEEDS = 0.98
+_FEEDS = 0.98
 # More threads than that in a worker have not been measured; each holds a result, and a connection where it reads.
 MOST_THREADS = 64
-# So many steps each have a snapshot of their own: code that compiles does so in these.
+# So many steps each have a snapshot of their own: code that compiles does so in these, and caches fill.
 FIRST_STEPS = 3
-# A first step that takes the consumer so many times as long as later ones compiles, or fills caches.
-_COMPILES = 3
 # Of the time: a start that was a smaller part of it is over, and hides what goes on now.
 _STARTS = 1 / 3
 
@@ -107,9 +102,8 @@ class Pace(NamedTuple):
     cpu_s_per_sample: float = 0.0  # of workers; 0.0: not known
 
     def is_in_vain_beside(self, few: Pace) -> bool:
-        """Whether these brought next to nothing: noise, or a small part of what so many more should bring."""
-        least = 1 + max(TOLERANCE, _BRINGS_LITTLE * (self.workers / few.workers - 1))
-        return self.samples_per_s <= least * few.samples_per_s
+        """Whether these brought no more than noise."""
+        return self.samples_per_s <= (1 + TOLERANCE) * few.samples_per_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,17 +160,15 @@ class Snapshot(Sums):
     slots_wanted: int = 0  # that workers and consumer would have, were memory no limit
     slot_bytes: int = 0
     by_tf_data: bool = False  # the consumer takes batches through `as_dataset`
-    room_bytes: int = 0  # memory that is free for what later epochs may read again; 0: none comes, or it is not known
 
     # What does not change.
     threads: int = 1  # of each worker
-    can_have_threads: bool = True  # whether `threads` may be raised: batches, and not Python's lock, take the time
     calls_of: str = "sample"  # what a call of the function makes: a "sample", or a "batch"
-    can_have_cache: bool = False  # whether `cache=` may be given: single samples by index, one thread, none given yet
+    items_to_cache: int = 0  # of an epoch, where `cache=` may be given: single samples by index, one thread, none yet
+    room_bytes: int = 0  # memory that is free for them
     deterministic: bool = True  # batches come in the plan's order
     is_stream: bool = False  # whose items one reader reads
-    lanes: int = 0  # generators that run at once, each in one worker; 0: there are none
-    items: int = 0  # of an epoch; 0: not known
+    lanes: int = 0  # generators that run at once, each in one thread of one worker; 0: there are none
     cpus: float = 1.0  # that may be used, after affinity and cgroups
     machine_cpus: float = 0.0  # that the machine has, where these are more
 
@@ -238,10 +230,8 @@ class Window(Snapshot):
 
     @property
     def busy_share(self) -> float:
-        """Of the workers' time since the first batch: at tickets."""
-        since_start_s = self.workers * max(0.0, self.whole_s - self.start_s)
-        had_s = max(self.busy_s, min(self.busy_s + self.idle_s, since_start_s))
-        return self.busy_s / had_s if had_s else 0.0
+        """Of the workers' time: at tickets."""
+        return self.busy_s / (self.busy_s + self.idle_s) if self.busy_s else 0.0
 
     @property
     def queued_share(self) -> float:
@@ -356,21 +346,19 @@ class Window(Snapshot):
     @property
     def least_workers(self) -> int:
         """How many workers feed the shortest step there can be, each with its threads of now."""
-        return max(1, min(math.ceil(FEEDS * self.making_s / self.target_s), MAX_WORKERS))
+        return max(1, min(math.ceil(_FEEDS * self.making_s / self.target_s), MAX_WORKERS))
 
     @property
     def least_threads(self) -> int:
         """How many threads of each worker feed it."""
-        threads = FEEDS * self.making_s * max(1, self.threads) / (max(1, self.workers) * self.target_s)
+        threads = _FEEDS * self.making_s * max(1, self.threads) / (max(1, self.workers) * self.target_s)
         return max(1, min(math.ceil(threads), MOST_THREADS))
 
     @property
     def enough_workers(self) -> int:
-        """How many workers feed the step of now with some to spare; no more than there are."""
-        is_held_up = self.slow_s > WAITS_ABOVE * self.seconds  # and hidden by workers that go on meanwhile
-        if is_held_up or not self.cpu_s:
-            return self.workers
-        return min(self.workers, max(1, math.ceil(SPARE * self.making_s / self.step_s)))
+        """How many workers feed the step of now with something to spare, but no more than one."""
+        needed = self.making_s / max(self.target_s, self.step_s)
+        return max(1, min(math.ceil(_SPARE * needed), math.ceil(_FEEDS * needed) + 1))
 
     def slower_paces(self) -> list[Pace]:
         """Return the paces of so few workers that they should have been slower by far, the fewest first."""
@@ -390,7 +378,9 @@ class Window(Snapshot):
 
 def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
     """Return what was measured in the last so many seconds of these snapshots, the latest of which is the last."""
-    has_begun, snapshots = not snapshots[0].number, _after_compiling(snapshots)
+    has_begun = not snapshots[0].number
+    later = [each for each in snapshots if each.steps >= FIRST_STEPS]
+    snapshots = later if len(later) > 1 else snapshots  # the first steps compile
     last = snapshots[-1]
     earlier = [each for each in snapshots[:-1] if each.now_ns >= last.now_ns - seconds * 1e9] or list(snapshots[-2:-1])
     same = list(itertools.takewhile(lambda each: each.workers == last.workers, reversed(earlier)))
@@ -412,31 +402,15 @@ def window_of(snapshots: Sequence[Snapshot], seconds: float) -> Window:
     )
 
 
-def _after_compiling(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
-    """Leave out the first steps, each of which has one, up to the last one that took the consumer far longer."""
-    after = next((number for number, each in enumerate(snapshots) if each.steps >= FIRST_STEPS), len(snapshots) - 1)
-    usual_s = _own_step_s(snapshots[after], snapshots[-1])
-    compiling = [at for at in range(after) if _own_step_s(*snapshots[at : at + 2]) > _COMPILES * usual_s]
-    return snapshots[max(compiling) + 1 :] if compiling and usual_s else snapshots
-
-
-def _own_step_s(first: Snapshot, last: Snapshot) -> float:
-    """How long the consumer takes for a step, waiting left out; 0.0: there was none."""
-    own_s = last.seconds - last.wait_s - (first.seconds - first.wait_s)
-    return own_s / (last.steps - first.steps) if last.steps > first.steps else 0.0
-
-
 def _paces(snapshots: Sequence[Snapshot]) -> list[Pace]:
-    """Return how fast each number of workers was, of those that there were lately."""
-    parts: dict[int, list[Sums]] = collections.defaultdict(list)
+    """Return how fast each number of workers was when it was there last, of those that there were lately."""
+    paces = {}
     for (workers, _), group in itertools.groupby(snapshots, lambda each: (each.workers, each.by_worker.keys())):
         first, *later = group
-        if later:
-            parts[workers].append(later[-1].since(first))
-    paces = []
-    for workers, found in sorted(parts.items()):
-        seconds = sum(each.seconds - each.epoch_starts_s for each in found)
-        samples = sum(each.samples for each in found)
-        if seconds and workers and sum(each.steps for each in found) >= LEAST_STEPS:
-            paces.append(Pace(workers, samples / seconds, sum(each.cpu_s for each in found) / max(1, samples)))
-    return paces
+        if not later or not workers:
+            continue
+        part = later[-1].since(first)
+        seconds, samples = part.seconds - part.epoch_starts_s, part.samples
+        if part.steps >= LEAST_STEPS and seconds > 0:
+            paces[workers] = Pace(workers, samples / seconds, part.cpu_s / max(1, samples))
+    return list(paces.values())

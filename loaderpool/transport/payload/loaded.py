@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaderpool.memory.arena import Arena, map_private
+from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.system import clock, machine, process
 from loaderpool.transport.pickling import receive
 
@@ -102,7 +102,7 @@ class Payloads:
         """Return a part of a file, so that writes to it stay this process's own."""
         if descriptor < 0:  # Windows has none of the arena's
             return memoryview(bytearray(self._arena.map[start : start + nbytes]))
-        return memoryview(map_private(descriptor, start, nbytes)).cast("B")
+        return memoryview(map_memory_file(descriptor, nbytes, start, is_private=True)).cast("B")
 
     def update(self, loader: int, offset: int, nbytes: int) -> None:
         """Set changed attributes on the loader's source object; the trainer may give their extents back at once."""

@@ -25,10 +25,10 @@ from loaderpool.sources.packed import PackedDict, PackedList, part, parts_of, sa
 from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.system.walk import LruCacheWrapper
 from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
     OUT_OF_BAND_BYTES,
-    LruCacheWrapper,
     PayloadPickler,
     is_global,
 )

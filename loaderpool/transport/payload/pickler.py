@@ -24,6 +24,7 @@ import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.process import is_installed
+from loaderpool.system.walk import LruCacheWrapper
 from loaderpool.transport.pickling import VIEW_REFUSED
 
 # ---- frameworks ----
@@ -197,7 +198,6 @@ class FrameworkNeededError(Exception):
 # Of these what matters is where they come from; of all else, what they hold.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _by_identity: Any = object.__eq__
-LruCacheWrapper = type(functools.lru_cache(lambda: None))
 
 
 class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

@@ -11,7 +11,7 @@ from loaderpool.memory.call_times import (
     SLOWEST,
     CallClock,
     CallTimes,
-    SlowCall,
+    SlowItem,
     read_call_times,
 )
 from loaderpool.memory.recorder import WorkerRecorder, worker_rings
@@ -47,7 +47,7 @@ def test_each_call_ends_where_the_next_one_begins(numbers: memoryview) -> None:
     call(clock_of(numbers, 3, 7), {5: 100, 6: 1_000, 9: 10})
     found = read_call_times(numbers, [3], 7)
     assert (found.calls, found.sum_ns) == (3, 1_110)
-    assert found.slowest == (SlowCall(1_000, 6, 0), SlowCall(100, 5, 0), SlowCall(10, 9, 0))
+    assert found.slowest == (SlowItem(6, 0, 1e-6), SlowItem(5, 0, 1e-7), SlowItem(9, 0, 1e-8))
     assert [bucket for bucket in range(BUCKETS) if found.buckets[bucket]] == [4, 7, 10]
     assert read_call_times(numbers, [2, 4], 7) == read_call_times(numbers, [3], 8) == CallTimes()
 
@@ -62,7 +62,7 @@ def test_the_slowest_are_exact_over_workers_that_come_and_go_and_epochs(numbers:
     found = read_call_times(numbers, range(2), 1).slowest
     slowest = sorted(lengths, key=lengths.__getitem__, reverse=True)[:SLOWEST]
     assert [each.index for each in found] == slowest
-    assert [each.ns for each in found] == [lengths[index] + 2 for index in slowest]
+    assert [each.seconds for each in found] == [(lengths[index] + 2) / 1e9 for index in slowest]
     assert {each.epoch for each in found} == {2}
 
 
@@ -73,7 +73,7 @@ def test_what_was_abandoned_is_not_counted(numbers: memoryview) -> None:
     for _ in range(2):
         call(clock, {5: 8}, ends=False)
     call(clock, {8: 50})
-    assert read_call_times(numbers, [0], 1).slowest == (SlowCall(50, 8, 0),)
+    assert read_call_times(numbers, [0], 1).slowest == (SlowItem(8, 0, 5e-8),)
 
 
 def test_of_many_tickets_a_share_is_counted_and_each_slow_call_kept(numbers: memoryview) -> None:

@@ -13,9 +13,9 @@ from loaderpool.memory.recorder import (
     DELIVERIES,
     TICKETS,
     DeliveryKind,
+    Record,
     RecordKind,
     RecordRing,
-    Records,
     read_ring,
     worker_rings,
 )
@@ -28,24 +28,23 @@ def memory() -> bytearray:
     return bytearray(SMALL.ring_bytes + 64)
 
 
-def read(memory: bytearray, kind: RecordKind = SMALL, at: int = 0) -> Records:
+def read(memory: bytearray, kind: RecordKind = SMALL, at: int = 0) -> list[Record]:
     return read_ring(lambda at, nbytes: bytes(memory[at : at + nbytes]), at, kind)
 
 
 def values(memory: bytearray) -> list[int]:
-    found: list[int] = read(memory)["began_ns"].tolist()
-    return found
+    return [record["began_ns"] for record in read(memory)]
 
 
 def test_records_come_back_in_their_order_and_the_oldest_make_way(memory: bytearray) -> None:
     ring = RecordRing(memory, 0, SMALL)
     assert values(memory) == []
-    for value in range(8):
+    for value in range(7):
         ring.write(value, 1)
-    assert values(memory) == list(range(8))
-    for value in range(8, 29):
+    assert values(memory) == list(range(7))
+    for value in range(7, 29):
         ring.write(value, 1)
-    assert values(memory) == list(range(21, 29))
+    assert values(memory) == list(range(22, 29))  # the next one goes where the eighth last one is
 
 
 def test_who_takes_a_dead_writers_place_goes_on_behind_it(memory: bytearray) -> None:
@@ -53,11 +52,11 @@ def test_who_takes_a_dead_writers_place_goes_on_behind_it(memory: bytearray) -> 
         ring = RecordRing(memory, 0, SMALL)
         ring.write(writer * 10, 1)
         ring.write(writer * 10 + 1, 1)
-    assert values(memory) == [10, 11, 20, 21, 30, 31, 40, 41]
+    assert values(memory) == [11, 20, 21, 30, 31, 40, 41]
 
 
-def test_a_record_whose_writer_died_at_any_byte_of_it_is_dropped_or_whole(memory: bytearray) -> None:
-    """As the writer writes: all is zero, then bytes from the first to the last; then it is counted."""
+def test_a_record_whose_writer_died_at_any_byte_of_it_is_dropped(memory: bytearray) -> None:
+    """As the writer writes: bytes from the first to the last; then it is counted."""
     ring = RecordRing(memory, 0, SMALL)
     for value in range(11):
         ring.write(value | 0xABCD_0000_0000, 0xFFFF_FFFF)
@@ -66,36 +65,25 @@ def test_a_record_whose_writer_died_at_any_byte_of_it_is_dropped_or_whole(memory
     size, at = SMALL.format.size, 64 + 11 % 8 * SMALL.format.size
     for done in range(size + 1):
         torn = bytearray(before)
-        torn[at : at + size] = bytes(memory[at : at + done]).ljust(size, b"\0")
-        found = [value & 0xFFFF for value in values(torn)]
-        assert found in ([4, 5, 6, 7, 8, 9, 10], [4, 5, 6, 7, 8, 9, 10, 99])
+        torn[at : at + done] = memory[at : at + done]
+        assert [value & 0xFFFF for value in values(torn)] == [4, 5, 6, 7, 8, 9, 10]
         RecordRing(torn, 0, SMALL).write(55, 1)  # another writer makes it whole
-        assert [value & 0xFFFF for value in values(torn)] == [4, 5, 6, 7, 8, 9, 10, 55]
+        assert [value & 0xFFFF for value in values(torn)] == [5, 6, 7, 8, 9, 10, 55]
 
 
-def test_what_changes_while_it_is_read_is_dropped(memory: bytearray) -> None:
+def test_what_is_written_over_while_it_is_read_is_dropped(memory: bytearray) -> None:
+    """Of the records that are written meanwhile, and those in whose places they go, nothing is taken."""
     ring = RecordRing(memory, 0, SMALL)
-    for value in range(9):
+    for value in range(20):
         ring.write(value, 1)
-    ring_now, reads = bytes(memory), iter((0, 0, 1))
-    mixed = np.frombuffer(bytearray(ring_now)[64 : 64 + 8 * SMALL.format.size], SMALL.dtype).copy()
-    mixed["more"][3] = 77  # it begins and ends rightly, and was half of each when it was read first
-    memory[64 : 64 + 8 * SMALL.format.size] = mixed.tobytes()
+    reads = iter((0, 3, 0))
 
     def read_later(at: int, nbytes: int) -> bytes:
-        return (ring_now if next(reads) else bytes(memory))[at : at + nbytes]
+        for _ in range(next(reads)):
+            ring.write(99, 1)
+        return bytes(memory[at : at + nbytes])
 
-    assert read_ring(read_later, 0, SMALL)["began_ns"].tolist() == [1, 2, 4, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize("start", [(1 << 32) - 5, (1 << 32) - 1, 1 << 32, (1 << 32) + 3, 3 << 32])
-def test_numbers_that_begin_again(memory: bytearray, start: int) -> None:
-    """A number of 32 bits lasts for a month; the one record whose number is 0 is taken for none."""
-    memory[0:8] = start.to_bytes(8, "little")
-    ring = RecordRing(memory, 0, SMALL)
-    for value in range(7):
-        ring.write(value, 1)
-    assert values(memory) == [value for value in range(7) if (start + value + 1) % (1 << 32)]
+    assert [record["began_ns"] for record in read_ring(read_later, 0, SMALL)] == [16, 17, 18, 19]
 
 
 def test_random_bytes_are_no_records() -> None:
@@ -109,7 +97,7 @@ def test_a_number_that_its_field_has_no_room_for_is_left_out(memory: bytearray) 
     ring = RecordRing(memory, 0, SMALL)
     for more in (1, 1 << 32, 2):
         ring.write(5, more)
-    assert read(memory)["more"].tolist() == [1, 2]
+    assert [record["more"] for record in read(memory)] == [1, 2]
 
 
 def test_threads_of_one_process_write_beside_each_other() -> None:
@@ -128,14 +116,14 @@ def test_threads_of_one_process_write_beside_each_other() -> None:
     records = read(memory, DELIVERIES)
     assert len(records) == 12_000
     for number in range(6):
-        assert records["began_ns"][records["run"] == number].tolist() == list(range(2_000))
+        assert [each["began_ns"] for each in records if each["run"] == number] == list(range(2_000))
 
 
 # -- places
 
 
 @pytest.mark.parametrize(
-    ("arena_bytes", "workers"), [(1 << 40, MAX_WORKERS), (1 << 34, MAX_WORKERS), (1 << 30, 74), (64 << 20, 4)]
+    ("arena_bytes", "workers"), [(1 << 40, MAX_WORKERS), (1 << 34, MAX_WORKERS), (1 << 30, 70), (64 << 20, 4)]
 )
 def test_a_small_arena_has_rings_for_the_first_workers(arena_bytes: int, workers: int) -> None:
     rings = worker_rings(1 << 20, arena_bytes)

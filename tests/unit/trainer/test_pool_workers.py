@@ -11,7 +11,7 @@ import pytest
 from loaderpool.system import capacity
 from loaderpool.trainer import autotune
 from loaderpool.trainer.autotune import PoolWorkers
-from loaderpool.trainer.explain.window import Snapshot, WorkerCounts, sums_of_workers
+from loaderpool.trainer.explain.window import Autotuned, Decision, Snapshot, WorkerCounts, sums_of_workers
 
 S = 1_000_000_000
 
@@ -24,6 +24,7 @@ class Loader:
         self.begun_s = 0
         self.steps = self.made = 0.0
         self.wait_s = self.ready_s = self.ready = 0.0
+        self.autotuned = Autotuned()
 
     def train(self, seconds: int, workers: int) -> None:
         step_s = max(0.05, self.making_s / workers)
@@ -57,6 +58,7 @@ class Loader:
             slots_wanted=12,
             machine_cpu_s=0.1 * now_s,
             trainer_cpu_s=0.05 * now_s,
+            autotuned=self.autotuned,
             **counts,
         )
 
@@ -67,6 +69,7 @@ def train(pool: PoolWorkers, loader: Loader, seconds: int, workers: int, begin_s
         decided = pool.look(loader, loader.look(now_s, workers), workers)
         if decided is not None:
             workers = decided
+        loader.autotuned = pool.autotuned
         loader.train(2, workers)
     return workers
 
@@ -85,6 +88,13 @@ def test_the_loader_that_needs_most_decides() -> None:
     training, validation = Loader(making_ms=390), Loader(making_ms=190)
     workers = train(pool, training, 60, workers=2)
     assert train(pool, validation, 60, workers, begin_s=60) == workers == 8
+
+
+def test_what_another_training_tried_in_vain_does_not_bind_this_one() -> None:
+    pool, loader = PoolWorkers(1, 32), Loader(making_ms=390)
+    pool._decisions += [Decision(0.0, 2, 3, ""), Decision(0.0, 3, 2, "")]
+    loader.autotuned = pool.autotuned
+    assert train(pool, loader, 60, workers=2) == 8
 
 
 def test_memory_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.memory.call_times import CallTimes, SlowCall
+from loaderpool.memory.call_times import CallTimes, SlowItem
 from loaderpool.trainer.explain.window import window_of
 from loaderpool.trainer.report import document
 from tests.support.looks import looks
@@ -64,7 +64,7 @@ def statistics() -> lp.Statistics:
 
 
 def page_of(statistics: lp.Statistics, **settings: str) -> tuple[Page, str]:
-    slowest = (SlowCall(1_500_000_000, 8812, 3), SlowCall(900_000_000, 17, 0))
+    slowest = (SlowItem(8812, 3, 1.5), SlowItem(17, 0, 0.9))
     seen = looks(20, pids=(100, 101), calls=CallTimes(100, 10**9, slowest=slowest))
     text = document(window_of(seen, math.inf), statistics, settings)
     return Page(text), text

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loaderpool.memory.call_times import CallTimes, SlowCall
+from loaderpool.memory.call_times import CallTimes, SlowItem
 from loaderpool.trainer.explain.explanation import explain
 from loaderpool.trainer.explain.verdicts import Verdict
 from tests.docs.pages import ROOT
@@ -31,7 +31,7 @@ def test_while_it_warms_up_nothing_else_is_told() -> None:
 
 
 def test_three_of_the_slowest_items_are_shown_and_all_are_kept() -> None:
-    calls = CallTimes(slowest=tuple(SlowCall(ns * 10**9, ns, 0) for ns in (9, 8, 7, 6)))
+    calls = CallTimes(slowest=tuple(SlowItem(ns, 0, float(ns)) for ns in (9, 8, 7, 6)))
     told = explain(COMPUTING.window(4, calls=calls))
     assert str(told).endswith("Slowest items: 9 (9 s), 8 (8 s), 7 (7 s)")
     assert [(item.index, item.seconds) for item in told.slowest] == [(9, 9.0), (8, 8.0), (7, 7.0), (6, 6.0)]

@@ -17,11 +17,7 @@ from tests.support.trainings import BLOCKING, COMPUTING, MIXED, Training, idle, 
 
 V = Verdict
 FULL = Training(sample_cpu_s=24e-3, cpus=4)  # of four CPUs, none is free
-CACHED: dict[str, Any] = {
-    "can_have_cache": True,
-    "items": 10_000,
-    "room_bytes": 4 << 30,
-}  # 1.5 GB, a second epoch comes
+CACHED: dict[str, Any] = {"items_to_cache": 10_000, "room_bytes": 4 << 30}  # 1.5 GB
 TINY = Training(step_s=150e-6, batch=32, sample_cpu_s=1e-6, step_cpu_s=100e-6)
 IN_VAIN = Autotuned(32, (Decision(0.0, 4, 8, ""), Decision(1.0, 8, 4, "")))
 WIDE = Training(step_s=2e-3, batch=256, sample_cpu_s=60e-6, step_cpu_s=0.5e-3)
@@ -75,7 +71,7 @@ def test_each_verdict_is_told_by_its_evidence_in_rates_and_in_spite_of_noise(wan
 
 # -- what is told of each
 
-FEW, GENERATORS = Training(sample_cpu_s=6e-3, cpus=8), {"can_have_threads": False, "can_have_cache": False}
+FEW = Training(sample_cpu_s=6e-3, cpus=8)
 HERE, START = Training(sample_cpu_s=24e-3, cpus=8), TYPICAL[Verdict.START_UP]
 LIMITED, WIDE_S = TYPICAL[Verdict.SOURCE_LIMIT], WIDE.window(6).seconds
 CROWDED = dataclasses.replace(FULL, others=1.5).window(4)
@@ -106,12 +102,8 @@ TOLD: list[tuple[Any, ...]] = [
     (idle(slots_lent=4, copied=100), V.INCOMPLETE, None),
     (idle(epochs=9, epoch_starts_s=0.4 * idle().wait_s), V.INCOMPLETE, None),
     (COMPUTING.window(16, seconds=125.0, start_s=25.0, wait_s=32.0), V.INCOMPLETE, None),  # more waits come later
-    (
-        COMPUTING.window(16),
-        V.COMPUTE_BOUND,
-        "workers=13)",
-    ),  # 1.15 times the 10.7 that make 32 samples of 25 ms in 75 ms
-    (COMPUTING.window(13), V.COMPUTE_BOUND, ""),
+    (COMPUTING.window(16), V.COMPUTE_BOUND, "workers=12)"),  # one more than make 32 samples of 25 ms in 75 ms
+    (COMPUTING.window(12), V.COMPUTE_BOUND, ""),
     (slowed(COMPUTING.window(16), 3.0), V.COMPUTE_BOUND, ""),  # workers that wait hide slow calls
     (Training(sample_cpu_s=1e-6).window(1), V.COMPUTE_BOUND, ""),
     (FEW.window(8, trainer_queued_s=8.0), V.NOISY_NEIGHBOUR, ""),
@@ -122,18 +114,11 @@ TOLD: list[tuple[Any, ...]] = [
     (COMPUTING.window(2, autotuned=Autotuned(8)), V.TOO_FEW_WORKERS, "workers=(1, 11))"),
     (Training(sample_cpu_s=1e-3).window(16, autotuned=Autotuned(32)), V.COMPUTE_BOUND, ""),
     (BLOCKING.window(4), V.SOURCE_WAITS, "threads=6)"),
-    (BLOCKING.window(4, can_have_threads=False), V.SOURCE_WAITS, "workers=21)"),
+    (BLOCKING.window(4, lanes=40), V.SOURCE_WAITS, "workers=21)"),
     (MIXED.window(4), V.SOURCE_WAITS, "workers=11)"),  # threads are for what hardly computes
     (FULL.window(4), V.CPUS_FULL, "", PROFILE),
     (FULL.window(4, **CACHED), V.CPUS_FULL, "cache=", PROFILE, "after the first epoch, at best 75 ms a step"),
-    (
-        FULL.window(4, **CACHED),
-        V.CPUS_FULL,
-        "cache=",
-        "10,000 items take 1.4 GiB, and half of the free memory is 2.0 GiB",
-    ),
     (FULL.window(4, calls_of="batch"), V.CPUS_FULL, "", PROFILE),
-    (dataclasses.replace(FULL, others=2.5).window(4), V.CPUS_FULL, ""),  # they would have what is freed
     (SHORT.in_process(), V.CPUS_FULL, "batch_fn="),
     (dataclasses.replace(SHORT, sample_cpu_s=21e-6).in_process(), V.CPUS_FULL, ""),  # longer than a call
     (CROWDED, V.CPUS_FULL, None, "of 4 usable CPUs, other programs 1.5. Stop these programs first"),
@@ -145,23 +130,20 @@ TOLD: list[tuple[Any, ...]] = [
     (BLOCKING.window(4, autotuned=Autotuned(32)), V.SOURCE_WAITS, None),
     (COMPUTING.window(4, autotuned=IN_VAIN), V.TOO_FEW_WORKERS, None),  # CPUs may be free again
     (idle(**MEMORY, slots_wanted=19), V.MEMORY_LIMIT, 'limits=lp.Limits(memory="7600MiB"))'),
-    (idle(**{**MEMORY, "slot_bytes": 500 << 20}, slots_wanted=32), V.MEMORY_LIMIT, '"16GiB"'),
-    (slowed(idle(slots=4, slots_wanted=32), 30.0), V.MEMORY_LIMIT, None),  # the slowest call takes 1.9 s,
-    (slowed(idle(slots=4, slots_wanted=20), 30.0), V.STRAGGLERS, None),  # in which 25 batches are consumed
+    (slowed(idle(slots=4, slots_wanted=20), 30.0), V.STRAGGLERS, None),
     (slowed(idle(deterministic=False), 30.0), V.STRAGGLERS, ""),
     (idle(is_stream=True), V.STREAM_READER, "shards=parts", "read parts of it"),
     (slowed(idle(queued_s=25.0), 30.0), V.INCOMPLETE, None),  # slow calls had no CPU
-    (BLOCKING.window(4, lanes=6, **GENERATORS), V.SOURCE_WAITS, "workers=6)"),
+    (BLOCKING.window(4, lanes=6), V.SOURCE_WAITS, "workers=6)"),
     (
-        BLOCKING.window(4, lanes=4, **GENERATORS),
+        BLOCKING.window(4, lanes=4),
         V.SOURCE_WAITS,
         "shards=",
         "Only 4 generators run at once",
         "cycle_length",
     ),
-    (BLOCKING.in_process(lanes=2, **GENERATORS), V.TOO_FEW_WORKERS, "workers=2)"),
-    (TINY.window(2), V.BATCH_OVERHEAD, "batch_size=64)"),
-    (dataclasses.replace(TINY, step_s=10e-6).window(8), V.BATCH_OVERHEAD, "batch_size=128)"),
+    (BLOCKING.in_process(lanes=2), V.TOO_FEW_WORKERS, "workers=2)"),
+    (TINY.window(2), V.BATCH_OVERHEAD, "batch_size=128)"),
     (TINY.window(2, by_tf_data=True), V.BATCH_OVERHEAD, "for_keras"),
     (dataclasses.replace(TINY, sample_cpu_s=3e-6).in_process(), V.BATCH_OVERHEAD, "batch_fn="),
     (TINY.window(2, calls_of="batch"), V.BATCH_OVERHEAD, ""),
@@ -184,19 +166,11 @@ def test_what_is_told(window: Window, wanted: Verdict, change: str | None, said:
     assert [each for each in said if (each.lstrip("!") in text) is each.startswith("!")] == []
 
 
-@pytest.mark.parametrize(
-    "lacking",
-    [
-        {"room_bytes": 2 << 30},  # half of it is 1 GiB
-        {"room_bytes": 0},  # no epoch comes that would read it
-        {"items": 0},
-        {"items": 16_000_000},  # 2.4 TB
-        {"bytes": 0},
-    ],
-)
-def test_a_cache_is_told_only_where_it_fits_and_another_epoch_can_come(lacking: dict[str, Any]) -> None:
+@pytest.mark.parametrize("lacking", [{"room_bytes": 2 << 30}, {"items_to_cache": 0}, {"bytes": 0}])
+def test_a_cache_is_told_only_where_it_fits(lacking: dict[str, Any]) -> None:
     for window in (FULL.window(4, **CACHED), dataclasses.replace(TYPICAL[Verdict.SOURCE_LIMIT], **CACHED)):
-        assert "cache" in find_verdict(window).change
+        found = find_verdict(window)
+        assert "cache" in found.change and "10,000 items take 1.4 GiB" in found.expect
         assert "cache" not in find_verdict(dataclasses.replace(window, **lacking)).change
 
 
@@ -206,8 +180,8 @@ def test_a_limit_of_the_source_shows_where_more_workers_were_tried_in_vain() -> 
     rate = waits.samples_per_s
     assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.5 * rate),))) is Verdict.SOURCE_WAITS
     assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.08 * rate),))) is Verdict.SOURCE_WAITS
-    assert verdict(dataclasses.replace(waits, paces=(Pace(12, 1.08 * rate),))) is Verdict.SOURCE_LIMIT  # of 200 %
-    assert verdict(dataclasses.replace(waits, paces=(Pace(1, 0.9 * rate),))) is Verdict.SOURCE_LIMIT
+    assert verdict(dataclasses.replace(waits, paces=(Pace(8, 1.04 * rate),))) is Verdict.SOURCE_LIMIT
+    assert verdict(dataclasses.replace(waits, paces=(Pace(1, 0.96 * rate),))) is Verdict.SOURCE_LIMIT
     found = find_verdict(dataclasses.replace(waits, paces=(Pace(4, rate), Pace(8, 1.03 * rate))))
     assert found.verdict is Verdict.SOURCE_LIMIT
     assert found.change == ""  # what was tried in vain is not told again
@@ -232,7 +206,7 @@ def test_no_change_is_told_that_brings_next_to_nothing() -> None:
     window = slight.window(11, ready_steps=0, ready_steps_s=0.0, cpus=13.0)
     assert 0.03 < 1 - slight.step_s / window.step_s < 0.05
     found = find_verdict(window, waits_above=0.02)
-    assert (found.verdict, found.change, found.step_s) == (Verdict.TOO_FEW_WORKERS, "", None)
+    assert (found.verdict, found.change, found.expected_step_s) == (Verdict.TOO_FEW_WORKERS, "", None)
     assert "1.05 times" in found.expect
     assert find_verdict(slight.window(9)).change
 
