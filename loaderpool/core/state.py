@@ -45,7 +45,7 @@ from loaderpool.plan.order import Numbering
 from loaderpool.transport.reports import GivenUp
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample
-_LAST_TICKET, _HAS_SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
+_LAST_TICKET, _SLOTS = operator.attrgetter("last_ticket"), operator.attrgetter("slots")
 _NODE_TICKETS, _MOST_NODE_TICKETS = 4, 256  # that a node may have at least, and at most: each has a slot there
 
 
@@ -428,7 +428,7 @@ class State:
         if not run.slots:
             self.runs.pop(run.number, None)
         # First those that wait for what this one gives back, then those of its loader, which may have had less.
-        for other in sorted(self.runs.values(), key=_HAS_SLOTS):
+        for other in sorted(self.runs.values(), key=_SLOTS):
             if not other.slots or other.loader is run.loader:
                 self.slots.give(other, self.width)
 

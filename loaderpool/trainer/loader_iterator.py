@@ -418,16 +418,16 @@ def _abandon(tracker: EpochTracker, iteration: IterationLog, one_pass: Pass) -> 
 class AheadIterator(LoaderIterator):
     """A pass whose batches are on their way to a device while the step before them is computed.
 
-    Up to `ahead` batches behind the one that is asked for are taken, if they are there: none waits for one behind it.
-    What was taken ahead does not count as given: `position` and `state_dict` are behind the last batch that was.
+    Up to `ahead` batches after the one that is asked for are taken, if they are there: none waits for a later one.
+    What was taken ahead does not count as given: `position` and `state_dict` follow the last batch that was.
     """
 
     def __init__(self, core: LoaderCore, convert: Conversion, ahead: int) -> None:
         super().__init__(core, convert)
         self._ahead = ahead
-        self._taken: collections.deque[tuple[Any, int]] = collections.deque()  # and where the pass stands behind it
+        self._taken: collections.deque[tuple[Any, int]] = collections.deque()  # and where the pass stands after it
         self._given = 0
-        self._error: Exception | None = None  # that ended the pass, behind what was taken
+        self._error: Exception | None = None  # that ended the pass, after what was taken
 
     def _give(self) -> Any:
         if not self._taken:

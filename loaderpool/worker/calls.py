@@ -248,8 +248,8 @@ class ThreadCalls:
         self._calls, self._makes_units, self._progress = calls, makes_units, progress
         self._wait_for = wait
         self.executor = ThreadPoolExecutor(threads, "loaderpool")
-        self._kept: Future[None] = Future()  # of a call that the probe has made
-        self._kept.set_result(None)
+        self._over: Future[None] = Future()  # of calls that no thread makes: the probe has, or none could be started
+        self._over.set_result(None)
         self.begun: dict[Ticket, Opened] = {}
         self._look_ahead: Callable[[], bool] | None = None
 
@@ -266,20 +266,20 @@ class ThreadCalls:
             call = opened.calls[start] = _Call(opened.indices[start])
             call.result = self._calls.kept.pop(call.index, None)  # now: a ticket of another epoch may be begun at once
             if call.result is not None:
-                call.future = self._kept
+                call.future = self._over
                 continue
             # As the `setup` hook has left it: `numpy.errstate` and the like are the context's, not the process's.
             run = contextvars.copy_context().run
             try:
                 call.future = self.executor.submit(run, call.make, self._calls, opened, start, stop)
             except RuntimeError as error:  # no more threads can be started
-                call.error, call.future = error, self._kept
+                call.error, call.future = error, self._over
 
     def unit(self, opened: Opened, start: int, stop: int) -> Any:
         """As `Calls.unit`. Blocks: until it was made."""
         call = opened.calls[start]
         self._wait(call, self._look_ahead)
-        if call.future is not self._kept:
+        if call.future is not self._over:
             self._progress.note_call(call.started_ns, call.ended_ns, call.index)
         error, call.error = call.error, None
         if error is None:

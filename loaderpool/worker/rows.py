@@ -313,11 +313,12 @@ def copy_of(item: Any) -> Any:
     """Return the item, with arrays, lists and dicts of its own."""
     if isinstance(item, np.ndarray):
         return item.copy()
-    kind = type(item)
     if isinstance(item, dict):
-        copied = copy.copy(item)
-        copied.update({key: copy_of(value) for key, value in item.items()})
+        copied = copy.copy(item)  # which keeps its kind
+        for key, value in item.items():
+            copied[key] = copy_of(value)
         return copied
+    kind = type(item)
     if kind is list or kind is tuple:
         return kind(map(copy_of, item))
     return item._make(map(copy_of, item)) if isinstance(item, tuple) and hasattr(item, "_make") else item

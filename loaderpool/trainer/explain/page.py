@@ -25,7 +25,7 @@ from loaderpool.trainer.explain.window import FIRST_STEPS, Snapshot, window_of
 
 NAME = "page"
 FORMAT = 3  # of the JSON; raised when a key changes its meaning or goes away; a new one is read by `.get`
-PAGE_BYTES = 1 << 18  # enough for a thousand workers; behind it the ring of deliveries begins
+PAGE_BYTES = 1 << 18  # enough for a thousand workers; after it the ring of deliveries begins
 _MOST_CHARACTERS = 4096  # of a command line
 _HEAD = struct.Struct("<II")  # length, CRC
 _LATELY_S = 30.0

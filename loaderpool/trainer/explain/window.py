@@ -160,12 +160,12 @@ class Snapshot(Sums):
     slots_wanted: int = 0  # that workers and consumer would have, were memory no limit
     slot_bytes: int = 0
     by_tf_data: bool = False  # the consumer takes batches through `as_dataset`
+    room_bytes: int = 0  # memory that is free, where `items_to_cache` may be kept
 
     # What does not change.
     threads: int = 1  # of each worker
     calls_of: str = "sample"  # what a call of the function makes: a "sample", or a "batch"
     items_to_cache: int = 0  # of an epoch, where `cache=` may be given: single samples by index, one thread, none yet
-    room_bytes: int = 0  # memory that is free for them
     deterministic: bool = True  # batches come in the plan's order
     is_stream: bool = False  # whose items one reader reads
     lanes: int = 0  # generators that run at once, each in one thread of one worker; 0: there are none
