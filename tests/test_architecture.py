@@ -45,8 +45,8 @@ MOST_MODULE_TOKENS = 6_000  # a larger module has a second job
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
-# Tokens, as a reader takes them in: comments, docstrings and layout are free, so density buys nothing. A number may rise
-# where a user gains; the commit says what.
+# Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
+# rise where a user gains; the commit says what.
 MOST_TOKENS = {
     "loaderpool": 185_000,
     "scripts": 40_000,
