@@ -258,7 +258,7 @@ class Supervisor:
         if payload is None:
             return
         self._tell_workers(message)
-        self._state.lay_out(message.loader, forms.known_layout(receive(message.content)[0], payload), message.seconds)
+        self._state.lay_out(message.loader, forms.known_layout(receive(message.content, own=message.loader)[0], payload), message.seconds)
 
     def _lay_out(self, number: int, probe: Any) -> None:
         """The first sample is known: decide what batches look like, and tell all."""
@@ -307,7 +307,7 @@ class Supervisor:
     def _on_found(self, message: messages.Found) -> None:
         """The first sample was made, as was asked for."""
         if message.loader not in self._forms:
-            self._lay_out(message.loader, receive(message.content))
+            self._lay_out(message.loader, receive(message.content, own=message.loader))
 
     def _on_death(self, worker: WorkerProcess) -> None:
         if worker.number not in self._workers.by_number:

@@ -130,7 +130,7 @@ class Worker:
             work = self._works[loader] = Work(self._payloads[loader], progress, shared=self._arena.map)
             work.look_ahead = self._look_ahead
         if work.form is None and loader in self._forms:
-            work.set_form(*receive(self._forms[loader]))
+            work.set_form(*receive(self._forms[loader], own=loader))
         return work
 
     def _answer(self, ticket: Ticket) -> None:

@@ -114,7 +114,7 @@ class StreamedItems:
         table = FeedTable(self.shared, ticket.feed)
         self._items = {}
         for batch in range(ticket.batch, ticket.batch + ticket.batches):
-            read = table.items(batch)
+            read = table.items(batch, ticket.loader)
             if read is None:
                 raise Abandoned
             first, items = read

@@ -75,7 +75,7 @@ class Payloads:
         Its arrays lie on the arena's own pages, of which reads are shared and writes are not.
         """
         pickled, buffers, cache, files = self.read(loader, offset, nbytes)
-        payload: dict[str, Any] = receive(pickled, buffers)
+        payload: dict[str, Any] = receive(pickled, buffers, loader)
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if cache is not None:
