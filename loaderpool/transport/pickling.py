@@ -77,25 +77,46 @@ def _known_class(number: str, pickled: bytes) -> Any:
     return receive(pickled) if known is None else known
 
 
-def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
+def generator_at(number: int) -> Any:
+    """Stand in a payload's pickle for the random generator of this number, which `receive` puts there."""
+    raise pickle.UnpicklingError(f"random generator {number} did not arrive")
+
+
+def global_generator(number: int) -> Any:
+    """Return this process's own generator in place of a global one."""
+    from loaderpool.plan.generators import global_generators  # few payloads have one
+
+    found = global_generators()[number]
+    if found is None and number in (1, 2):  # NumPy 2 imports it when it is named
+        import numpy.random  # noqa: F401
+
+        found = global_generators()[number]
+    return found
+
+
+def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), generators: Sequence[Any] = ()) -> Any:
     """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
     So what a worker sends back is of the trainer's own classes, and these keep their methods. `pickle.loads` would put
-    copies into them, with globals of their own. `buffers` are the arrays that the pickle does not hold, in their order.
+    copies into them, with globals of their own. `buffers` are the arrays that the pickle does not hold, in their order,
+    and `generators` the random generators.
     """
     pickled = bytes(pickled)
-    if b"cloudpickle" not in pickled:  # a stream's items, say: in C alone
+    if b"cloudpickle" not in pickled and not generators:  # a stream's items, say: in C alone
         return pickle.loads(pickled, buffers=buffers)
-    return _Unpickler(io.BytesIO(pickled), buffers=buffers).load()
+    return _Unpickler(io.BytesIO(pickled), buffers, generators).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: Sequence[memoryview]) -> None:
+    def __init__(self, file: io.BytesIO, buffers: Sequence[memoryview], generators: Sequence[Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._known: dict[int, type] = {}
+        self._generators = generators
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
+        if found is generator_at:
+            return self._generators.__getitem__
         if found is internals._make_skeleton_class or found is internals._make_skeleton_enum:
             return functools.partial(self._make_class, found)
         return self._set_class_state if found is internals._class_setstate else found
