@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from loaderpool.plan.generators import is_generator
 from loaderpool.sources.recognise import Sized
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import CODE, parts_of
@@ -101,8 +102,8 @@ class _Identity:
             if number == len(self._met):
                 self._met.append(value)
             return _name_of(value), number
-        if isinstance(value, types.ModuleType):
-            return value.__name__
+        if isinstance(value, types.ModuleType) or is_generator(value):  # of a random generator, any state
+            return getattr(value, "__name__", name)
         if isinstance(value, pathlib.PurePath):
             return name, str(value)
         if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):

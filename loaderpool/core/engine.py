@@ -18,6 +18,7 @@ from loaderpool.plan.order import Position
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.payload.captured_state import CapturedState
+from loaderpool.transport.payload.generators import Registry, roots_of, seeder
 from loaderpool.transport.payload.ship import named_parts, place, put_shipment, ship
 from loaderpool.transport.pickling import receive
 
@@ -71,14 +72,18 @@ class PoolEngine:
         self.feeds: StreamFeeds | None = None
         stream = checked.stream
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
+            self.generators = Registry(roots_of(checked.payload, stream))
             for_workers = {**checked.payload, "cache": None}  # a process that reads it makes its own
             if stream is None:
-                shipment = ship(for_workers)
+                shipment = ship(for_workers, registry=self.generators)
             else:
                 from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
                 from loaderpool.core.stream.reader import ship_beside
 
-                shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
+                stream.captured = seeder(self.generators.pairs, self.config._replace(threads=1))
+                shipment, for_reader = ship_beside(
+                    for_workers, stream, self.config, self.plan, pool.hands_over_files, self.generators
+                )
         for warning in shipment.warnings:
             warn(warning)
         self._without, self._packed_items = shipment.without, shipment.packed_items

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +21,7 @@ from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import InterruptsAllowed, is_of_a_handler
+from loaderpool.transport.payload.generators import Registry, roots_of
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.core.engine import PoolEngine
     from loaderpool.core.run import PoolRun
+    from loaderpool.plan.generators import CapturedGenerators
     from loaderpool.transport.payload.captured_state import CapturedState
 
 _LOCK_TIMEOUT_S = 1.0
@@ -61,8 +64,11 @@ class LocalEngine:
         self.takes_out: bool = checked.payload["takes_out"]
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
         self._globals = KeptGlobals()
-        payload = {**checked.payload, "cache": cache}
+        self.generators = Registry(roots_of(checked.payload, checked.stream))
+        payload = {**checked.payload, "cache": cache, "generators": self.generators.pairs}
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
+        if self._stream is not None:
+            self._stream.captured = self.work.calls.captured
         self._form: BatchForm | None = None
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
@@ -78,7 +84,7 @@ class LocalEngine:
             return self._form
 
     def _find_form(self) -> BatchForm:
-        with SavedGlobals():
+        with SavedGlobals(), self.captured_kept():
             try:
                 self.work.ensure_setup()
                 if self._stream is not None:
@@ -126,6 +132,11 @@ class LocalEngine:
         assert isinstance(self.work.items, StreamedItems)
         self.work.items.put(*batch)
 
+    def captured_kept(self) -> contextlib.AbstractContextManager[None]:
+        """Leave the random generators of the user's objects as they were before the block."""
+        captured = self.work.calls.captured
+        return _NOTHING if captured is None else _restored(captured)
+
     def forget(self, epoch: int) -> None:
         """That epoch is not read any more: its generators are ended before the next batch is made, or with the loader.
 
@@ -162,13 +173,14 @@ class LocalEngine:
         ticket = Ticket(0, 0, _RUN, epoch, batch, plan.start)
         if self._forgotten and not self._is_making:
             assert isinstance(self.work.items, LaneItems)
-            with InterruptsAllowed(), _alone, SavedGlobals():
+            with InterruptsAllowed(), _alone, SavedGlobals(), self.captured_kept():
                 while self._forgotten:
                     self.work.items.forget(self._forgotten.pop())
         size = form.slot_bytes
         anchor = aligned_empty(size) if size >= _ALIGNED_FROM_BYTES else np.empty(size, np.uint8)
         # In the middle of a batch the function itself has asked for one: what is kept is of the batch around it.
-        with InterruptsAllowed(), _alone, SavedGlobals() if self._is_making else self._globals:
+        globals_kept = SavedGlobals() if self._is_making else self._globals
+        with InterruptsAllowed(), _alone, globals_kept, self.captured_kept():
             if items is not None:
                 self._put(items)
             if plan.lanes:  # generators draw before calls are watched
@@ -189,6 +201,18 @@ class LocalEngine:
         delivery.form, delivery.anchor = form, anchor
         delivery.origin = (0, epoch, batch, 1, _MADE_HERE)
         return delivery
+
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _restored(captured: CapturedGenerators) -> Iterator[None]:
+    restore = captured.save()
+    try:
+        yield
+    finally:
+        restore()
 
 
 class StreamReading:

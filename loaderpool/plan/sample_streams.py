@@ -35,7 +35,7 @@ class SampleStreams:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._epoch: int | None = None
-        self._spawning = _SampleSeeds()
+        self._spawning = SpawnedSeeds()
         self._philox = np.random.Philox(self._spawning)  # type: ignore[arg-type]  # NumPy's stubs know its own only
         self._generator = np.random.Generator(self._philox)
         # Lists, not arrays: the setter reads them word by word, at 0.8 us instead of 1.8.
@@ -100,8 +100,11 @@ class SampleStreams:
         self._epoch = epoch
 
 
-class _SampleSeeds(ISpawnableSeedSequence):
-    """Makes `rng.spawn()` depend on the sample: NumPy's own would count the children of all samples of a worker."""
+class SpawnedSeeds(ISpawnableSeedSequence):
+    """Makes `spawn()` of a generator depend on the sample.
+
+    NumPy's own would count the children of all samples of a worker.
+    """
 
     def __init__(self) -> None:
         self.entropy = 0

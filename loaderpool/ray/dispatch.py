@@ -120,9 +120,9 @@ class Dispatcher(Supervisor):
     def _order_load(self, node: Node, loader: int) -> None:
         """Have a node load a payload; all nodes get it from the cluster's stores."""
         if loader not in self._stored:
-            pickled, buffers, *_ = self._payloads.read(loader, *self._payloads.places[loader])
+            pickled, buffers, *_, generators = self._payloads.read(loader, *self._payloads.places[loader])
             arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-            self._stored[loader] = self._cluster.put((pickled, arrays))
+            self._stored[loader] = self._cluster.put((pickled, arrays, generators))
         node.orders.append(("load", loader, self._stored[loader]))
         self._go_on(node)
 

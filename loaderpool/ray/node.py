@@ -141,9 +141,13 @@ class NodeActor:
 
     # ---- loaders
 
-    async def load(self, number: int, payload: tuple[bytes, list[Any]]) -> Any:
-        """Load a payload: a pickle, and its arrays, which lie in the node's store. May raise MemoryLimitError."""
-        shipment = Shipment(payload[0], tuple(map(memoryview, payload[1])))
+    async def load(self, number: int, payload: tuple[bytes, list[Any], bytes]) -> Any:
+        """Load a payload: a pickle, its arrays, which lie in the node's store, and its random generators.
+
+        May raise MemoryLimitError.
+        """
+        pickled, arrays, generators = payload
+        shipment = Shipment(pickled, tuple(map(memoryview, arrays)), generators=generators)
         # On a thread: a node that copies gigabytes is no dead one.
         put = await asyncio.to_thread(put_shipment, self._arena, shipment)
         self._extents[number], offset, nbytes = put

@@ -15,6 +15,7 @@ from typing import Any
 
 from loaderpool.checks import check_signature, open_parameter, whole_number
 from loaderpool.errors import ArgumentError, SourceError, brief
+from loaderpool.plan.generators import PASS, CapturedGenerators
 from loaderpool.plan.order import MOST_GENERATORS, Plan
 from loaderpool.plan.permutation import shuffled
 
@@ -25,6 +26,8 @@ class StreamSource:
     def __init__(self, items: Any) -> None:
         self.items = items
         self.was_opened = False  # whether it was read, or begun to be
+        # The random generators that it holds, each pass over it with states of its own; None: none are seeded.
+        self.captured: CapturedGenerators | None = None
 
     @property
     def is_one_shot(self) -> bool:
@@ -67,10 +70,12 @@ def read_batches(
     shuffles among each other so many items, in an order that seed and epoch key; 0: none. Raises SourceError where the
     stream ends long before the plan's start, and what reading an item raises; items of an unfinished batch are lost.
     """
-    items = stream.open()
-    if window:
-        items = shuffled(items, window, seed, epoch)
-    position = sum(1 for _ in itertools.islice(items, plan.start))
+    turn = _Turn(None if stream.is_one_shot else stream.captured, epoch)
+    with turn:
+        items = stream.open()
+        if window:
+            items = shuffled(items, window, seed, epoch)
+        position = sum(1 for _ in itertools.islice(items, plan.start))
     rows = plan.most_rows
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
@@ -80,7 +85,11 @@ def read_batches(
         )
     if position < plan.start:  # the place is behind its last batch, which was a smaller one
         return
-    while len(block := list(itertools.islice(items, width))) == width:
+    while True:
+        with turn:
+            block = list(itertools.islice(items, width))
+        if len(block) < width:
+            break
         yield position + mine, block[mine : mine + rows]
         position += width
         del block  # or it would be held while the next one is read
@@ -88,6 +97,29 @@ def read_batches(
     if tail.batches_per_epoch:
         first, *others = tail.positions(epoch, 0).tolist()
         yield first, block[first - position : first - position + 1 + len(others)]
+
+
+class _Turn:
+    """While a pass reads, random generators that the stream holds have the pass's states; else their own."""
+
+    def __init__(self, captured: CapturedGenerators | None, epoch: int) -> None:
+        self._captured, self._epoch = captured, epoch
+        self._restore_pass: Callable[[], None] | None = None
+        self._restore_others: Callable[[], None]
+
+    def __enter__(self) -> None:
+        if self._captured is None:
+            return
+        self._restore_others = self._captured.save()
+        if self._restore_pass is None:
+            self._captured.begin(PASS, self._epoch, 0)
+        else:
+            self._restore_pass()
+
+    def __exit__(self, *error: object) -> None:
+        if self._captured is not None:
+            self._restore_pass = self._captured.save()
+            self._restore_others()
 
 
 # ---- generators, each of which a worker reads ----

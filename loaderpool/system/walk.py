@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ def parts_of(value: Any) -> Iterator[Part]:
         yield from _of_items(value, kind)
         if kind not in (dict, *CONTAINERS):
             is_ours = kind.__module__.partition(".")[0] == "loaderpool"  # a source's wrapper, which the user never sees
-            for key, each in _attributes(value):
+            for key, each in attributes_of(value):
                 yield Part(f"attribute .{key} of {kind.__qualname__}", "" if is_ours else f".{key}", each)
             yield Part(f"class {kind.__qualname__}", kind.__qualname__, kind)
 
@@ -119,6 +120,19 @@ def is_users(value: Any) -> bool:
         return True
     module = str(kind.__module__)
     return module.partition(".")[0] == "loaderpool" or not is_library(module)
+
+
+def is_found_by_name(named: Any) -> bool:
+    """Return whether another process finds a function or class by its module and name; its `__main__` is another."""
+    return named.__module__ != "__main__" and is_global(named)
+
+
+def is_global(named: Any) -> bool:
+    """Return whether the module of a function or class has it under its name."""
+    found: Any = sys.modules.get(named.__module__)
+    for name in named.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is named
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Part]:
@@ -151,7 +165,8 @@ def _of_items(value: Any, kind: type) -> Iterator[Part]:
                 yield Part(f"item {at} of the {kind.__name__}", f"[{at}]", item)
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object and their names; nothing of its class is called."""
     with contextlib.suppress(Exception):  # a proxy's own code, or it has none
         yield from list(object.__getattribute__(value, "__dict__").items())
     for cls in type(value).__mro__:

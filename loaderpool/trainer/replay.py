@@ -95,7 +95,7 @@ class Replay:
             BaseException: what the function, the source or the `setup` hook raised, itself.
         """
         work = self._engine.work
-        with SavedGlobals():
+        with SavedGlobals(), self._engine.captured_kept():
             try:
                 work.ensure_setup()
             except WorkFailed as failed:

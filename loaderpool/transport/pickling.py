@@ -84,7 +84,29 @@ def _class_of(number: str, own: int | None) -> type | None:
     return known.get(plain) if found is None else found
 
 
-def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), own: int | None = None) -> Any:
+def generator_at(number: int) -> Any:
+    """Stand in a payload's pickle for the random generator of this number, which `receive` puts there."""
+    raise pickle.UnpicklingError(f"random generator {number} did not arrive")
+
+
+def global_generator(number: int) -> Any:
+    """Return this process's own generator in place of a global one."""
+    from loaderpool.plan.generators import global_generators  # few payloads have one
+
+    found = global_generators()[number]
+    if found is None and number in (1, 2):  # NumPy 2 imports it when it is named
+        import numpy.random  # noqa: F401
+
+        found = global_generators()[number]
+    return found
+
+
+def receive(
+    pickled: bytes | memoryview,
+    buffers: Sequence[memoryview] = (),
+    generators: Sequence[Any] = (),
+    own: int | None = None,
+) -> Any:
     """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
     So what a worker sends back is of the trainer's own classes, and these keep their methods. `pickle.loads` would put
@@ -93,23 +115,29 @@ def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), own
     Args:
         pickled: the pickle.
         buffers: the arrays that the pickle does not hold, in their order.
+        generators: the random generators.
         own: a loader's number. Classes that go by value are then this loader's own: another loader, which may be a
             later version of the same one, has others, made of their definition when that one was pickled.
     """
     pickled = bytes(pickled)
-    if b"cloudpickle" not in pickled and _known_class.__name__.encode() not in pickled:  # in C alone: a stream's items
+    is_plain = b"cloudpickle" not in pickled and _known_class.__name__.encode() not in pickled
+    if is_plain and not generators:  # a stream's items, say: in C alone
         return pickle.loads(pickled, buffers=buffers)
-    return _Unpickler(io.BytesIO(pickled), buffers, own).load()
+    return _Unpickler(io.BytesIO(pickled), buffers, generators, own).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: Sequence[memoryview], own: int | None) -> None:
+    def __init__(
+        self, file: io.BytesIO, buffers: Sequence[memoryview], generators: Sequence[Any], own: int | None
+    ) -> None:
         super().__init__(file, buffers=buffers)
         self._known: dict[int, type] = {}
-        self._own = own
+        self._generators, self._own = generators, own
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
+        if found is generator_at:
+            return self._generators.__getitem__
         if found is internals._make_skeleton_class or found is internals._make_skeleton_enum:
             return functools.partial(self._make_class, found)
         if found is _known_class:

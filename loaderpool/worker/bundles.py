@@ -80,7 +80,7 @@ class FeedTable:
         parts = [] if bundle is None else _copied(self._shared, bundle)
         if bundle is None or not parts or self.read(batch) != bundle:  # FEED-1
             return None
-        return bundle.first, receive(parts[0], [memoryview(copy) for copy in parts[1:]], loader)
+        return bundle.first, receive(parts[0], [memoryview(copy) for copy in parts[1:]], own=loader)
 
     def release(self) -> None:
         """Look at the arena no more."""

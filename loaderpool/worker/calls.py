@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderpool.errors import ArgumentError, CacheError
+from loaderpool.plan.generators import BATCH, SAMPLE, CapturedGenerators
 from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
+from loaderpool.transport.payload.generators import made_by_setup, seeder
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import share_memory
 from loaderpool.worker.tickets import MadeRows, Opened, Progress
@@ -51,12 +53,14 @@ class Calls:
         self, payload: Mapping[str, Any], cell: int = 0, threads: int = 1, watch: GlobalsWatch | None = None
     ) -> None:
         source, config = payload["source"], payload["config"]
+        self._payload, self._config = payload, config
         self._get: Callable[[int], Any] = source.__getitem__
         self._batch_fn: Callable[..., Any] | None = payload["batch_fn"]
         names = ["fn", "augment"]
+        self.captured = seeder(payload.get("generators", []), config)  # those that functions and source hold
         self._cached: CachedFunction | None = None
         if payload["cache"] is not None:
-            self._cached = CachedFunction(self._get, payload["fn"], payload["cache"], cell)
+            self._cached = CachedFunction(self._get, payload["fn"], payload["cache"], cell, self.captured)
             names.remove("fn")
         self._first: Callable[[int], Any] = self._cached or self._get
         # `range(n)`: a look-up of each would take a tenth of the time of a batch of tiny samples.
@@ -81,6 +85,13 @@ class Calls:
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
+
+    def seed_what_setup_made(self) -> None:
+        """Have the random generators that the hook `setup` has made seeded, too."""
+        known = self._payload.get("generators", [])
+        pairs = [*known, *made_by_setup(self._payload, known)]
+        if len(pairs) > len(known):
+            self.captured = seeder(pairs, self._config)
 
     @property
     def _streams(self) -> SampleStreams:
@@ -154,7 +165,7 @@ class Calls:
         """Append what `take` makes of each of these rows' samples; where one raises, `len(results)` tells which."""
         indices = opened.indices[start:stop]
         are_kept = bool(self.kept) and not self.kept.keys().isdisjoint(indices)
-        if are_kept or self._plain is None or self._seeds_globals:
+        if are_kept or self._plain is None or self._seeds_globals or self.captured is not None:
             for at, position in enumerate(opened.positions[start:stop].tolist(), start):
                 value = self.unit(opened, at, at + 1) if are_kept else self._sample(opened, at, position)
                 results.append(value if take is None else take(value))
@@ -170,14 +181,19 @@ class Calls:
             raise RuntimeError("the function raised StopIteration once, but not when it was called again")
 
     def _sample(self, opened: Opened, at: int, position: int) -> Any:
-        epoch = opened.ticket.epoch
+        epoch, captured = opened.ticket.epoch, self.captured
         if self._seeds_globals and self._cached is None:
             self._streams.seed_globals(epoch, position)
+        if captured is not None:
+            captured.begin(SAMPLE, epoch, position)
         # One for all: the second function goes on where the first has stopped.
         generator: Any = self._streams.generator(epoch, position) if self._takes_rng else None
         value = (opened.read or self._first)(opened.indices[at])
-        if self._seeds_globals and self._cached is not None:  # here: `fn` may have been called, or in another epoch
-            self._streams.seed_globals(epoch, position)
+        if self._cached is not None:  # here: `fn` may have been called, or in another epoch
+            if self._seeds_globals:
+                self._streams.seed_globals(epoch, position)
+            if captured is not None:
+                captured.begin(SAMPLE, epoch, position)
         for function, takes_rng in self._chain:
             value = function(value, rng=generator) if takes_rng else function(value)
         if self._last is not None:
@@ -193,6 +209,8 @@ class Calls:
         epoch, items, get = opened.ticket.epoch, [], opened.read or self._get
         if self._seeds_globals:
             self._streams.seed_globals(epoch, position, batch=True)
+        if self.captured is not None:
+            self.captured.begin(BATCH, epoch, position)
         generator: Any = self._streams.generator(epoch, position, batch=True) if self._takes_rng else None
         try:
             for index in opened.indices[start:stop]:
@@ -359,6 +377,12 @@ class ThreadCalls:
 # ---- with a cache ----
 
 
+_DREW = (
+    "fn used {} for source index {}. With cache=, it is called only once per item, so all epochs would have the same "
+    "random numbers. Move the random part to augment=, which gets the result of fn in every epoch, or remove cache="
+)
+
+
 class CachedFunction:
     """Gives what `fn` gives for a source index, in memory of its own.
 
@@ -369,12 +393,19 @@ class CachedFunction:
         refusal: why the function cannot have a cache, once that is known: no matter of a single sample.
     """
 
-    def __init__(self, get: Callable[[int], Any], fn: Callable[[Any], Any], shared: SharedCache, cell: int) -> None:
+    def __init__(
+        self,
+        get: Callable[[int], Any],
+        fn: Callable[[Any], Any],
+        shared: SharedCache,
+        cell: int,
+        captured: CapturedGenerators | None,
+    ) -> None:
         from loaderpool.cache.setting import Count  # most loaders have no cache
 
         self._count = Count
         self._get, self._fn, self._shared = get, fn, shared
-        self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
+        self._counts, self._watch, self._captured = shared.counts_of(cell), GlobalsWatch(), captured
         self.refusal: CacheError | None = None
 
     def __call__(self, index: int) -> Any:
@@ -391,16 +422,15 @@ class CachedFunction:
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
         for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()
+            states = None if self._captured is None else self._captured.states()
             value = self._fn(self._get(index))
             end_stray()  # a child that the function has forked shall not write
+            if self._captured is not None and self._captured.states() != states:
+                self._refuse(_DREW.format("a random number generator that it holds", index))
             if self._watch.look() == before:
                 break
         else:
-            self._refuse(
-                f"fn used random or numpy.random for source index {index}. With cache=, it is called only once per "
-                "item, so all epochs would have the same random numbers. Move the random part to augment=, which gets "
-                "the result of fn in every epoch, or remove cache="
-            )
+            self._refuse(_DREW.format("random or numpy.random", index))
         self._counts[self._count.MISSES] += 1
         try:
             made = pickle.dumps(value, 5)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.plan.generators import LANE, CapturedGenerators
 from loaderpool.plan.order import Plan, Ticket, first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo
@@ -73,6 +74,7 @@ class LaneItems:
         self._lanes: dict[tuple[int, int], Lane] = {}  # by epoch and number
         self._latest: Lane | None = None  # whose batch is the ticket's
         self.progress: Progress
+        self.captured: CapturedGenerators | None = None
         self._times_items = self.is_timed = False
         self.run = 0
 
@@ -84,9 +86,12 @@ class LaneItems:
         """What of it is the user's, by the names of the arguments."""
         return {"make_generator": self._make, "shards": self._shards}
 
-    def attend(self, progress: Progress, times_items: bool) -> None:
-        """Have generators be seen at work: where they hang, and which of their items it is that ends the process."""
-        self.progress, self._times_items = progress, times_items
+    def attend(self, progress: Progress, times_items: bool, captured: CapturedGenerators | None) -> None:
+        """Have generators be seen at work: where they hang, and which of their items it is that ends the process.
+
+        `captured`: the random generators that they hold, of which each lane has states of its own.
+        """
+        self.progress, self._times_items, self.captured = progress, times_items, captured
 
     # ---- tickets ----
 
@@ -149,6 +154,8 @@ class LaneItems:
 
     def make(self, info: WorkerInfo) -> Any:
         """Make one of the generators: what is iterated."""
+        if self.captured is not None:
+            self.captured.begin(LANE, info.epoch, info.index)
         if self.keeps_globals:
             random.seed(info.seed)
             np.random.seed([info.seed & 0xFFFFFFFF, info.seed >> 32])
@@ -177,6 +184,7 @@ class Lane:
         self._made: Generator[tuple[int, Any], None, None] | None = None  # None: it stands at the start
         self._mixed: _Pairs = iter(())  # the same in the order in which they come
         self._globals: SavedGlobals | None = None  # as its generators left them
+        self._restore_captured: Callable[[], None] | None = None  # to the states in which they were left
         self._position = 0  # of its next item, which is named where it raises
         self._at = 0  # items read so far
         self._needed = 0  # of those that are made next: more may be asked for one by one
@@ -201,6 +209,8 @@ class Lane:
         outside = SavedGlobals() if owner.keeps_globals else None
         if self._globals is not None:
             self._globals.restore()
+        if self._restore_captured is not None:
+            self._restore_captured()
         try:
             pairs = self._read(start, count)
         except BaseException as error:
@@ -211,6 +221,8 @@ class Lane:
             raise owner.progress.failed(error, self._epoch, [position], position) from None
         finally:
             owner.progress.end_generator()
+            if owner.captured is not None and self._made is not None:
+                self._restore_captured = owner.captured.save()
             if outside is not None:
                 self._globals = None if self._made is None else SavedGlobals()
                 outside.restore()

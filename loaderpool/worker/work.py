@@ -78,7 +78,6 @@ class Work:
         if self.plan.lanes:
             # Where nothing is called for an item that a generator yields, it is the generator's time that counts.
             progress.counts_generated = all(payload[name] is None for name in ("fn", "augment", "batch_fn"))
-            source.attend(progress, times_items=config.limits.timeout_s is not None)
             self.items, watch = source, None  # its generators draw before the watch in `Calls` looks
         elif isinstance(source, StreamedItems):
             self.items, source.shared = source, shared
@@ -87,6 +86,8 @@ class Work:
         # The caller's process shall have no threads: a debugger may be there.
         threads = 1 if progress.worker is None else config.threads
         self.calls = Calls(payload, progress.cell // Board.base(1), threads, watch)
+        if self.plan.lanes:
+            source.attend(progress, config.limits.timeout_s is not None, self.calls.captured)
         self._threads = ThreadCalls(self.calls, threads, self.unit != "sample", progress) if threads > 1 else None
         self.look_ahead: Callable[[], bool] | None = None
         # Of the latest two tickets: one may have been interrupted. The first one's rows are made one by one.
@@ -105,6 +106,7 @@ class Work:
             with self.progress.setup():
                 setup()
                 end_stray()
+            self.calls.seed_what_setup_made()
         except self._catches as error:
             self.setup = setup
             failed = self.progress.failed(error, epoch=0)

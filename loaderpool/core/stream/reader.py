@@ -25,6 +25,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import capacity, fault_points, machine
 from loaderpool.system.capacity import START_ADVICE
+from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.reports import GivenUp, LostReport
 
@@ -53,7 +54,12 @@ class Arriving(NamedTuple):
 
 
 def ship_beside(
-    payload: Mapping[str, Any], stream: StreamSource, config: LoaderConfig, plan: Plan, reads_apart: bool
+    payload: Mapping[str, Any],
+    stream: StreamSource,
+    config: LoaderConfig,
+    plan: Plan,
+    reads_apart: bool,
+    registry: Registry,
 ) -> tuple[Shipment, Shipment | str]:
     """What travels to the workers, and what to the reader of the stream; in its place why it has none.
 
@@ -63,17 +69,19 @@ def ship_beside(
         UnpicklableError: what the workers need cannot travel.
     """
     if not reads_apart:
-        return ship(dict(payload)), "with spawned workers, the main process reads the stream"
+        return ship(dict(payload), registry=registry), "with spawned workers, the main process reads the stream"
     if stream.is_one_shot:
-        return ship(dict(payload)), f"a {stream.kind} is an iterator, which can only be read where it was created"
+        return ship(
+            dict(payload), registry=registry
+        ), f"a {stream.kind} is an iterator, which can only be read where it was created"
     for_reader = {"source": stream.items, "config": config, "plan": plan}
     try:
-        shipment = ship(for_reader)
-        for_workers = ship(dict(payload), without=shipment.without)
+        shipment = ship(for_reader, registry=registry)
+        for_workers = ship(dict(payload), without=shipment.without, registry=registry)
         if for_workers.without != shipment.without:
-            shipment = ship(for_reader, without=for_workers.without)
+            shipment = ship(for_reader, without=for_workers.without, registry=registry)
     except UnpicklableError as error:
-        return ship(dict(payload)), str(error)  # where it is not the stream, the error comes again
+        return ship(dict(payload), registry=registry), str(error)  # where it is not the stream, the error comes again
     return for_workers, shipment
 
 

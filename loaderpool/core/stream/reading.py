@@ -22,6 +22,7 @@ from loaderpool.memory.arena import Arena
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import fault_points, process
 from loaderpool.system.interrupts import InterruptsHeld, gate_handlers
+from loaderpool.transport.payload.generators import seeder
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.reports import Failure, describe_failure, what_ended
 from loaderpool.worker.bundles import Frame, frames
@@ -72,6 +73,7 @@ def _read(start: Mapping[str, Any], channel: socket.socket) -> None:
     payload = payloads.loaded[0]
     try:
         stream, config = StreamSource(payload["source"]), payload["config"]
+        stream.captured = seeder(payload.get("generators", []), config._replace(threads=1))
         plan = payload["plan"].after(start["start"])
         batches = read_batches(stream, plan, window=config.shuffle_window, seed=config.seed, epoch=epoch)
         with contextlib.closing(frames(batches)) as read:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import random
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from loaderpool.errors import brief, warn
-from loaderpool.system.walk import is_users, parts_of, walk
-from loaderpool.transport.payload.pickler import FrameworkImports, is_found_by_name
+from loaderpool.system.walk import is_found_by_name, is_users, parts_of, walk
+from loaderpool.transport.payload.pickler import FrameworkImports
 
 CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 # Names that are compared at each pass, a microsecond each. Fewer: a change may be missed. More: it takes longer.
@@ -179,22 +177,5 @@ def large_data(
             told[id(value)] = (
                 f"{' → '.join(found.path)} is a {type(value).__name__} of {len(value):,} elements, and each worker "
                 f"gets its own copy of it. To share one copy: {line}"
-            )
-    return tuple(filter(None, told.values()))
-
-
-def copied_generators(parts: Mapping[str, Any]) -> tuple[str, ...]:
-    """A warning for each generator of random numbers that functions hold, besides those that are seeded anyway."""
-    kinds: tuple[type, ...] = (random.Random,)
-    told = {id(random.random.__self__): ""}  # type: ignore[attr-defined]
-    if "numpy.random" in sys.modules:  # else: NumPy imports it when it is named
-        kinds += (np.random.Generator, np.random.RandomState)
-        told[id(np.random.rand.__self__)] = ""  # type: ignore[attr-defined]
-    roots = {key: parts[key] for key in ("fn", "augment", "batch_fn") if key in parts}  # which may name rng
-    for found in walk(roots, is_users, most_entered=1000):  # 8 to 33 ms for 1,000 objects or more
-        if isinstance(found.value, kinds) and id(found.value) not in told:
-            told[id(found.value)] = (
-                f"{' → '.join(found.path)} is a random number generator. Each worker gets a copy of it, so workers "
-                f"repeat the same numbers. Add a parameter rng to the function, and use it in place of {found.name}"
             )
     return tuple(filter(None, told.values()))

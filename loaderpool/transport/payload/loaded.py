@@ -74,8 +74,16 @@ class Payloads:
 
         Its arrays lie on the arena's own pages, of which reads are shared and writes are not.
         """
-        pickled, buffers, cache, files = self.read(loader, offset, nbytes)
-        payload: dict[str, Any] = receive(pickled, buffers, loader)
+        pickled, buffers, cache, files, generators = self.read(loader, offset, nbytes)
+        travelled: list[tuple[Any, bytes]] = []
+        of_modules: list[Any] = []
+        if generators:
+            travelled, of_modules = receive(generators, own=loader)
+        payload: dict[str, Any] = receive(pickled, buffers, [generator for generator, _ in travelled], loader)
+        if generators:
+            from loaderpool.transport.payload.generators import arrived  # most loaders have none
+
+            payload["generators"] = arrived(travelled, of_modules)
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if cache is not None:
@@ -89,14 +97,19 @@ class Payloads:
         self.loaded[loader] = payload
         self.places[loader] = offset, nbytes
 
-    def read(self, loader: int, offset: int, nbytes: int) -> tuple[bytes, list[memoryview], CachePlan | None, int]:
-        """Return a payload's pickle, its arrays' bytes, its cache, and how many data files hold some of them."""
-        pickled, (start, length), places, sizes, cache = self._table(offset, nbytes)
+    def read(
+        self, loader: int, offset: int, nbytes: int
+    ) -> tuple[bytes, list[memoryview], CachePlan | None, int, bytes]:
+        """Return a payload's pickle, the bytes of its arrays, its cache, how many data files hold some of them, and
+        its random generators.
+        """
+        pickled, (start, length), places, sizes, cache, generators = self._table(offset, nbytes)
         # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, start, length)]
         parts += ((self.files[loader][number], 0, size) for number, size in enumerate(sizes))
         views = [self._view(*part) if part[2] else memoryview(b"") for part in parts]
-        return pickled, [views[part][at : at + size] for part, at, size in places], cache, len(sizes)
+        arrays = [views[part][at : at + size] for part, at, size in places]
+        return pickled, arrays, cache, len(sizes), generators
 
     def _view(self, descriptor: int, start: int, nbytes: int) -> memoryview:
         """Return a part of a file, so that writes to it stay this process's own."""
@@ -112,7 +125,7 @@ class Payloads:
 
     def read_change(self, offset: int, nbytes: int) -> Change:
         """Copy changed attributes out of the arena, as they travelled."""
-        pickled, (start, _), places, _, _ = self._table(offset, nbytes)
+        pickled, (start, _), places, *_ = self._table(offset, nbytes)
         view = memoryview(self._arena.map)
         return Change(pickled, [bytearray(view[start + at : start + at + size]) for _, at, size in places])
 
@@ -129,8 +142,10 @@ class Payloads:
             os.close(file)
         self.changes.pop(loader, None)
 
-    def _table(self, offset: int, nbytes: int) -> tuple[bytes, tuple[int, int], list[Any], list[int], CachePlan | None]:
-        """Read a shipment's table: its pickle, where its arrays are, places of all, files' sizes, its cache.
+    def _table(
+        self, offset: int, nbytes: int
+    ) -> tuple[bytes, tuple[int, int], list[Any], list[int], CachePlan | None, bytes]:
+        """Read a shipment's table: pickle, where arrays are, places of all, sizes of files, cache, random generators.
 
         A place: a part (0: what was copied into the arena, then the data files), an offset in it, and a length.
         """

@@ -21,16 +21,16 @@ import numpy.typing as npt
 
 from loaderpool.errors import UnpicklableError
 from loaderpool.memory.layout import aligned
+from loaderpool.plan.generators import is_generator
 from loaderpool.sources.packed import PackedDict, PackedList, part, parts_of, same
 from loaderpool.sources.tables import Columns
 from loaderpool.system import capacity
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.system.walk import LruCacheWrapper
+from loaderpool.system.walk import LruCacheWrapper, is_global
 from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
     OUT_OF_BAND_BYTES,
     PayloadPickler,
-    is_global,
 )
 from loaderpool.transport.pickling import out_of_band
 
@@ -83,7 +83,7 @@ class ItemPacking:
         try:
             if not self._is_worth_it(items):
                 return None
-            packed = _ItemPickler(self.met).pack(items)
+            packed = _ItemPickler(self.met, refuses_generators=True).pack(items)
         except _NotPackableError:
             return None
         self.packed += len(packed)
@@ -92,7 +92,7 @@ class ItemPacking:
     def _is_worth_it(self, items: Sequence[Any]) -> bool:
         """Whether items are many bytes, of which they hold few together; found by trying some, alone and as one."""
         tried = [items[at] for at in range(0, len(items), len(items) // _TRIED)]
-        found = _ItemPickler(self.met).pack(tried, _MOST_TRIED_BYTES)
+        found = _ItemPickler(self.met, refuses_generators=True).pack(tried, _MOST_TRIED_BYTES)
         alone, tried = found.nbytes, tried[: len(found)]
         first, together = (_ItemPickler(self.met).pack([each]).nbytes for each in (tried[0], tried))
         is_much = alone * len(items) // len(tried) >= _LEAST_BYTES
@@ -137,14 +137,18 @@ class _ItemFailedError(_NotPackableError):
 
 
 class _ItemPickler(PayloadPickler):
-    """Pickles items one after the other; classes, functions and modules by number. `met`: see `ItemPacking`."""
+    """Pickles items one after the other; classes, functions and modules by number. `met`: see `ItemPacking`.
 
-    def __init__(self, met: AbstractSet[int]) -> None:
+    `refuses_generators`: an item with a random generator is not packable. It would be made again for each reading, with
+    the same numbers in each epoch.
+    """
+
+    def __init__(self, met: AbstractSet[int], refuses_generators: bool = False) -> None:
         # A plain dict: cloudpickle's chain of dicts, asked for each object, takes longer than all the rest.
         self.dispatch_table: Any = dict(PayloadPickler.dispatch_table)
         self._file = io.BytesIO()
         super().__init__(self._file, buffer_callback=out_of_band(self._keep, OUT_OF_BAND_BYTES))
-        self._others = met
+        self._others, self._refuses_generators = met, refuses_generators
         self._usual: set[type] = set()  # kinds that are pickled as they are everywhere
         self._key, self._parts = next(_keys), list[Any]()  # things by number
         self._references: dict[int, tuple[Any, ...]] = {}  # how each is pickled, by its id
@@ -197,6 +201,8 @@ class _ItemPickler(PayloadPickler):
             return NotImplemented
         if kind in _NAMED_KINDS or issubclass(kind, type):
             return self._by_number(obj, kind)
+        if self._refuses_generators and is_generator(obj):
+            raise _NotPackableError
         # A memmap's file would be opened again for each reading.
         if id(obj) in self._others or issubclass(kind, np.memmap):
             raise _NotPackableError

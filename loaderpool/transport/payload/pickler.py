@@ -23,9 +23,10 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.plan.generators import is_generator, is_generator_kind, number_of_global
 from loaderpool.system.process import is_installed
-from loaderpool.system.walk import LruCacheWrapper
-from loaderpool.transport.pickling import VIEW_REFUSED
+from loaderpool.system.walk import LruCacheWrapper, is_found_by_name
+from loaderpool.transport.pickling import VIEW_REFUSED, generator_at, global_generator
 
 # ---- frameworks ----
 
@@ -206,12 +207,28 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     What it pickles is loaded without an import of these `frameworks`; else it raises FrameworkNeededError. Functions
     and classes of modules that import one of them go by value, with just the globals they use; the base of a Keras
     `PyDataset` or a `Dataset` of torch becomes one that stands in for it (`stand_in_of`).
+
+    Args:
+        file: where the pickle is written.
+        buffer_callback: as for `pickle`.
+        frameworks: those that the payload does without.
+        numbers_generators: random generators travel by number, in the order in which they are met.
+
+    Attributes:
+        generators: those that travel by number. Their states are not in the pickle.
     """
 
     def __init__(
-        self, file: Any, buffer_callback: Callable[[Any], Any], frameworks: AbstractSet[str] = frozenset()
+        self,
+        file: Any,
+        buffer_callback: Callable[[Any], Any],
+        frameworks: AbstractSet[str] = frozenset(),
+        numbers_generators: bool = False,
     ) -> None:
         super().__init__(file, buffer_callback=buffer_callback)
+        self.generators = list[Any]()
+        self._numbers_generators = numbers_generators
+        self._are_generators: dict[type, bool] = {}  # by kind
         self._frameworks, self._imports = frameworks, FrameworkImports(frameworks)
         self.met: set[int] = set()  # ids of objects that are told apart by identity alone
 
@@ -239,6 +256,11 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     def _reduce(self, obj: Any, kind: type) -> Any:
         if kind.__eq__ is _by_identity:
             self.met.add(id(obj))
+        are_generators = self._are_generators.get(kind)
+        if are_generators is None:
+            are_generators = self._are_generators[kind] = is_generator_kind(kind)
+        if are_generators and is_generator(obj):
+            return self._reduce_generator(obj)
         if kind is np.memmap:
             return _reduce_memmap(obj)
         if kind is memoryview:
@@ -258,6 +280,15 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             # cloudpickle would read the whole file and send its text; binary files it refuses, and so do we both.
             raise TypeError("cannot pickle an open text file")
         return super().reducer_override(obj)
+
+    def _reduce_generator(self, generator: Any) -> Any:
+        number = number_of_global(generator)
+        if number is not None:  # a copy would not be seeded with the global generators of the worker
+            return global_generator, (number,)
+        if not self._numbers_generators:
+            return super().reducer_override(generator)
+        self.generators.append(generator)
+        return generator_at, (len(self.generators) - 1,)
 
     def is_by_value(self, named: Any) -> bool:
         """Whether a function or class is to be sent itself, not its name."""
@@ -316,19 +347,6 @@ def _codes_of(cls: type) -> Iterator[types.CodeType]:
         for function in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))):
             if isinstance(function, types.FunctionType):
                 yield function.__code__
-
-
-def is_found_by_name(named: Any) -> bool:
-    """Whether another process finds a function or class by its module and name; its `__main__` is another one."""
-    return named.__module__ != "__main__" and is_global(named)
-
-
-def is_global(named: Any) -> bool:
-    """Whether its module has a function or class under its name."""
-    found: Any = sys.modules.get(named.__module__)
-    for name in named.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is named
 
 
 def _reduce_code(code: types.CodeType) -> Any:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import collections
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
 from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
+from loaderpool.plan.generators import MOST_GENERATORS
 from loaderpool.sources.tables import Columns
 from loaderpool.system.interrupts import checkpoint, is_of_a_handler
-from loaderpool.transport.payload.captured_state import CALLED, copied_generators, large_data
+from loaderpool.transport.payload.captured_state import CALLED, large_data
+from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
     OUT_OF_BAND_BYTES,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from loaderpool.memory.adoption import DataFile
 
 
+_MOST_NAMED = 3  # generators for which a warning is shown
+
+
 class Shipment(NamedTuple):
     """A payload ready to travel. Ownership: `buffers` are views of the user's own arrays, which they keep alive."""
 
@@ -41,9 +47,12 @@ class Shipment(NamedTuple):
     packed_items: int = 0  # items of the source that are packed (`packing`), in buffers, too
     warnings: tuple[Warning, ...] = ()  # for large lists and dicts, and generators of random numbers, that are copied
     without: frozenset[str] = frozenset()  # frameworks: code of modules that import one is in the pickle by value
+    generators: bytes = b""  # a pickle of the random generators with their keys, and of those in modules; empty: none
 
 
-def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -> Shipment:
+def ship(
+    payload: dict[str, object], *, without: frozenset[str] | None = None, registry: Registry | None = None
+) -> Shipment:
     """Return the payload as one pickle, so that its parts still share what they share, such as globals.
 
     Where its own code does not use a framework, loading it does not import that framework either, whatever the modules
@@ -53,6 +62,7 @@ def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -
         payload: what the workers need, by name; the names are those that an error gives.
         without: the frameworks to do without, where the code does not use them; None: all that are imported here. Of
             what goes beside another shipment it is the other's, for else classes are not the same in both.
+        registry: gives random generators their keys. None: they travel as other objects do.
 
     Raises:
         UnpicklableError: names the variable that cannot be pickled, and what to do; caused by what pickling raised.
@@ -60,7 +70,7 @@ def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -
     frameworks = loaded_frameworks() if without is None else without
     while True:
         try:
-            return _shipment(payload, frameworks)
+            return _shipment(payload, frameworks, registry)
         except FrameworkNeededError as needed:
             frameworks -= {*needed.args}
         except Exception as error:
@@ -83,10 +93,11 @@ def named_parts(payload: dict[str, object]) -> dict[str, object]:
     return {**{name: part for name, part in payload.items() if name != "source"}, **parts}
 
 
-def _shipment(payload: dict[str, object], frameworks: frozenset[str]) -> Shipment:
+def _shipment(payload: dict[str, object], frameworks: frozenset[str], registry: Registry | None) -> Shipment:
     buffers: list[memoryview] = []
     with io.BytesIO() as file:
-        pickler = PayloadPickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks)
+        numbers = registry is not None
+        pickler = PayloadPickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks, numbers)
         packed, sources, source = 0, set[int](), payload.get("source")
         if not isinstance(source, (list, tuple, np.ndarray, Columns)) or len(source) < LEAST_ITEMS:
             pickler.dump(payload)
@@ -100,8 +111,40 @@ def _shipment(payload: dict[str, object], frameworks: frozenset[str]) -> Shipmen
         if any(name in payload for name in CALLED):  # else: what a reader is sent, or what a hook changed
             parts = named_parts(payload)
             large = large_data(parts, sources, pickler.is_by_value)
-            told = (*map(LargeDataWarning, large), *map(LoaderpoolWarning, copied_generators(parts)))
-        return Shipment(file.getvalue(), tuple(buffers), packed, told, frameworks)
+            told = tuple(map(LargeDataWarning, large))
+        generators = b"" if registry is None else _pickled_generators(pickler.generators, registry, frameworks)
+        if registry is not None:
+            told += tuple(map(LoaderpoolWarning, _unseeded(registry, payload["config"])))
+        return Shipment(file.getvalue(), tuple(buffers), packed, told, frameworks, generators)
+
+
+def _pickled_generators(generators: list[Any], registry: Registry, frameworks: frozenset[str]) -> bytes:
+    """Return a pickle of random generators with their keys, and of the keys of those in modules."""
+    pairs = list(zip(generators, registry.look_up(generators), strict=True))
+    if not pairs and not registry.of_modules:
+        return b""
+    with io.BytesIO() as file:
+        PayloadPickler(file, lambda buffer: True, frameworks).dump((pairs, registry.of_modules))
+        return file.getvalue()
+
+
+def _unseeded(registry: Registry, config: Any) -> Iterator[str]:
+    """Yield a warning if the random generators of a loader cannot be seeded for each sample."""
+    if not registry:
+        return
+    if config.seed_globals is False:
+        reason = "With seed_globals=False, each worker gets a copy of it, so workers repeat the same numbers."
+        fix = "remove seed_globals=False"
+    elif config.threads > 1:
+        reason = f"With threads={config.threads}, threads share it, so samples are not reproducible."
+        fix = "set threads=1"
+    elif len(registry) > MOST_GENERATORS:
+        reason = f"It is one of {len(registry):,}, and at most {MOST_GENERATORS} are seeded for each sample."
+        fix = "use fewer of them"
+    else:
+        return
+    for name in registry.names()[:_MOST_NAMED]:
+        yield f"{name} is a random number generator. {reason} Add a parameter rng to the function and use it, or {fix}"
 
 
 # ---- where its arrays go: into files in which they stand already or are adopted, or by a copy into the arena ----
@@ -187,7 +230,7 @@ def put_shipment(
                 checkpoint()
                 arena.map[start + at : start + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
-        table = send((where, (start, end), places, sizes, cache))
+        table = send((where, (start, end), places, sizes, cache, shipment.generators))
         extents.append(arena.put(table))
     except BaseException:
         for extent in extents:

@@ -1,0 +1,354 @@
+"""Random generators that users' objects hold, each set to a state of its own for each sample.
+
+A state follows from the generator's key, the loader's seed, the epoch and the sample's position.
+So it is the same for any number of workers, after a crash and after a resume. The key is a hash of
+the state that the generator had when the loader was made.
+
+`numpy.random` and torch are not imported here: if nothing has imported them, there are no
+generators of theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import random
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+KEY_BYTES = 16
+# Kinds of streams; 1 and 2 are those of `sample_streams`. Streams of two kinds never meet.
+SAMPLE, BATCH, LANE, PASS = 1, 2, 3, 4
+# Generators of one loader that are seeded. With more, seeding would take longer than most samples.
+# With fewer, transforms that have one generator each would repeat numbers.
+MOST_GENERATORS = 256
+_DIGEST_BYTES = 32
+_NAME = struct.Struct("<4Q")
+
+
+def is_generator_kind(kind: type) -> bool:
+    """Return whether instances of a class are generators of random numbers that can be seeded."""
+    if issubclass(kind, random.Random):
+        return not issubclass(kind, random.SystemRandom)
+    if "numpy.random" in sys.modules:
+        import numpy.random as of_numpy
+
+        if issubclass(kind, (of_numpy.Generator, of_numpy.RandomState, of_numpy.BitGenerator)):
+            return True
+    of_torch: Any = getattr(sys.modules.get("torch"), "Generator", None)
+    return of_torch is not None and issubclass(kind, of_torch)
+
+
+def is_generator(value: Any) -> bool:
+    """Return whether a value is a generator of random numbers that can be seeded."""
+    # One of torch that draws on an accelerator is not.
+    return is_generator_kind(type(value)) and getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
+
+
+def number_of_global(generator: Any) -> int | None:
+    """Return the place of a generator among `global_generators`; None: it is not one of them."""
+    return next((at for at, each in enumerate(global_generators()) if each is generator), None)
+
+
+def global_generators() -> tuple[Any, ...]:
+    """Return the generators that the setting `seed_globals` is about; None in place of one that is not imported."""
+    of_numpy: Any = getattr(sys.modules.get("numpy.random"), "mtrand", None)
+    of_torch: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    state = None if of_numpy is None else of_numpy._rand
+    bits = None if state is None else state._bit_generator
+    return random._inst, state, bits, of_torch
+
+
+def key_of(generator: Any) -> bytes:
+    """Return the key of a generator: a hash of its kind and of the state that it has now."""
+    kind = type(generator)
+    state = repr((kind.__module__, kind.__qualname__, _adapted(generator).state()))
+    return hashlib.blake2b(state.encode(), digest_size=KEY_BYTES).digest()
+
+
+class CapturedGenerators:
+    """The generators of one loader in one process.
+
+    One object serves one thread.
+
+    Args:
+        pairs: each generator with its key.
+        seed: the loader's.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Any, bytes]], seed: int) -> None:
+        self._adapted: dict[int, _Adapted] = {}  # by the id of what holds the state
+        self._prefixes: list[tuple[Any, Callable[[bytes], None]]] = []
+        self._seed = seed.to_bytes(16, "little", signed=True)
+        for generator, key in pairs:
+            self.add(generator, key)
+
+    def __len__(self) -> int:
+        return len(self._adapted)
+
+    def __contains__(self, generator: Any) -> bool:
+        return id(_adapted(generator).holder) in self._adapted
+
+    def add(self, generator: Any, key: bytes) -> None:
+        """Have another generator seeded, unless it is known."""
+        adapted = _adapted(generator)
+        if id(adapted.holder) in self._adapted:
+            return
+        self._adapted[id(adapted.holder)] = adapted
+        prefix = hashlib.blake2b(self._seed, digest_size=_DIGEST_BYTES, key=key)
+        self._prefixes.append((prefix, adapted.set_state))
+
+    def begin(self, kind: int, epoch: int, position: int) -> None:
+        """Set each generator to its state for a sample, batch, lane or pass.
+
+        Takes 2 µs for a `numpy.random.Generator`, 6 for a `random.Random`, 10 for a `RandomState`.
+
+        Args:
+            kind: `SAMPLE`, `BATCH`, `LANE` or `PASS`.
+            epoch: number of the epoch.
+            position: of the sample or of the batch's first one; of a lane its replica or shard.
+        """
+        name = _NAME.pack(kind, epoch, position, 0)
+        for prefix, set_state in self._prefixes:
+            digest = prefix.copy()
+            digest.update(name)
+            set_state(digest.digest())
+
+    def states(self) -> list[Any]:
+        """Return the states that the generators have now, to be compared."""
+        return [adapted.state() for adapted in self._adapted.values()]
+
+    def save(self) -> Callable[[], None]:
+        """Return a function that puts the generators back to the states that they have now."""
+        restores = [adapted.save() for adapted in self._adapted.values()]
+
+        def restore() -> None:
+            for each in restores:
+                each()
+
+        return restore
+
+
+# ---- one kind of generator each ----
+
+
+class _Adapted:
+    """What can be done with a generator of some kind.
+
+    Attributes:
+        holder: the object that has the state: of a `Generator` its bit generator.
+    """
+
+    holder: Any
+
+    def state(self) -> Any:
+        """Return the state, as plain values that can be compared."""
+        raise NotImplementedError
+
+    def set_state(self, digest: bytes) -> None:
+        """Set the state that 32 random bytes tell."""
+        raise NotImplementedError
+
+    def save(self) -> Callable[[], None]:
+        """Return a function that restores the state of now."""
+        raise NotImplementedError
+
+
+class _Python(_Adapted):
+    """`random.Random`."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self.holder = self._generator = generator
+
+    def state(self) -> Any:
+        return self._generator.getstate()
+
+    def set_state(self, digest: bytes) -> None:
+        self._generator.seed(int.from_bytes(digest, "little"))
+
+    def save(self) -> Callable[[], None]:
+        state, set_state = self._generator.getstate(), self._generator.setstate
+        return lambda: set_state(state)
+
+
+class _Bits(_Adapted):
+    """A bit generator of NumPy, and what `spawn` makes of it."""
+
+    def __init__(self, bits: Any) -> None:
+        from loaderpool.plan.sample_streams import SpawnedSeeds
+
+        self.holder, self._name = bits, type(bits).__name__
+        self._seeds = SpawnedSeeds()
+        self._template: dict[str, Any] = {
+            "bit_generator": self._name, "has_uint32": 0, "uinteger": 0,
+            "state": {}, "buffer": [0, 0, 0, 0], "buffer_pos": 4,
+        }  # fmt: skip
+        if not type(bits).__module__.startswith("numpy.random"):
+            self._name = ""  # another library's, or the user's
+        self._twister = _Twister() if self._name == "MT19937" else None
+
+    def state(self) -> Any:
+        return _plain(self.holder.state)
+
+    def set_state(self, digest: bytes) -> None:
+        bits, number = self.holder, int.from_bytes(digest, "little")
+        low, high = number & (1 << 128) - 1, number >> 128
+        if bits.seed_seq is not self._seeds:
+            with contextlib.suppress(Exception):  # NumPy 1 has no such setter: then `spawn` goes on as it was
+                bits.__setstate__((bits.state, self._seeds))
+        self._seeds.entropy, self._seeds.children = number, 0
+        if self._name in ("PCG64", "PCG64DXSM"):
+            self._template["state"] = {"state": low, "inc": high | 1}
+        elif self._name == "Philox":
+            self._template["state"] = {"key": _two_words(low), "counter": [0, 0, *_two_words(high)]}
+        elif self._name == "SFC64":
+            self._template["state"] = {"state": [*_two_words(low), _two_words(high)[0], 1]}
+        elif self._twister is not None:
+            self._twister.seed(digest)
+            ctypes.memmove(bits.ctypes.state_address, self._twister.address, _TWISTER_BYTES)
+            return
+        else:
+            bits.state = type(bits)(number).state
+            return
+        bits.state = self._template
+
+    def save(self) -> Callable[[], None]:
+        bits, state, seeds = self.holder, self.holder.state, self.holder.seed_seq
+
+        def restore() -> None:
+            if bits.seed_seq is seeds:
+                bits.state = state
+            else:
+                bits.__setstate__((state, seeds))
+
+        return restore
+
+
+class _RandomState(_Adapted):
+    """NumPy's legacy generator."""
+
+    def __init__(self, generator: Any) -> None:
+        self.holder = self._generator = generator
+        self._bits = _Bits(generator._bit_generator)
+        self._is_usual = type(generator._bit_generator).__name__ == "MT19937"
+
+    def state(self) -> Any:
+        return _plain(self._generator.get_state(legacy=False))
+
+    def set_state(self, digest: bytes) -> None:
+        if self._is_usual:
+            self._generator.seed(_words(digest))  # and forgets a Gaussian that it keeps
+            return
+        self._bits.set_state(digest)
+        state = self._generator.get_state(legacy=False)
+        self._generator.set_state({**state, "has_gauss": 0, "gauss": 0.0})
+
+    def save(self) -> Callable[[], None]:
+        state, set_state = self._generator.get_state(legacy=False), self._generator.set_state
+        if "key" in state["state"]:  # a list is set in 2 µs, an array in 70
+            state["state"]["key"] = state["state"]["key"].tolist()
+        return lambda: set_state(state)
+
+
+class _Torch(_Adapted):
+    """`torch.Generator` on the CPU.
+
+    `manual_seed` uses 32 bits of its seed, so two of 100,000 samples would share a stream. Its
+    state is a Mersenne Twister like NumPy's, whose 624 words are written into it.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        import numpy as np
+
+        self.holder = self._generator = generator
+        before = generator.get_state()
+        generator.manual_seed(_PROBE)
+        self._template = generator.get_state()
+        generator.set_state(before)
+        words = self._template.numpy()[: self._template.numel() // 8 * 8].view(np.uint64)
+        self._twister = _Twister()
+        self._twister.random_state.seed(_PROBE)
+        self._key = self._twister.key
+        # Where the template has these words; None: this version of torch keeps its state in another way.
+        self._words: Any = None
+        for place in np.flatnonzero(words == self._key[1]).tolist():
+            found = words[place - 1 : place - 1 + _TWISTER_WORDS]
+            if place and np.array_equal(found, self._key):
+                self._words = found
+
+    def state(self) -> Any:
+        return self._generator.get_state().numpy().tobytes()
+
+    def set_state(self, digest: bytes) -> None:
+        if self._words is None:
+            self._generator.manual_seed(int.from_bytes(digest[:8], "little"))
+            return
+        self._twister.seed(digest)
+        self._words[:] = self._key
+        self._generator.set_state(self._template)
+
+    def save(self) -> Callable[[], None]:
+        state, set_state = self._generator.get_state(), self._generator.set_state
+        return lambda: set_state(state)
+
+
+_TWISTER_WORDS = 624
+_TWISTER_BYTES = 4 * (_TWISTER_WORDS + 1)
+_PROBE = 5489  # any seed, of which torch and NumPy make the same state
+
+
+def _adapted(generator: Any) -> _Adapted:
+    if issubclass(type(generator), random.Random):
+        return _Python(generator)
+    import numpy.random as of_numpy
+
+    if issubclass(type(generator), of_numpy.RandomState):
+        return _RandomState(generator)
+    if issubclass(type(generator), of_numpy.Generator):
+        return _Bits(generator.bit_generator)
+    return _Bits(generator) if issubclass(type(generator), of_numpy.BitGenerator) else _Torch(generator)
+
+
+class _Twister:
+    """A Mersenne Twister of NumPy's whose state is copied elsewhere.
+
+    Seeding one that users have would take its seed sequence away, and with it `spawn`.
+
+    Attributes:
+        address: of the state: its words, and the number of words used.
+        key: uint32[624], the words.
+    """
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self._bits = np.random.MT19937(0)
+        self.random_state = np.random.RandomState(self._bits)
+        self.address = self._bits.ctypes.state_address
+        memory = (ctypes.c_uint32 * _TWISTER_WORDS).from_address(self.address)
+        self.key = np.frombuffer(memoryview(memory), np.uint32)
+
+    def seed(self, digest: bytes) -> None:
+        """Seed it with 256 bits."""
+        self.random_state.seed(_words(digest))
+
+
+def _words(digest: bytes) -> Any:
+    import numpy as np
+
+    return np.frombuffer(digest, "<u4")
+
+
+def _two_words(number: int) -> list[int]:
+    """Return the lower and the upper half of 128 bits."""
+    return [number & (1 << 64) - 1, number >> 64]
+
+
+def _plain(state: Any) -> Any:
+    """Return a state with lists in place of arrays."""
+    if isinstance(state, dict):
+        return {name: _plain(part) for name, part in state.items()}
+    return state.tolist() if hasattr(state, "tolist") else state
