@@ -105,13 +105,9 @@ class State:
         if self._broken is not None:
             self._fail_loader(loader, self._broken)
         else:
-            self.renew()
-
-    def renew(self) -> None:
-        """Replace all workers: what they were forked with has changed."""
-        for worker in [*self.workers.values()] if not self._of_nodes else ():
-            self._dismiss(worker)
-        self._hire()
+            for worker in [*self.workers.values()] if not self._of_nodes else ():
+                self._dismiss(worker)
+            self._hire()
 
     def look(self, asked: Look) -> None:
         """A loader's first sample is to be made."""

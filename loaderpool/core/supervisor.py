@@ -170,8 +170,6 @@ class Supervisor:
                 state.look(message)
             case messages.Found():
                 self._take_form(message)
-            case messages.Load(is_change=True):
-                self._update(message)
             case messages.Load():
                 self._load(message, received)
 
@@ -233,16 +231,6 @@ class Supervisor:
         self._has_loaded = True
         gc.freeze()  # workers would copy each page of objects that a collection looks at
 
-    def _update(self, message: messages.Load) -> None:
-        try:
-            self._payloads.update(message.loader, message.offset, message.nbytes)
-        except BaseException as error:
-            self._state.fail(message.loader, self._refusal(error))  # or the next run would have batches of old data
-            return
-        self._freeze()
-        self._main.send(messages.Loaded(message.loader))
-        self._state.renew()
-
     def _unload(self, number: int) -> None:
         self._state.unload(number)
         self._main.send(messages.Ended(number))
@@ -258,7 +246,8 @@ class Supervisor:
         if payload is None:
             return
         self._tell_workers(message)
-        self._state.lay_out(message.loader, forms.known_layout(receive(message.content, own=message.loader)[0], payload), message.seconds)
+        form, _ = receive(message.content, own=message.loader)
+        self._state.lay_out(message.loader, forms.known_layout(form, payload), message.seconds)
 
     def _lay_out(self, number: int, probe: Any) -> None:
         """The first sample is known: decide what batches look like, and tell all."""

@@ -213,6 +213,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         buffer_callback: as for `pickle`.
         frameworks: those that the payload does without.
         numbers_generators: random generators travel by number, in the order in which they are met.
+        imports: what is known of modules that import these frameworks.
 
     Attributes:
         generators: those that travel by number. Their states are not in the pickle.
@@ -224,12 +225,13 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         buffer_callback: Callable[[Any], Any],
         frameworks: AbstractSet[str] = frozenset(),
         numbers_generators: bool = False,
+        imports: FrameworkImports | None = None,
     ) -> None:
         super().__init__(file, buffer_callback=buffer_callback)
         self.generators = list[Any]()
         self._numbers_generators = numbers_generators
         self._are_generators: dict[type, bool] = {}  # by kind
-        self._frameworks, self._imports = frameworks, FrameworkImports(frameworks)
+        self._frameworks, self.imports = frameworks, imports or FrameworkImports(frameworks)
         self.met: set[int] = set()  # ids of objects that are told apart by identity alone
 
     def reducer_override(self, obj: Any) -> Any:
@@ -243,7 +245,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if issubclass(kind, types.ModuleType):
             self._refuse_module(home)
         reduced = self._reduce(obj, kind)
-        if reduced is NotImplemented and self._imports.of(home):
+        if reduced is NotImplemented and self.imports.of(home):
             if issubclass(kind, type):
                 reduced = internals._dynamic_class_reduce(obj)
             elif issubclass(kind, types.FunctionType):
@@ -292,7 +294,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def is_by_value(self, named: Any) -> bool:
         """Whether a function or class is to be sent itself, not its name."""
-        return not is_found_by_name(named) or self._imports.of(named.__module__)
+        return not is_found_by_name(named) or self.imports.of(named.__module__)
 
     def _refuse(self, home: str) -> None:
         """What is of this module is used."""
@@ -301,7 +303,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def _refuse_module(self, name: str) -> None:
         """This module is used as a whole, or imported by code as it runs: it is the real one, framework and all."""
-        if self._imports.of(name):
+        if self.imports.of(name):
             raise FrameworkNeededError(next(each for each in self._frameworks if FrameworkImports({each}).of(name)))
 
     def _check_code(self, obj: Any) -> None:
