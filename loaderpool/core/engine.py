@@ -11,7 +11,15 @@ from loaderpool.core.messages import Found
 from loaderpool.core.pool import WorkerPool
 from loaderpool.core.run import PoolRun
 from loaderpool.core.version import Version
-from loaderpool.errors import LoaderpoolError, SourceError, UnpicklableError, closed_error, counted, warn
+from loaderpool.errors import (
+    LoaderpoolError,
+    MemoryLimitError,
+    SourceError,
+    UnpicklableError,
+    closed_error,
+    counted,
+    warn,
+)
 from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.order import Position
 from loaderpool.sources.recognise import check_length
@@ -63,6 +71,8 @@ class PoolEngine:
         self.config, self.plan = checked.config, checked.plan
         self.settings = {name: checked.payload[name] for name in ("config", "plan", "given_spec")}
         self.settings["batch_fn"] = None if checked.payload["batch_fn"] is None else True
+        with pool.lock:
+            self.number = self.settings["loader"] = pool.take_number()
         self.cache = cache
         self.runs: dict[int, PoolRun] = {}
         self.counts = DeliveryCounts()
@@ -82,8 +92,6 @@ class PoolEngine:
         self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
         self._changes = 0  # epochs that began with changed objects
         self._latest_change = ""
-        with pool.lock:
-            self.number = pool.take_number()
         roots = roots_of(checked.payload, checked.stream)
         with InterruptsAllowed():
             self.generators = Registry(roots)
@@ -185,38 +193,50 @@ class PoolEngine:
             return
         self._is_comparing = True
         try:
+            if len(self._versions) > 1 or self._old_feeds:
+                with self.pool.lock:
+                    self._drop_outdated()
             self._refresh(is_whole)
         finally:
             self._is_comparing = False
 
     def _refresh(self, is_whole: bool) -> None:
-        is_whole = is_whole or self.is_outdated
-        if not (is_whole or (self._is_stable and self._size <= _COMPARED_BYTES)):
-            changes = self._glance.changes()
-            if not changes or self._pickled_bytes > _COMPARED_BYTES:
-                self._glance.warn(changes)
-                return
+        is_whole, glance = is_whole or self.is_outdated, self._glance
+        glance.warn({})  # of functions that were defined again
+        is_glance = not is_whole and (self._size > _COMPARED_BYTES or not self._is_stable)
+        if is_glance and not glance.changes():
+            return
+        changes, advice = dict[str, str](), ""
         try:
             shipped = self._ship(self._like)
-        except UnpicklableError as error:
-            if is_whole:
-                raise
-            self._is_stable = False  # from now on it is tried when a glance shows more
-            changes = self._glance.changes() or {"the objects": "cannot be compared any more"}
-            self._glance.renew()
-            self._glance.warn(changes, advice=f"{error} Or leave it out of the pickle in __getstate__.")
-            return
-        self._glance.warn({})
-        if self._are_changed(shipped, is_whole):
-            changes = self._glance.changes()
+            if not self._are_changed(shipped, is_whole):
+                if is_glance:  # or it would show the same each time
+                    glance.renew()
+                return
+            changes = glance.changes()
             check_length(self._payload["source"], self._length)
             if self.cache is not None:
                 self.cache.check(self._payload)
             self._send(shipped)
-            self.is_outdated = False
-            self._changes += 1
-            self._latest_change = next((f" ({name} {what})" for name, what in changes.items()), "")
-        self._glance.renew()
+        except UnpicklableError as error:
+            if is_whole:
+                raise
+            self._is_stable = False  # it is tried again when a glance shows more
+            changes = glance.changes() or {"the objects": "cannot be compared any more"}
+            advice = f"{error} Or leave it out of the pickle in __getstate__."
+        except MemoryLimitError as error:
+            if not is_glance:
+                raise
+            advice = f"They could not be sent again: {error}"
+        glance.renew()
+        if advice:
+            glance.warn(changes, advice=advice)
+            return
+        self.is_outdated = False
+        self._changes += 1
+        self._latest_change = next((f" ({name}: {what})" for name, what in changes.items()), "")
+        if is_glance and self._pickled_bytes > _COMPARED_BYTES:
+            glance.warn(changes, *_sent_again(self._pickled_bytes))
 
     def warn_of_replay(self) -> None:
         """Warn of what has changed since the workers got it, for one sample is made here.
@@ -224,9 +244,10 @@ class PoolEngine:
         Raises:
             LoaderpoolWarning: where a filter makes an error of it.
         """
-        self._glance.warn(
-            self._glance.changes(), "These values changed after the workers got them; replay uses the new ones"
-        )
+        changes = self._glance.changes()
+        if changes and self._is_stable and not self.is_closed and self.version.sent.means(self._ship(self._like)[0]):
+            changes = {}
+        self._glance.warn(changes, "These values changed after the workers got them; replay uses the new ones")
 
     def _are_changed(self, shipped: _Shipments, is_whole: bool) -> bool:
         """Whether objects that were pickled again differ from what workers have."""
@@ -415,6 +436,16 @@ class PoolEngine:
             raise closed_error()
         if (make_error := version.failure or self._why_no_item()) is not None:
             raise make_error()
+
+
+def _sent_again(nbytes: int) -> tuple[str, str]:
+    """Return the first and the last line of a warning about changes of large objects."""
+    first = f"These values changed, so the function and the source ({nbytes:,} bytes) were pickled again"
+    last = (
+        f"Objects of more than {_COMPARED_BYTES:,} bytes are compared in part, so other changes may not be seen. To "
+        "use all present values: loader = loader.replace()"
+    )
+    return first, last
 
 
 def _without_data(shipment: Any) -> Any:

@@ -156,6 +156,7 @@ class LocalEngine:
 
         All else is made of the user's own objects when it is asked for. `is_whole`: they are not compared.
         """
+        self.work.calls.look_up()
         glance, self._glance, self._begins = self._glance, None, True
         if is_whole or (glance is not None and glance.changes()):
             self.work.calls.kept.clear()

@@ -62,7 +62,7 @@ class Supervisor:
         self._tick_due_ns = 0
         self._timeouts: dict[int, float] = {}  # seconds, by loader
         self._oom_kills = capacity.oom_kill_count()
-        self._has_loaded = self._has_told_of_exec = self._is_over = False
+        self._has_loaded = self._has_unloaded = self._has_told_of_exec = self._is_over = False
         self._dead: list[WorkerProcess] = []
         self._workers = self._make_workers(start)
 
@@ -217,7 +217,7 @@ class Supervisor:
         most_deaths = config.limits.restarts_per_item
         if config.threads > 1:  # only what is made by one thread tells for certain which sample ends its worker
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
-        self._state.load(number, Numbering(payload["plan"]), leaves_out, most_deaths)
+        self._state.load(number, Numbering(payload["plan"]), leaves_out, most_deaths, payload["loader"])
 
     def _refusal(self, error: BaseException) -> bytes:
         failure = describe_failure(error, epoch=0, worker=None)
@@ -227,14 +227,17 @@ class Supervisor:
 
     def _freeze(self) -> None:
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
+            if self._has_unloaded:  # functions are in cycles with their globals, and what is frozen is never collected
+                gc.unfreeze()
             gc.collect()
-        self._has_loaded = True
+        self._has_loaded, self._has_unloaded = True, False
         gc.freeze()  # workers would copy each page of objects that a collection looks at
 
     def _unload(self, number: int) -> None:
         self._state.unload(number)
         self._main.send(messages.Ended(number))
         self._payloads.unload(number)
+        self._has_unloaded = True
         self._forms.pop(number, None)
         self._carry_out()  # its timeout stays: a worker may still be at one of its samples
 

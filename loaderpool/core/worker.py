@@ -26,7 +26,7 @@ from loaderpool.transport.pickling import receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
-from loaderpool.worker.tickets import Abandoned, Progress, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Progress, StreamedItems, WorkFailed
 from loaderpool.worker.work import Work
 
 
@@ -132,6 +132,8 @@ class Worker:
             progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
             work = self._works[loader] = Work(payload, progress, shared=self._arena.map)
             work.look_ahead = self._look_ahead
+            if isinstance(work.items, StreamedItems):
+                work.items.loader = loader
         if work.form is None and loader in self._forms:
             work.set_form(*receive(self._forms[loader], own=loader))
         return work

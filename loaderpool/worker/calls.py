@@ -86,6 +86,14 @@ class Calls:
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
+    def look_up(self) -> None:
+        """Read items by the method that the source's class has now, in the caller's process."""
+        self._get = self._payload["source"].__getitem__
+        if self._cached is None:
+            self._first = self._get
+        else:
+            self._cached.get = self._get
+
     def seed_what_setup_made(self) -> None:
         """Have the random generators that the hook `setup` has made seeded, too."""
         known = self._payload.get("generators", [])
@@ -390,6 +398,7 @@ class CachedFunction:
     result could not be kept: so a sample does not depend on who has met the item before.
 
     Attributes:
+        get: reads the item of an index.
         refusal: why the function cannot have a cache, once that is known: no matter of a single sample.
     """
 
@@ -404,7 +413,7 @@ class CachedFunction:
         from loaderpool.cache.setting import Count  # most loaders have no cache
 
         self._count = Count
-        self._get, self._fn, self._shared = get, fn, shared
+        self.get, self._fn, self._shared = get, fn, shared
         self._counts, self._watch, self._captured = shared.counts_of(cell), GlobalsWatch(), captured
         self.refusal: CacheError | None = None
 
@@ -423,7 +432,7 @@ class CachedFunction:
         for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()
             states = None if self._captured is None else self._captured.states()
-            value = self._fn(self._get(index))
+            value = self._fn(self.get(index))
             end_stray()  # a child that the function has forked shall not write
             if self._captured is not None and self._captured.states() != states:
                 self._refuse(_DREW.format("a random number generator that it holds", index))

@@ -12,6 +12,7 @@ import dataclasses
 import dis
 import functools
 import io
+import itertools
 import os
 import sys
 import types
@@ -335,13 +336,11 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return framework_of(home_of(hint)) in self._frameworks or any(map(self._names_framework, parts))
 
 
-def _imported_inside(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _imported_inside(constant)
+@functools.lru_cache(maxsize=1000)  # each epoch asks again
+def _imported_inside(code: types.CodeType) -> tuple[str, ...]:
+    here = [each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"]
+    inside = (_imported_inside(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return (*here, *itertools.chain.from_iterable(inside))
 
 
 def _codes_of(cls: type) -> Iterator[types.CodeType]:
