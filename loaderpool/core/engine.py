@@ -58,7 +58,7 @@ class PoolEngine:
         self.runs: dict[int, PoolRun] = {}
         self.counts = DeliveryCounts()
         self.lent: list[dict[int, None]] = []  # of each run: slots that have views
-        self.is_closed = self._has_ended_supervisor = False
+        self.is_closed = self._has_ended_supervisor = self.is_outdated = False
         self.known_form: BatchForm | None = None
         self._found: Found | None = None  # that had it
         self.was_loaded = False
@@ -181,6 +181,10 @@ class PoolEngine:
             self._sent.append((extents, offset, nbytes))
             self._loads += 1
             pool.session.send(Load(self.number, offset, nbytes, is_change=True))
+
+    def reseed(self) -> None:
+        """Have later runs seed random generators by the keys that they have now."""
+        self.is_outdated = True
 
     def statistics(self) -> EngineStatistics:
         """What it knows for `Loader.statistics()`, but for its cache."""
