@@ -1,10 +1,9 @@
 """Augment images with albumentations and get the same images with any number of workers.
 
-Each worker creates its own transform in `setup`, and the function passes the sample's `rng` to it.
+The loader seeds the random generators inside the transform for each sample.
 Install, in a clone: pip install . "albumentations>=2.0"
 """
 
-import random
 import tempfile
 from pathlib import Path
 
@@ -14,26 +13,20 @@ import numpy as np
 
 import loaderpool as lp
 
-state = {}  # each worker has its own
+transform = A.Compose(
+    [
+        A.RandomCrop(height=48, width=48),
+        A.HorizontalFlip(p=0.5),
+        A.RandomBrightnessContrast(p=0.5),
+    ],
+    seed=1,
+)
 
 
-def setup():
-    cv2.setNumThreads(0)  # the workers already use all CPUs
-    state["transform"] = A.Compose(
-        [
-            A.RandomCrop(height=48, width=48),
-            A.HorizontalFlip(p=0.5),
-            A.RandomBrightnessContrast(p=0.5),
-        ]
-    )
-
-
-def load(item, rng):
+def load(item):
     path, label = item
     image = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
-    # Albumentations ignores global seeds. It draws from these two generators.
-    state["transform"].set_random_state(rng, random.Random(int(rng.integers(2**32))))
-    return state["transform"](image=image)["image"], label
+    return transform(image=image)["image"], label
 
 
 def write_images(folder):
@@ -47,7 +40,7 @@ def write_images(folder):
 
 
 def two_epochs(items, workers):
-    with lp.Loader(items, load, batch_size=16, shuffle=True, seed=1, setup=setup, workers=workers) as loader:
+    with lp.Loader(items, load, batch_size=16, shuffle=True, seed=1, workers=workers) as loader:
         return [np.concatenate([images for images, labels in loader]) for _ in range(2)]
 
 

@@ -316,7 +316,7 @@ class PoolEngine:
         assert self._stream is not None
         self.feeds = StreamFeeds(self, self._stream, for_reader, None if before is None else before.sent)
         if before is not None:
-            before.drop_first()
+            before.retire()
             self._old_feeds.append(before)
 
     def _drop_outdated(self) -> None:
@@ -335,6 +335,10 @@ class PoolEngine:
     def version(self) -> Version:
         """The version of which runs are that begin now."""
         return self._versions[-1]
+
+    def reseed(self) -> None:
+        """Have later runs seed random generators by the keys that they have now."""
+        self.is_outdated = True
 
     def statistics(self) -> EngineStatistics:
         """What it knows for `Loader.statistics()`, but for its cache."""

@@ -52,9 +52,12 @@ class LocalEngine:
     Args:
         checked: what the loader was made with; the payload is used as it is, nothing is pickled.
         cache: the loader's, closed with this; None: it has none.
+        generators: the random generators of the payload, if they are known.
     """
 
-    def __init__(self, checked: CheckedArguments, cache: SharedCache | None = None) -> None:
+    def __init__(
+        self, checked: CheckedArguments, cache: SharedCache | None = None, generators: Registry | None = None
+    ) -> None:
         self.cache = cache
         self._stream, self._payload = checked.stream, checked.payload
         self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
@@ -63,7 +66,7 @@ class LocalEngine:
         self.takes_out: bool = checked.payload["takes_out"]
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
         self._globals = KeptGlobals()
-        self.generators = Registry(roots_of(checked.payload, checked.stream))
+        self.generators = generators or Registry(roots_of(checked.payload, checked.stream))
         payload = {**checked.payload, "cache": cache, "generators": self.generators.pairs}
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         if self._stream is not None:
@@ -137,6 +140,13 @@ class LocalEngine:
             raise SourceError(nothing_there(self.plan))
         assert isinstance(self.work.items, StreamedItems)
         self.work.items.put(*batch)
+
+    def reseed(self) -> None:
+        """Seed the random generators by the keys that they have now."""
+        self.work.seed_captured(self.generators.pairs)
+        if self._stream is not None:
+            self._stream.captured = self.work.calls.captured
+        self._first_reading = None
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
         """Leave the random generators of the user's objects as they were before the block."""

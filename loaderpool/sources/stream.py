@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loaderpool.checks import check_signature, open_parameter, whole_number
@@ -63,7 +63,7 @@ def nothing_there(plan: Plan) -> str:
 
 def read_batches(
     stream: StreamSource, plan: Plan, *, window: int, seed: int, epoch: int
-) -> Iterator[tuple[int, list[Any]]]:
+) -> Generator[tuple[int, list[Any]], None, None]:
     """The items of each batch of this shard, and the position of the first one; positions in a batch are consecutive.
 
     Each shard reads the whole stream and keeps its rows. Items before the plan's start are read and dropped. A window

@@ -260,11 +260,13 @@ class Loader:
         Raises:
             StateError: If it belongs to another loader, or is damaged.
         """
-        from loaderpool.trainer.saved_state import check_resumable, read_state
+        from loaderpool.trainer.saved_state import check_resumable, generators_of, read_state
 
         core = self._core
         check_resumable(core.stream, core.tracker)
         core.tracker.resume_at(read_state(state, core.fingerprint, core.plan))
+        if core.engine is not None and core.engine.generators.adopt(generators_of(state)):
+            core.engine.reseed()
 
     # ---- batches for frameworks: each method forwards to its adapter when it is called
 

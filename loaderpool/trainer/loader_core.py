@@ -161,7 +161,8 @@ class LoaderCore:
         from loaderpool.trainer.saved_state import check_resumable, write_state
 
         check_resumable(self.stream, self.tracker)
-        return write_state(position, self.fingerprint, self.plan)
+        generators = [] if self.engine is None else self.engine.generators.saved()
+        return write_state(position, self.fingerprint, self.plan, generators)
 
     def running_engine(self) -> Engine:
         """The engine.

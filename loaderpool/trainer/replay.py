@@ -67,7 +67,9 @@ class Replay:
     def __init__(self, loader: Loader, index: int, epoch: int = 0) -> None:
         # "auto" draws what True draws. Without the cache: who replays a sample wants to see its function called.
         here = {"workers": 0, "threads": 1, "seed_globals": bool(loader.config.seed_globals), "cache": None}
-        engine = self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}))
+        own = loader._core.engine
+        generators = None if own is None else own.generators
+        engine = self._engine = LocalEngine(check_arguments({**loader._core.arguments, **here}), None, generators)
         plan, self.epoch = engine.plan, whole_number("epoch", epoch, at_least=0, at_most=MAX_EPOCH)
         if plan.is_open and not plan.is_endless:
             what = "generators, which have" if plan.lanes else "a stream, which has"

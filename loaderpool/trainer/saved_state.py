@@ -73,8 +73,11 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     return tracker.next_log().position(0) if found is None else found
 
 
-def write_state(position: Position, fingerprint: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Return the state of a loader whose consumer stands at this position."""
+def write_state(position: Position, fingerprint: dict[str, Any], plan: Plan, generators: list[str]) -> dict[str, Any]:
+    """Return the state of a loader whose consumer stands at this position.
+
+    `generators`: the keys of its random generators.
+    """
     lanes = position.lanes
     state = {
         "loaderpool_state": _VERSION,
@@ -83,6 +86,7 @@ def write_state(position: Position, fingerprint: dict[str, Any], plan: Plan) -> 
         "taken": _ranges(position.taken),
         "num_shards": plan.num_shards,
         **({} if lanes is None else {"lanes": {"taken": list(lanes.taken), "over": sorted(lanes.over)}}),
+        **({"generators": generators} if generators else {}),
         "loader": fingerprint,
     }
     return {**state, "checksum": _checksum_of(state)}
@@ -127,6 +131,11 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
             f"{plan.num_shards}: with deterministic=False or generators, each shard has its own position."
         )
     return position
+
+
+def generators_of(state: Mapping[str, Any]) -> list[str]:
+    """Return the keys of random generators in a state that `read_state` has read."""
+    return list(state.get("generators", ()))
 
 
 def _position_of(state: Mapping[str, Any]) -> Position:

@@ -19,6 +19,7 @@ from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
 from loaderpool.plan.order import Plan, Start, Ticket, kept
 from loaderpool.system import clock
+from loaderpool.transport.payload.generators import seeder
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Calls, ThreadCalls
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
@@ -96,6 +97,16 @@ class Work:
         self._converter: Converter
         self._block_rows = 1
         self._writes_rows = False
+
+    def seed_captured(self, pairs: list[tuple[Any, bytes]]) -> None:
+        """Have these random generators seeded by these keys."""
+        calls = self.calls
+        calls.captured = seeder(pairs, self.config)
+        calls.kept.clear()
+        if isinstance(self.items, StreamedItems) or self.items is None:
+            return
+        self.items.close()
+        self.items.captured = calls.captured
 
     def ensure_setup(self) -> None:
         """Call the user's `setup` hook, once in each process; WorkFailed: it raised."""

@@ -25,7 +25,7 @@ from loaderpool.core.child_process import Surroundings
 from loaderpool.core.delivery import FIRST_EPOCH
 from loaderpool.core.failures import reading_error
 from loaderpool.core.forms import memory_limit
-from loaderpool.core.stream.reader import Arriving, ReaderProcess, StreamEnded
+from loaderpool.core.stream.reader import Arriving, ReaderPass, ReaderProcess, StreamEnded
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.plan.order import Plan
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 # More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
 _CHEAP_BYTES = 16 << 20
+_THREAD_NAME = "loaderpool-feed"
 _EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
 # What items may take while they wait, of the budget for batches. Less: with large items workers idle while the next are
 # read. More: they may take most of it beside the batches.
@@ -64,7 +65,6 @@ class Feed:
 
     Args:
         feeds: of the loader, which say how much may wait, and where.
-        process: reads the pass; None: this process does, on the feed's thread.
         epoch: the pass.
         plan: of its batches.
 
@@ -72,9 +72,10 @@ class Feed:
         MemoryLimitError: no room for the table.
     """
 
-    def __init__(self, feeds: StreamFeeds, process: ReaderProcess | None, epoch: int, plan: Plan) -> None:
+    def __init__(self, feeds: StreamFeeds, epoch: int, plan: Plan) -> None:
         self._feeds, self._pool, self._rooms = feeds, feeds.pool, feeds.rooms
-        self.process, self.epoch, self._plan = process, epoch, plan
+        self.epoch, self._plan = epoch, plan
+        self.process: ReaderPass | None = None  # None: this process reads, on the feed's thread
         self.made = 0
         self.end: int | None = None
         self.make_error: Callable[[], LoaderpoolError] | None = None
@@ -95,8 +96,13 @@ class Feed:
         self._told = 0  # batches that were told of
 
     def start(self) -> None:
-        """Begin to read; the listener for news knows this feed by now."""
-        threading.Thread(target=self._run, name="loaderpool-feed", daemon=True).start()
+        """Begin to read; the listener for news knows this feed by now. The pool's lock is held."""
+        thread = self._feeds.thread_for(self)
+        if thread is None:
+            threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True).start()
+        else:
+            self.process = ReaderPass(thread.reader, self.epoch, self._plan.start)
+            thread.run(self._run)
         self.is_started = True
 
     def take(self, batches: range, before: int) -> None:
@@ -246,6 +252,44 @@ class Feed:
         return min(most, max(needed, cheap, 2 - held))  # 2: one that the workers make, and one that waits
 
 
+class ReaderThread:
+    """A thread that has a reader process read passes, one after another.
+
+    It lives as long as its process: the kernel ends the process with the thread that started it.
+
+    Attributes:
+        latest: the feed whose pass is read, or was read last.
+        is_gone: the thread and its process have ended.
+    """
+
+    def __init__(self, reader: ReaderProcess, feed: Feed) -> None:
+        self.reader, self.latest = reader, feed
+        self.is_gone = False
+        # Only such a queue may be put to in a finalizer.
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name=_THREAD_NAME, daemon=True).start()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next pass can be read: the latest one was read to its end, or abandoned."""
+        return self.latest.is_over or self.latest.end is not None
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run this after what was to be run before."""
+        self._work.put(work)
+
+    def end(self) -> None:
+        """End the thread and its process, after what was to be run. Never blocks; may run in a finalizer, and twice."""
+        self._work.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work
+        self.reader.end()
+        self.is_gone = True
+
+
 class StreamFeeds:
     """Opens, keeps and frees the feeds of one loader. All with the pool's lock held, but `stop`.
 
@@ -276,27 +320,31 @@ class StreamFeeds:
         self.first: Feed | None = None
         self.why_on_thread = shipment if isinstance(shipment, str) else ""
         self.sent: Sent | None = None
-        self._reader: Callable[[int, int], ReaderProcess] | None = None  # by epoch and start
+        self._threads: list[ReaderThread] = []
+        self._ended: list[ReaderThread] = []
+        self._make_reader: Callable[[], ReaderProcess] | None = None  # None: this process reads
         if isinstance(shipment, Shipment):
             self.sent = sent = Sent(self.pool.arena, shipment, place(shipment, earlier=earlier))
             files = sent.placement.descriptors
             own = self.pool.arena, (sent.offset, sent.nbytes), files, Surroundings.of_now()
-            self._reader = functools.partial(ReaderProcess, *own)
+            self._make_reader = functools.partial(ReaderProcess, *own)
 
     def means(self, shipment: Shipment) -> bool:
         """Whether this is the stream as readers are sent it."""
         return self.sent is not None and self.sent.means(shipment)
 
-    def drop_first(self) -> None:
-        """End the first pass, if none has taken it over: it is of a stream that has changed."""
+    def retire(self) -> None:
+        """Read no more passes: the stream has changed. Those that are under way go on."""
         first, self.first = self.first, None
         if first is not None:
             first.stop()
+        for thread in self._threads:
+            thread.end()
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is read any more, and all memory was given back."""
-        return not self._feeds
+        """Whether nothing is read any more, and the memory of all passes was given back."""
+        return not self._feeds and all(thread.is_gone for thread in [*self._threads, *self._ended])
 
     def ahead(self) -> tuple[int, int, int]:
         """How far may be read ahead: batches without which workers would idle, the most batches, the most bytes."""
@@ -333,10 +381,28 @@ class StreamFeeds:
         return self._open(epoch, plan)
 
     def _open(self, epoch: int, plan: Plan) -> Feed:
-        process = None if self._reader is None else self._reader(epoch, plan.start)
-        feed = Feed(self, process, epoch, plan)
+        feed = Feed(self, epoch, plan)
         self._feeds.append(feed)
         return feed
+
+    def thread_for(self, feed: Feed) -> ReaderThread | None:
+        """Return the thread that has a process read a feed; None: this process reads the stream.
+
+        One process reads the passes that follow one another, so that the stream goes on with its own state. Passes side
+        by side have a process each.
+        """
+        if self._make_reader is None:
+            return None
+        free = [thread for thread in self._threads if thread.is_free]
+        for thread in free[1:]:
+            thread.end()
+            self._threads.remove(thread)
+            self._ended.append(thread)
+        if not free:
+            self._threads.append(ReaderThread(self._make_reader(), feed))
+            return self._threads[-1]
+        free[0].latest = feed
+        return free[0]
 
     def free(self, in_use: Collection[int]) -> None:
         """Give back the memory of feeds that are over, but of those with these ids."""
@@ -361,5 +427,7 @@ class StreamFeeds:
         for feed in feeds:
             feed.stop()
         # No lock is waited for: a finalizer may have it.
-        apart = [feed for feed in feeds if feed.is_started and feed.process is not None]
-        clock.wait_until(lambda: all(feed.is_gone for feed in apart), 2 * GRACE_S)
+        threads = [*self._threads, *self._ended]
+        for thread in threads:
+            thread.end()
+        clock.wait_until(lambda: all(thread.is_gone for thread in threads), 3 * GRACE_S)

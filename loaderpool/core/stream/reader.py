@@ -1,4 +1,4 @@
-"""The process that reads one pass over a stream, as the main process has it: started, listened to, ended."""
+"""The process that reads a stream, as the main process has it: started, listened to, ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loaderpool.core import child_process
 from loaderpool.core.channel import GRACE_S
 from loaderpool.core.child_process import Program, Surroundings
 from loaderpool.core.failures import reader_lost_error, reading_error, setup_error
-from loaderpool.core.stream.reading import HEADER
+from loaderpool.core.stream.reading import COMMAND, HEADER
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, UnpicklableError, closed_error
 from loaderpool.memory.arena import Arena
 from loaderpool.plan.order import Plan
@@ -92,24 +92,80 @@ def ship_beside(
 
 
 class ReaderProcess:
-    """Reads a pass in a process of its own.
+    """A process with the user's iterable in it, which reads one pass after another.
 
-    Runs in: the feed's thread, which starts and reaps the process; other threads may only `stop`.
+    So the iterable keeps its state from pass to pass, as it does with `workers=0`.
+
+    Runs in: one thread, which starts and reaps the process. The kernel ends the process with that
+    thread.
 
     Args:
         arena: has the stream's shipment.
         place: offset and length of that.
         files: descriptors of its data files: the caller's.
         around: what the process finds around it.
+    """
+
+    def __init__(self, arena: Arena, place: tuple[int, int], files: Sequence[int], around: Surroundings) -> None:
+        self._arena, self._files, self._around = arena, files, around
+        self._settings = {"place": place, "files": list(files)}
+        self._control: socket.socket | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, data: socket.socket, epoch: int, start: int) -> None:
+        """Have a pass read and sent over a socket; start the process if there is none.
+
+        Raises:
+            ValueError: the arena's descriptor is closed.
+            OSError: no process could be started.
+        """
+        command = COMMAND.pack(epoch, start)
+        if self._control is not None:
+            with contextlib.suppress(OSError):  # it has died since its last pass
+                socket.send_fds(self._control, [command], [data.fileno()])
+                return
+            self.end()
+        ours, theirs = (machine.above_standard(end.detach()) for end in socket.socketpair())
+        self._control = socket.socket(fileno=ours)
+        with socket.socket(fileno=theirs):
+            arena = self._arena.descriptor
+            start_with = {"control": theirs, "arena": arena, "arena_bytes": self._arena.nbytes}
+            settings = {**start_with, "trainer_pid": os.getpid(), **self._settings}
+            self.process = child_process.start(_PROGRAM, self._around, settings, [theirs, arena, *self._files])
+        socket.send_fds(self._control, [command], [data.fileno()])
+
+    def is_done(self, grace_s: float) -> bool:
+        """Wait until the process has let go of its pass; return False if it does not within some seconds."""
+        if self._control is None:
+            return False
+        self._control.settimeout(grace_s)
+        with contextlib.suppress(OSError):
+            return bool(self._control.recv(1))
+        return False
+
+    def end(self) -> None:
+        """End the process, for which it has a moment if it waits for a pass. Blocks: until it is gone."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        process, self.process = self.process, None
+        if process is not None and process.returncode is None:
+            child_process.end(process, GRACE_S)
+
+
+class ReaderPass:
+    """One pass that a reader process reads.
+
+    Runs in: the feed's thread; other threads may only `stop`.
+
+    Args:
+        reader: reads it.
         epoch: the pass.
         start: its first position.
     """
 
-    def __init__(
-        self, arena: Arena, place: tuple[int, int], files: Sequence[int], around: Surroundings, epoch: int, start: int
-    ) -> None:
-        self._arena, self._files, self._around, self._epoch = arena, files, around, epoch
-        self._settings = {"place": place, "files": list(files), "epoch": epoch, "start": start}
+    def __init__(self, reader: ReaderProcess, epoch: int, start: int) -> None:
+        self._reader, self._epoch, self._start = reader, epoch, start
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -119,7 +175,7 @@ class ReaderProcess:
         self._was_stopped = self._is_over = self._has_ended = False
 
     def frames(self, wanted: Callable[[], int]) -> Generator[Arriving, None, None]:
-        """Start the process, and give each batch as it comes, which it sends when it is asked for.
+        """Begin the pass, and give each batch as it comes, which the reader sends when it is asked for.
 
         Args:
             wanted: how many may be on their way now; one always may.
@@ -135,7 +191,8 @@ class ReaderProcess:
                 self._socket = ours
                 if self._is_over:
                     return
-                self._process = self._launch(theirs.fileno())
+                self._reader.begin(theirs, self._epoch, self._start)
+                self._process = self._reader.process
         except ValueError:  # the arena's descriptor is closed
             raise closed_error() from None
         except OSError as error:
@@ -177,19 +234,12 @@ class ReaderProcess:
                 self._socket.shutdown(socket.SHUT_RDWR)  # closing is not enough: a fork of ours may have it, too
 
     def close(self) -> None:
-        """Wait until the process is gone, for which it has a moment."""
+        """End the pass, and with it a process that does not let go of it within a moment."""
         self.stop()
-        process = self._process
-        if process is not None and process.returncode is None:
-            child_process.end(process, GRACE_S)
+        if self._process is not None and (self._has_ended or not self._reader.is_done(GRACE_S)):
+            self._reader.end()
         if self._socket is not None:
             self._socket.close()
-
-    def _launch(self, socket_end: int) -> subprocess.Popen[bytes]:
-        arena = self._arena.descriptor
-        start = {"socket": socket_end, "arena": arena, "arena_bytes": self._arena.nbytes, "trainer_pid": os.getpid()}
-        descriptors = [socket_end, arena, *self._files]
-        return child_process.start(_PROGRAM, self._around, {**start, **self._settings}, descriptors)
 
     def _fill(self, view: memoryview) -> None:
         """Fill it with what comes next. Blocks: until it is there. Raises `StreamEnded`: it will not come."""
@@ -211,13 +261,15 @@ class ReaderProcess:
                 count = self._socket.recv_into(view, 0, flags)
                 if count:
                     return count
+                if self._is_over:  # this side has ended the pass, and the process may go on
+                    raise StreamEnded(lambda position: closed_error())
                 self._has_ended = True
             except ConnectionResetError:
                 continue  # it ended before it read all that we sent; what it sent is still to be read
             except BlockingIOError:  # none have come for `look_ms`
                 pass
             if self._has_ended:  # and what it sent was read
-                self.close()
+                self._reader.end()
                 raise StreamEnded(functools.partial(reader_lost_error, self._death(self._process)))
             pid = self._process.pid
             self._has_ended = child_process.has_ended(pid)  # children of the user's may hold its end of the socket

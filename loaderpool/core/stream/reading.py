@@ -1,4 +1,9 @@
-"""The reader: a clean interpreter with the user's iterable in it, which reads one pass.
+"""The reader: a clean interpreter with the user's iterable in it, which reads one pass after another.
+
+main process ── COMMAND, with the pass's own socket ──▶ reader
+main process ◀── a byte, when it has let go of the pass ── reader
+
+On the pass's socket:
 
 feed ── a byte for each batch that it may send ──▶ reader
 feed ◀── HEADER, then the items of a batch; or an error; or the end ── reader
@@ -29,6 +34,7 @@ from loaderpool.worker.bundles import Frame, frames
 from loaderpool.worker.own_process import become_worker, end_stray, serve, settle_libraries
 
 HEADER = struct.Struct("<4Q")  # of a frame: bytes, buffers, first position, rows; 0 rows: the end, or an error
+COMMAND = struct.Struct("<2q")  # a pass: its epoch, and its first position
 _MOST_ASKED = 1 << 10  # at once; a feed asks for fewer
 
 
@@ -56,10 +62,27 @@ class _Sender:
                 self._channel.sendall(part)
 
 
-def _read(start: Mapping[str, Any], channel: socket.socket) -> None:
-    """Read the pass to its end. Raises what a socket does whose other end is closed, where the rest is not wanted."""
-    sender, epoch = _Sender(channel), start["epoch"]
+def _serve(start: Mapping[str, Any], control: socket.socket) -> None:
+    """Read passes until the main process wants no more."""
     payloads = Payloads(Arena(start["arena"], start["arena_bytes"]), {0: list(start["files"])})
+    stream: StreamSource | None = None
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, COMMAND.size, 1)
+        if not message:
+            return
+        with socket.socket(fileno=descriptors[0]) as channel:
+            sender = _Sender(channel)
+            if stream is None:
+                stream = _load(payloads, start, sender)
+            if stream is None:
+                return
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the rest is not wanted
+                _read(stream, payloads.loaded[0], sender, *COMMAND.unpack(message))
+        control.send(b"\0")
+
+
+def _load(payloads: Payloads, start: Mapping[str, Any], sender: _Sender) -> StreamSource | None:
+    """Return the stream; None: it could not be loaded, which is sent."""
     try:
         fault_points.reach("reader.loading")
         payloads.load(0, *start["place"])
@@ -67,16 +90,22 @@ def _read(start: Mapping[str, Any], channel: socket.socket) -> None:
         end_stray(error)
         advice = describe_load_error(error, "the reader")
         sender.send(_failed(describe_failure(error, epoch=0, worker=None), advice))
-        return
+        return None
     settle_libraries()
-    fault_points.reach("reader.pass_taken")
     payload = payloads.loaded[0]
+    stream = StreamSource(payload["source"])
+    stream.captured = seeder(payload.get("generators", []), payload["config"]._replace(threads=1))
+    return stream
+
+
+def _read(stream: StreamSource, payload: Mapping[str, Any], sender: _Sender, epoch: int, start: int) -> None:
+    """Read a pass to its end. Raises what a socket does whose other end is closed: the rest is not wanted."""
+    fault_points.reach("reader.pass_taken")
+    config = payload["config"]
     try:
-        stream, config = StreamSource(payload["source"]), payload["config"]
-        stream.captured = seeder(payload.get("generators", []), config._replace(threads=1))
-        plan = payload["plan"].after(start["start"])
+        plan = payload["plan"].after(start)
         batches = read_batches(stream, plan, window=config.shuffle_window, seed=config.seed, epoch=epoch)
-        with contextlib.closing(frames(batches)) as read:
+        with contextlib.closing(batches), contextlib.closing(frames(batches)) as read:
             for frame in read:
                 end_stray()
                 fault_points.reach("reader.before_sending")
@@ -103,4 +132,4 @@ def main(start: Mapping[str, Any]) -> None:
     become_worker(start["trainer_pid"])  # the thread that started us lives until we are gone
     if isinstance(sys.stderr, io.TextIOWrapper):
         faulthandler.enable()
-    serve(functools.partial(_read, start, socket.socket(fileno=start["socket"])))
+    serve(functools.partial(_serve, start, socket.socket(fileno=start["control"])))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import operator
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from loaderpool.system.walk import CODE, CONTAINERS, attributes_of, is_found_by_
 # Objects that are looked into. With more, making a loader takes longer. With fewer, generators deep
 # inside an object are not found with `workers=0`, or in modules.
 _MOST_ENTERED = 5_000
-# Items of a container that are looked into. A longer one is data.
+# Items of a container that are looked into. A longer one is data, whose items are of a kind.
 _MOST_ITEMS = 1_000
 _PLAIN = frozenset({
     str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType,
@@ -62,11 +63,12 @@ class Registry:
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self._roots = roots
         self._known: dict[int, tuple[Any, bytes]] = {}  # by id; holds the generators, not their owners
-        self.of_modules = list[ModuleGenerators]()
+        self._in_modules = list[tuple[Home, list[Any]]]()
         for home, generators in find_all(roots.values()):
-            keys = self.look_up(generators)
-            if home is not None and keys:
-                self.of_modules.append(ModuleGenerators(home, keys))
+            self.look_up(generators)
+            if home is not None and generators:
+                self._in_modules.append((home, generators))
+        self.of_modules = [ModuleGenerators(home, self.look_up(generators)) for home, generators in self._in_modules]
 
     def look_up(self, generators: Iterable[Any]) -> list[bytes]:
         """Return the generators' keys. One that was not seen before gets the key of its present state."""
@@ -81,6 +83,23 @@ class Registry:
     def pairs(self) -> list[tuple[Any, bytes]]:
         """The generators of this process with their keys."""
         return list(self._known.values())
+
+    def adopt(self, saved: Sequence[str]) -> bool:
+        """Take over the keys of a saved state; return whether that changed any.
+
+        A generator without a seed has another state in each process. With the keys of the first one,
+        a training that is resumed draws the same numbers.
+        """
+        before = self.saved()
+        keys = [*map(bytes.fromhex, saved), *[key for _, key in self.pairs][len(saved) :]]
+        for (generator, _), key in zip(self.pairs, keys, strict=False):
+            self._known[id(generator)] = generator, key
+        self.of_modules = [ModuleGenerators(home, self.look_up(generators)) for home, generators in self._in_modules]
+        return self.saved() != before
+
+    def saved(self) -> list[str]:
+        """Return the keys as a saved state has them."""
+        return [key.hex() for _, key in self.pairs]
 
     def __len__(self) -> int:
         return len(self._known)
@@ -165,22 +184,22 @@ def _parts(value: Any, kind: type, homes: dict[Home, Any]) -> Iterator[Any]:
     elif issubclass(kind, CODE):
         yield from (getattr(value, name, None) for name in ("__wrapped__", "__func__", "fget", "func", "__self__"))
     elif issubclass(kind, dict):
-        yield from _items(dict.values(value), dict.__len__(value))
+        yield from _items(dict.values(value))
         if kind is not dict:
             yield from _of_object(value, kind)
     elif issubclass(kind, np.ndarray):
         if value.dtype == object:
-            yield from _items(value.flat, value.size)
+            yield from _items(value.flat)
     else:
         for base in CONTAINERS:
             if issubclass(kind, base):
-                yield from _items(base.__iter__(value), base.__len__(value))
+                yield from _items(base.__iter__(value))
         if kind not in CONTAINERS:
             yield from _of_object(value, kind)
 
 
-def _items(items: Iterable[Any], count: int) -> Iterator[Any]:
-    return iter(()) if count > _MOST_ITEMS else (item for item in list(items) if type(item) not in _PLAIN)
+def _items(items: Iterable[Any]) -> Iterator[Any]:
+    return (item for item in list(itertools.islice(items, _MOST_ITEMS)) if type(item) not in _PLAIN)
 
 
 def _of_object(value: Any, kind: type) -> Iterator[Any]:
@@ -194,6 +213,20 @@ _OF_EACH_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", 
 def _parts_of_function(function: types.FunctionType, homes: dict[Home, Any]) -> Iterator[Any]:
     if is_library(str(function.__module__)):
         return
+    names = set(_names(function.__code__))
+    used = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
+    captured = list(_captured(function))
+    for module in [*captured, *used.values()]:
+        if type(module) is types.ModuleType and not is_library(module.__name__):  # `augment.rng.random()`
+            _note(homes, module.__name__, {name: vars(module)[name] for name in names & vars(module).keys()})
+    yield from captured
+    if is_found_by_name(function):
+        _note(homes, function.__module__, used)
+    else:
+        yield from used.values()
+
+
+def _captured(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -202,15 +235,6 @@ def _parts_of_function(function: types.FunctionType, homes: dict[Home, Any]) -> 
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()
-    names = set(_names(function.__code__))
-    used = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
-    for module in [each for each in used.values() if type(each) is types.ModuleType]:
-        if not is_library(module.__name__):  # `augment.rng.random()`
-            _note(homes, module.__name__, {name: vars(module)[name] for name in names & vars(module).keys()})
-    if is_found_by_name(function):
-        _note(homes, function.__module__, used)
-    else:
-        yield from used.values()
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
