@@ -119,7 +119,7 @@ _PIECE_BYTES = 4 << 20
 _MOST_TURNS = 3
 
 
-def place_of(buffer: memoryview) -> tuple[DataFile, int]:
+def place_of(buffer: memoryview, adopts: bool = True) -> tuple[DataFile, int]:
     """The file that holds an array's bytes, and where in it.
 
     The array is adopted now if it can be; if not all of it could be, what was is as good as before. Runs in: the
@@ -127,6 +127,7 @@ def place_of(buffer: memoryview) -> tuple[DataFile, int]:
 
     Args:
         buffer: the array's bytes, contiguous.
+        adopts: else only a file serves that has the bytes already. A training may have told a driver of the memory.
 
     Raises:
         OSError: it has to be copied, as the text says (`why_copied`); or there is no memory, or no descriptor.
@@ -134,7 +135,7 @@ def place_of(buffer: memoryview) -> tuple[DataFile, int]:
     address = address_of(buffer)
     file = find_file(address, buffer.nbytes)
     if file is None:
-        reason = why_copied(buffer)
+        reason = why_copied(buffer) if adopts else "it has changed since the loader was made"
         if reason is not None:
             raise OSError(reason)
         owner = _owner(buffer)

@@ -244,8 +244,8 @@ def share(data: npt.ArrayLike) -> npt.NDArray[Any]: ...
 def share(data: Any) -> Any:
     """Copy an array, list or dict into shared memory. Loaders use the result without copying it.
 
-    A loader uses the values that an array has when the loader is made. Each element of a list or dict is pickled; every
-    access returns a new object. See docs/guide/data/in-memory-data.md.
+    An epoch uses the values that an array has when it begins. Each element of a list or dict is pickled; every access
+    returns a new object. See docs/guide/data/in-memory-data.md.
 
     Args:
         data: List, tuple or dict of objects that can be pickled, or an array, such as a `numpy.memmap`.

@@ -87,7 +87,8 @@ class Placement:
 def place(shipment: Shipment, hands_over_files: bool = True, earlier: Sent | None = None) -> Placement:
     """Find or make files for the shipment's large arrays, which are adopted in place where that can be.
 
-    All is copied where the pool does not hand over files; but what an earlier shipment has stays there.
+    All is copied where the pool does not hand over files. What an earlier shipment has stays there, and what it has not
+    is copied.
     """
     found = Placement()
     if not shipment.buffers:
@@ -106,7 +107,7 @@ def place(shipment: Shipment, hands_over_files: bool = True, earlier: Sent | Non
                 raise OSError("the workers are spawned")
             if len(found.files) == _MOST_FILES:
                 raise OSError(f"the loader shares {_MOST_FILES} other arrays")
-            file, offset = place_of(buffer)
+            file, offset = place_of(buffer, adopts=earlier is None)
         except OSError as error:  # or no memory for files, or no descriptors: there may be some in the arena
             if not is_in_passing(buffer):
                 reasons[str(error)] += buffer.nbytes
