@@ -35,6 +35,7 @@ from loaderpool.core.supervisor import Supervisor
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import capacity, interrupts, machine, process
+from loaderpool.system.open_files import OpenFile
 from loaderpool.transport.reports import LOST_PIPES_STATUS
 from loaderpool.worker.own_process import serve, settle_process
 
@@ -205,7 +206,7 @@ class SpawnedSupervisor(Supervisor):
     _main_pidfd = -1  # it is this process
     _close_file: Any = staticmethod(lambda batch: None)  # no file
     _listen: Any = staticmethod(lambda descriptor, handler: None)  # `_wait` hears all
-    _forks: Any = staticmethod(lambda: True)  # none is one, but that needs no warning
+    _obstacles: Any = staticmethod(tuple)  # there is no fork, and that needs no warning
 
     def _open(self, start: Mapping[str, Any]) -> int:
         self._main, self._arena, self._slots = start["channel"], start["arena"], start["slots"]
@@ -243,7 +244,7 @@ class SpawnedSupervisor(Supervisor):
 class SpawnedWorkers(Processes):
     """The workers. Each is started with what loaders there are."""
 
-    def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
+    def _launch(self, number: int, cell: int, files: Sequence[OpenFile] | None) -> WorkerProcess:
         ours, theirs = _spawning.Pipe()
         own = {"channel": theirs, "arena": self._arena.name, "slots": self._slots.name}
         told = {**self._settings, **self._told(number, cell), **own}

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from loaderpool.config import LoaderConfig
@@ -231,6 +231,7 @@ class Supervisor:
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
             gc.collect()
         self._has_loaded = True
+        self._fork_check.handles.note_load(self._workers.private())
         gc.freeze()  # workers would copy each page of objects that a collection looks at
 
     def _update(self, message: messages.Load) -> None:
@@ -393,18 +394,17 @@ class Supervisor:
         except OSError:  # no descriptor for a long message: another worker gets it again
             worker.kill()
 
-    def _forks(self) -> bool:
-        """Whether workers are forked; else each is an interpreter of its own."""
-        return not self._fork_check.obstacles()
+    def _obstacles(self) -> Sequence[str]:
+        """Return why workers are not forked; empty: they are. Otherwise each is an interpreter of its own."""
+        return self._fork_check.obstacles(self._workers.private())
 
     def _start(self, number: int) -> None:
-        is_forked = self._forks()
-        if not is_forked and not self._has_told_of_exec:  # before anything that a worker by exec may say
+        obstacles = self._obstacles()
+        if obstacles and not self._has_told_of_exec:  # before anything that a worker by exec may say
             self._has_told_of_exec = True
-            why = why_not_forked(self._fork_check.obstacles(), process.node())
-            self._main.send(messages.Warn(why, are_not_forked=True))
+            self._main.send(messages.Warn(why_not_forked(obstacles, process.node()), are_not_forked=True))
         try:
-            worker = self._workers.start(number, is_forked)
+            worker = self._workers.start(number, None if obstacles else self._fork_check.handles.files)
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
             packed = reports.of_setup(failure, "no worker could be started", capacity.START_ADVICE, None)

@@ -10,12 +10,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.system import clock, machine, process
+from loaderpool.transport.payload.handles import OpenHandles
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
@@ -161,18 +161,26 @@ class ForkCheck:
     path again. A fork that uses an inherited SQLite connection can damage the database
     (https://www.sqlite.org/howtocorrupt.html, "Carrying an open database connection across a fork()"). So where the
     user's modules have such things once they are imported, workers are not forked (`core.processes`).
+
+    Attributes:
+        handles: files and connections; `handles.files` are those that a fork has to open again.
     """
 
     def __init__(self) -> None:
+        self.handles = OpenHandles()
         self._found: tuple[str, ...] = ()
 
-    def obstacles(self) -> Sequence[str]:
-        """Return what this process must not be forked with; empty: it may be. What was there once may come again."""
+    def obstacles(self, private: Collection[int]) -> Sequence[str]:
+        """Return what this process must not be forked with; empty: it may be. What was there once may come again.
+
+        Args:
+            private: the supervisor's own descriptors.
+        """
         if not self._found:
             until = clock.monotonic_s() + _GRACE_S
             while (threads := _threads()) and clock.monotonic_s() < until:
                 time.sleep(_LOOK_S)
-            self._found = (*_runtimes(), *_hdf5_files(), *_sqlite_connections(), *threads)
+            self._found = (*_runtimes(), *_hdf5_files(), *threads, *self.handles.obstacles(private))
         return self._found
 
 
@@ -208,18 +216,6 @@ def _hdf5_files() -> Iterator[str]:
         yield from (f"the open HDF5 file {path}" for path in sorted(paths))
 
 
-def _sqlite_connections() -> Iterator[str]:
-    connection: Any = getattr(sys.modules.get("sqlite3"), "Connection", None)
-    if connection is None:
-        return
-    for module in sys.modules.copy().values():
-        # Not by `isinstance`: some modules are replaced by objects that import more when they are asked.
-        if type(module) is ModuleType and not process.is_library(module.__name__):
-            for name, value in list(vars(module).items()):
-                if isinstance(value, connection):
-                    yield f"the SQLite connection {module.__name__}.{name}"
-
-
 def why_not_forked(obstacles: Sequence[str], node: str) -> str:
     """Return a warning's text; `node` is empty on the main process' machine."""
     more = f" and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
@@ -227,6 +223,6 @@ def why_not_forked(obstacles: Sequence[str], node: str) -> str:
     return (
         f"Workers{where} are started without fork() because of {', '.join(obstacles[:3])}{more} in the supervisor, "
         "which imports your modules. This is safe, but start-up is slower and uses more memory. To use fork(), start "
-        "threads and open files in setup= instead of at import time. Run no operation of a framework at import time, "
-        "and capture NumPy arrays instead of tensors."
+        "threads and open such files and connections in setup= instead of at import time or in __setstate__. Run no "
+        "operation of a framework at import time, and capture NumPy arrays instead of tensors."
     )
