@@ -152,6 +152,15 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def wake_when_orphaned() -> None:
+    """Have the kernel continue this process, if it is stopped, when its parent ends: then it can end too.
+
+    The kernel sends SIGCONT, which does nothing to a process that runs, whenever a thread ends that was the parent.
+    """
+    if LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
+
+
 def start_time(pid: int) -> int:
     """When a process began, which tells it from a later one of the same pid; 0: it is gone, a zombie, or not told."""
     state, began = _stat_of(pid)
