@@ -313,7 +313,7 @@ class SharedCache:
             prepare(plan)
             return SharedCache(plan)
         if not machine.can_fork_workers():
-            raise CacheError('cache="memory" needs Linux: pass a directory')
+            raise CacheError('cache="memory" needs memfd_create, which this system lacks or refuses. Pass a directory')
         with InterruptsHeld():
             try:
                 made = SharedCache(plan, machine.create_memory_file("cache"))

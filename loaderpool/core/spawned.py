@@ -292,6 +292,7 @@ def main(start: dict[str, Any]) -> None:
         os.chdir(start["directory"])
     sys.path[:], sys.argv = start["path"], list(start["argv"])
     process.become("worker")
+    machine.wake_when_orphaned()
     settle_process()
     faulthandler.enable(sys.stderr or os.open(os.devnull, os.O_WRONLY), all_threads=False)
     ends = functools.partial(os._exit, LOST_PIPES_STATUS)  # after the main process, or as the function has closed it

@@ -124,12 +124,15 @@ class Supervisor:
         """Do what is due by the clock, which no descriptor tells of."""
         if (now_ns := clock.monotonic_ns()) >= self._tick_due_ns:
             self._tick_due_ns = now_ns + self._tick_ms * 1_000_000
-            if self._timeouts:
-                self._workers.end_hung(self._watched())
-            self._workers.end_stopped()
-            self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
-            self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
-            self._state.tick()
+            self._on_tick()
+
+    def _on_tick(self) -> None:
+        if self._timeouts:
+            self._workers.end_hung(self._watched())
+        self._workers.end_stopped()
+        self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
+        self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
+        self._state.tick()
 
     def _watched(self) -> list[tuple[WorkerProcess, int]]:
         """Return the workers whose ticket has a timeout, each with that in nanoseconds."""
@@ -448,6 +451,7 @@ def main(start: Mapping[str, Any]) -> None:
 def serve(start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Supervisor], role: process.Role) -> None:
     """Be the process in the supervisor's place."""
     process.become(role, start.get("node"))
+    machine.wake_when_orphaned()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no exit status is told
     if os.getppid() != start["trainer_pid"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -37,9 +38,30 @@ def _c(name: str, *arguments: Any, result: Any = _INT, library: Any = ctypes.CDL
     return function
 
 
+# What a seccomp filter answers, and a kernel without the call. Others, such as EMFILE, may pass.
+_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+ALLOW_MEMORY_FILES = "allow memfd_create in the seccomp profile of the container or service"
+
+
+def memory_file_refusal() -> str:
+    """Return why the system refuses anonymous memory files to this process; "": it does not, or Python lacks them."""
+    if hasattr(os, "memfd_create"):
+        try:
+            os.close(os.memfd_create("loaderpool-probe"))
+        except OSError as error:
+            if error.errno in _REFUSALS:
+                return os.strerror(error.errno)
+    return ""
+
+
+def has_memory_files() -> bool:
+    """Return whether this process can make anonymous memory files."""
+    return hasattr(os, "memfd_create") and not memory_file_refusal()
+
+
 def can_fork_workers() -> bool:
-    """Whether a pool may have a supervisor that forks workers, and anonymous memory that all of them map."""
-    return hasattr(os, "fork") and hasattr(os, "memfd_create")
+    """Return whether a pool may have a supervisor that forks workers, and anonymous memory that all of them map."""
+    return hasattr(os, "fork") and has_memory_files()
 
 
 # Has functions called around each fork of this process; does nothing where there is none.
@@ -47,8 +69,18 @@ at_forks: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None
 
 
 def create_memory_file(name: str) -> int:
-    """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
-    return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
+    """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor.
+
+    Raises:
+        OSError: The system refuses it, which the text says; or no descriptor is left.
+    """
+    try:
+        return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        text = f"this system refuses memfd_create ({error.strerror}). To use it, {ALLOW_MEMORY_FILES}"
+        raise OSError(error.errno, text) from None
 
 
 def map_readable_file(name: str, nbytes: int) -> mmap.mmap:
@@ -118,6 +150,15 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # it died before the call took effect
         os._exit(1)
+
+
+def wake_when_orphaned() -> None:
+    """Have the kernel continue this process, if it is stopped, when its parent ends: then it can end too.
+
+    The kernel sends SIGCONT, which does nothing to a process that runs, whenever a thread ends that was the parent.
+    """
+    if LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
 
 
 def start_time(pid: int) -> int:

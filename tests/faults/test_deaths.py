@@ -231,6 +231,18 @@ def test_when_the_trainer_dies_busy_workers_and_their_children_end_too(function:
     assert run_child(trainer(function, "SIGKILL", "in a pass")).returncode == -signal.SIGKILL
 
 
+def test_stopped_processes_end_with_the_trainer() -> None:
+    """Supervisor and workers were stopped (SIGSTOP), so none of them sees the end of another one."""
+    stop = """
+it = iter(loader); next(it)
+pid = loader.statistics().workers[0].pid
+of = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+for each in (of, pid): os.kill(each, signal.SIGSTOP)
+DIE["SIGKILL"]()
+"""
+    assert run_child(TRAINER.replace("FN", "sleeping").replace("DIE_NOW", stop)).returncode == -signal.SIGKILL
+
+
 def test_each_of_two_passes_is_told_that_no_worker_is_left() -> None:
     """The second one waited for ever where a third had tried again meanwhile."""
 
