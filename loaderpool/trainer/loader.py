@@ -231,7 +231,7 @@ class Loader:
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
             raise SourceError(
                 f"source is a {stream.kind}, which can be read only once, and this loader has read it. Pass a new one, "
-                "replace(source=...), or use an object whose __iter__ starts from the beginning each time"
+                "replace(source=...), or use an object whose __iter__ returns a new iterator each time"
             )
         hooks = self._core.tracker.hooks
         return type(self)(**{**arguments, **changes, "_hooks": hooks and hooks.anew()})

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from loaderpool.plan.order import Plan, Ticket, first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
-from loaderpool.sources.stream import WorkerInfo
+from loaderpool.sources.stream import WorkerInfo, by_next
 from loaderpool.system import clock
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals
 from loaderpool.worker.rows import copy_of, share_memory
@@ -261,14 +261,15 @@ class Lane:
             if not isinstance(made, Iterable):
                 kind = type(made).__name__
                 raise TypeError(f"make_generator must return an iterable, such as a generator, got {kind}")
-            items, is_over = iter(made), False
+            items = iter(made)
+            unread, is_over = by_next(items), False
             try:
                 while not is_over:
                     position, block = self._position, list[Any]()
                     wanted = 1 if owner.is_timed else max(1, min(at_once, self._needed))
                     progress.note_generator(owner.run, position)
                     started = clock.monotonic_ns()
-                    got = itertools.islice(items, wanted)
+                    got = itertools.islice(unread, wanted)
                     try:
                         block.extend(map(copy_of, got) if owner.copies else got)
                     finally:
