@@ -131,7 +131,7 @@ def position_of(index: SupportsIndex, size: int) -> int:
 
 # ---- what cannot be read by index, and what to pass instead ----
 
-# How objects refuse to be indexed, or to tell their length. Any other error is a matter of the moment, or of one item.
+# How objects refuse to be indexed, or to tell their length. Others may pass, or are one item's.
 _REFUSALS = (TypeError, NotImplementedError, LookupError, io.UnsupportedOperation)
 
 _STREAM = "can only be iterated"
@@ -150,7 +150,7 @@ def _is_of(obj: Any, package: str, *names: str) -> bool:
 def _refusal(obj: Any) -> str:
     """Return what follows "source" where an object cannot be read by index; "" where it can, `_STREAM` of a stream.
 
-    Only types and attributes are looked at, unless an object can be both iterated once and indexed (`_has_items`).
+    Only types and attributes are looked at, but for an iterator with an index (`_has_items`).
     """
     kind = type(obj).__name__
     if isinstance(obj, (str, bytes, bytearray, os.PathLike)):
@@ -171,7 +171,8 @@ def _refusal(obj: Any) -> str:
     if iterable_dataset:
         return (
             f"is a {kind}, {iterable_dataset}, which can only be iterated: use "
-            "Loader.from_generator(source.__iter__, copies=1), or pass iter(source), which is read for one epoch"
+            "Loader.from_generator(source.__iter__, copies=1), or pass iter(source), which is read "
+            "for one epoch"
         )
     if _has(obj, "__len__", "__getitem__") and not isinstance(obj, type):
         return ""
@@ -184,7 +185,7 @@ def _refusal(obj: Any) -> str:
 def _has_items(obj: Any) -> bool:
     """Whether an object that is an iterator, or an IterableDataset, can be read by index as well.
 
-    Its length and its first item are asked for, because the methods may be inherited ones that refuse.
+    Its length and first item are asked for, because it may inherit methods that refuse.
     """
     if not _has(obj, "__len__", "__getitem__") or isinstance(obj, type):
         return False

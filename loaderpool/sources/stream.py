@@ -53,7 +53,7 @@ class StreamSource:
 
 
 def kind_of_iterable_dataset(obj: Any) -> str:
-    """Return the library's name for an IterableDataset, of which nothing is imported; "" for any other object."""
+    """Return how messages name an IterableDataset; "" for any other object. Imports nothing."""
     for base in type(obj).__mro__:
         library = base.__module__.partition(".")[0]
         if base.__name__ == "IterableDataset" and library in _LIBRARIES:
@@ -77,7 +77,7 @@ class _Begun:
 def by_next(items: Iterator[Any]) -> Iterator[Any]:
     """Return the items of an iterator of the user's, read by `next` alone.
 
-    `for` and `islice` call `iter` on what they read, and some iterators go back to their start then.
+    `for` and `islice` call `iter` on what they read, and some iterators begin again then.
     """
     return itertools.chain(_Begun(items))  # in C: an item costs some nanoseconds more
 
@@ -156,8 +156,8 @@ class ReplicatedSource:
         copies: int | None = None,
     ) -> None:
         if not callable(make_generator):
-            got = _got(make_generator)
-            raise ArgumentError(f"make_generator must be a function that returns a generator, got {got}")
+            what = f"a function that returns a generator, got {_got(make_generator)}"
+            raise ArgumentError(f"make_generator must be {what}")
         if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
             raise ArgumentError(f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported")
         if cycle_length is not None and shards is None:
@@ -209,7 +209,7 @@ class ReplicatedSource:
 
 
 def _got(obj: Any) -> str:
-    """Return how messages name an object that is no generator function, and what to pass instead."""
+    """Return how messages name what is no generator function, and what to pass instead."""
     kind = type(obj).__name__
     if isinstance(obj, types.GeneratorType):
         return f"{kind}: pass the generator function itself, without calling it"

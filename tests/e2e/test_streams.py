@@ -102,9 +102,12 @@ def test_an_iterator_is_read_once_and_says_so() -> None:
 REWOUND = [1000 + number for number in range(1, 21)]
 
 
+REWOUND_IN = [{"batch_size": 3}, {"batch_size": None}, {"shuffle": 7}]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("settings", [{"batch_size": 3}, {"batch_size": None}, {"shuffle": 7}], ids=str)
-def test_a_rewinding_iterator_is_begun_once_a_pass(on: Place, settings: dict[str, Any], workers: int) -> None:
+@pytest.mark.parametrize("settings", REWOUND_IN, ids=str)
+def test_a_rewinding_iterator_is_begun_once_a_pass(on: Place, settings: Any, workers: int) -> None:
     with lp.Loader(Rewinding(), **settings, **on(workers)) as loader:
         assert sorted(numbers_in(read_some(loader, 30))) == REWOUND
 
@@ -117,9 +120,9 @@ def test_interleaved_rewinding_iterators_are_begun_once(on: Place, workers: int)
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("settings", [{}, {"shuffle": 7}], ids=str)
-def test_a_generators_rewinding_iterator_is_begun_once(on: Place, settings: dict[str, Any], workers: int) -> None:
-    loader = lp.Loader.from_generator(rewinding, shards=[20, 20], batch_size=3, **settings, **on(workers))
-    with loader:
+def test_a_lanes_rewinding_iterator_is_begun_once(on: Place, settings: Any, workers: int) -> None:
+    settings = {"shards": [20, 20], "batch_size": 3, **settings}
+    with lp.Loader.from_generator(rewinding, **settings, **on(workers)) as loader:
         for _ in range(2):
             assert sorted(numbers_in(read_some(loader, 30))) == sorted(2 * REWOUND)
 

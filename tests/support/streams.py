@@ -48,7 +48,7 @@ class Telling:
 
 
 class Rewinding:
-    """Its own iterator, whose `__iter__` goes back to the start; each item tells how often that was called.
+    """Its own iterator, whose `__iter__` goes back to the start; items count these calls.
 
     Args:
         items: how many there are.

@@ -25,6 +25,7 @@ from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import LruCacheWrapper
+from loaderpool.transport.payload import in_memory
 from loaderpool.transport.pickling import VIEW_REFUSED
 
 # ---- frameworks ----
@@ -214,6 +215,8 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         super().__init__(file, buffer_callback=buffer_callback)
         self._frameworks, self._imports = frameworks, FrameworkImports(frameworks)
         self.met: set[int] = set()  # ids of objects that are told apart by identity alone
+        # By class that was met, as `marks_of` gives them.
+        self._marks: dict[type, tuple[bytes, ...] | None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -239,6 +242,10 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     def _reduce(self, obj: Any, kind: type) -> Any:
         if kind.__eq__ is _by_identity:
             self.met.add(id(obj))
+        if kind not in self._marks:
+            self._marks[kind] = in_memory.marks_of(kind)
+        if (marks := self._marks[kind]) is not None:
+            in_memory.refuse(obj, marks)
         if kind is np.memmap:
             return _reduce_memmap(obj)
         if kind is memoryview:
