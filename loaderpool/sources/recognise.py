@@ -17,10 +17,12 @@ from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, bri
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource, kind_of_iterable_dataset
 from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
+from loaderpool.sources.varying import VaryingSource
 from loaderpool.system.interrupts import is_of_a_handler
 
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
 _READY = (list, range, Columns, BatchSequence)
+_ALSO_READY = (tuple, np.ndarray, VaryingSource)  # and classes derived from them
 
 
 class Sized:
@@ -75,7 +77,7 @@ def as_source(obj: Any) -> Any:
     if size == 0:
         kind = type(obj.target if isinstance(obj, BatchSequence) else obj).__name__
         raise ArgumentError(f"source is empty: a {kind} of length 0. Check the path or filter it comes from.")
-    is_ready = type(source) in _READY or isinstance(source, (tuple, np.ndarray))
+    is_ready = type(source) in _READY or isinstance(source, _ALSO_READY)
     return source if is_ready else Sized(source, size)
 
 

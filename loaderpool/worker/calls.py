@@ -7,6 +7,7 @@ thread's, and the same as without threads.
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import pickle
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderpool.errors import ArgumentError, CacheError
 from loaderpool.plan.order import Ticket
+from loaderpool.sources.varying import varying
 from loaderpool.system import clock
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import share_memory
@@ -56,9 +58,10 @@ class Calls:
         names = ["fn", "augment"]
         self._cached: CachedFunction | None = None
         if payload["cache"] is not None:
-            self._cached = CachedFunction(self._get, payload["fn"], payload["cache"], cell)
+            self._cached = CachedFunction(source, payload["fn"], payload["cache"], cell)
             names.remove("fn")
         self._first: Callable[[int], Any] = self._cached or self._get
+        self._varying = varying(source)
         # `range(n)`: a look-up of each would take a tenth of the time of a batch of tiny samples.
         self._items_are_indices = self._cached is None and type(source) is range and source == range(len(source))
         takes_rng: frozenset[str] = payload["takes_rng"]  # the names of those that do
@@ -91,6 +94,13 @@ class Calls:
 
             found = self._of_thread.streams = SampleStreams(self._seed)
         return found
+
+    def reader(self, epoch: int) -> Callable[[int], Any] | None:
+        """Return the function for `Opened.read`; None if all epochs have the same items."""
+        if self._varying is None:
+            return None
+        read = self._varying.item if self._cached is None else self._cached.of_epoch
+        return functools.partial(read, epoch)
 
     # ---- what the probe made ----
 
@@ -369,20 +379,34 @@ class CachedFunction:
         refusal: why the function cannot have a cache, once that is known: no matter of a single sample.
     """
 
-    def __init__(self, get: Callable[[int], Any], fn: Callable[[Any], Any], shared: SharedCache, cell: int) -> None:
+    def __init__(
+        self,
+        source: Any,
+        fn: Callable[[Any], Any],
+        shared: SharedCache,
+        cell: int,
+    ) -> None:
         from loaderpool.cache.setting import Count  # most loaders have no cache
 
         self._count = Count
-        self._get, self._fn, self._shared = get, fn, shared
+        self._source, self._fn, self._shared = source, fn, shared
         self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
         self.refusal: CacheError | None = None
 
     def __call__(self, index: int) -> Any:
         """Return what `fn` gives for this source index; CacheError: it is random, or its result is no pickle."""
+        return self._kept(index, index, self._source.__getitem__)
+
+    def of_epoch(self, epoch: int, index: int) -> Any:
+        """Return the same for an epoch of a `VaryingSource`, of which each record has one entry."""
+        get = functools.partial(self._source.item, epoch)
+        return self._kept(self._source.record(epoch, index), index, get)
+
+    def _kept(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
         store: Store | None = None
         try:
             store = self._shared.store()
-            pickled = store.get(index)
+            pickled = store.get(entry)
             if pickled is not None:
                 found = pickle.loads(pickled)
                 self._counts[self._count.HITS] += 1
@@ -391,7 +415,7 @@ class CachedFunction:
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
         for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()
-            value = self._fn(self._get(index))
+            value = self._fn(get(index))
             end_stray()  # a child that the function has forked shall not write
             if self._watch.look() == before:
                 break
@@ -411,7 +435,7 @@ class CachedFunction:
                 "A cache stores pickles: return arrays, numbers, strings, or objects of a module, from fn, or "
                 "remove cache="
             )
-        not_kept = None if store is None else store.put(index, made)
+        not_kept = None if store is None else store.put(entry, made)
         if not_kept is not None:
             self._counts[not_kept] += 1
         return value

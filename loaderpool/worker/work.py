@@ -131,7 +131,7 @@ class Work:
     def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
         """Return what one call gives for these positions, as the function returned it; raises whatever it raises."""
         self.calls.keep_only(epoch)
-        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices)
+        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, self.calls.reader(epoch))
         fixed = None if self.form is None else self.form.fixed
         if self.calls.takes_out and fixed is not None:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)
@@ -211,7 +211,10 @@ class Work:
             except self._catches as error:  # a stream's items cannot be unpickled here; or a generator raised
                 raise self.progress.failed(error, ticket.epoch) from None
             indices = self.plan.indices(ticket.epoch, positions) if len(positions) else []
-            read = self.items.reader if isinstance(self.items, StreamedItems) else None
+            if isinstance(self.items, StreamedItems):
+                read: Callable[[int], Any] | None = self.items.reader
+            else:
+                read = self.calls.reader(ticket.epoch)
             opened = Opened(ticket, positions, indices, read)
             if self.plan.rows_vary and ticket.batches > 1:
                 plan = self.plan.after(ticket.rest)
@@ -235,7 +238,8 @@ class Work:
         key = ticket.epoch, block, ticket.rest
         positions, indices = self._latest.get(key) or kept(self._latest, key, lambda: self._looked_up(*key), _PASSES)
         start, stop = at * self.plan.most_rows, (at + 1) * self.plan.most_rows
-        return Opened(ticket, positions[start:stop], indices[start:stop])
+        read = self.calls.reader(ticket.epoch)
+        return Opened(ticket, positions[start:stop], indices[start:stop], read)
 
     def _looked_up(self, epoch: int, block: int, rest: Start) -> tuple[_Positions, list[int]]:
         plan, batch = self.plan.after(rest), block * self._at_once

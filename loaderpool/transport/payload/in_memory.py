@@ -11,9 +11,8 @@ from typing import Any
 
 from loaderpool.system.interrupts import is_of_a_handler
 
-# By package and class, also for classes derived from it: bytes that the pickle of such an object has
-# if its data is in memory. Without any, its data always is. Modules are left out, because libraries
-# move their classes.
+# By package and class, also for derived classes: bytes that the pickle of such an object has if its
+# data is in memory. Without any, its data always is. Modules are left out: libraries move classes.
 _STORES: Mapping[tuple[str, str], tuple[bytes, ...]] = {
     ("deeplake", "DatasetView"): (b"mem://",),
     ("fsspec", "AbstractFileSystem"): (
@@ -35,7 +34,7 @@ _STORES: Mapping[tuple[str, str], tuple[bytes, ...]] = {
     ("upath", "MemoryPath"): (),
 }
 
-CURE = "Save it in a directory, and open that in the workers, or read it into NumPy arrays, which the workers share."
+CURE = "Save it in a directory, and open that in the workers, or read it into NumPy arrays, which all workers share."
 
 
 class InMemoryError(TypeError):

@@ -1,4 +1,4 @@
-"""Objects that pickle as the name of a store in this process's memory are refused, with the variable and the cure."""
+"""Objects that pickle as the name of a store in memory are refused, with the cure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import UnpicklableError
+from loaderpool.transport.payload.in_memory import CURE
 from loaderpool.transport.payload.ship import ship
 
 VALUES = np.arange(1, 13, dtype=np.float32)
-CURE = "Save it in a directory, and open that in the workers, or read it into NumPy arrays, which the workers share."
+METADATA = {"shape": [12], "chunks": [2], "dtype": "<f4"}
 
 
 class Stored:
@@ -54,8 +55,8 @@ def is_sent(store: Any) -> bool:
 @pytest.fixture
 def array() -> Any:
     tensorstore = pytest.importorskip("tensorstore")
-    metadata = {"shape": [12], "chunks": [2], "dtype": "<f4"}
-    found = tensorstore.open({"driver": "zarr", "kvstore": "memory://a/", "metadata": metadata}, create=True).result()
+    spec = {"driver": "zarr", "kvstore": "memory://a/", "metadata": METADATA}
+    found = tensorstore.open(spec, create=True).result()
     found.write(VALUES).result()
     return found
 
@@ -67,8 +68,9 @@ def test_a_tensorstore_array_in_memory_is_refused(array: Any) -> None:
 def test_views_of_a_tensorstore_array_in_memory_are_refused(array: Any) -> None:
     import tensorstore
 
-    for view in (array[2:5], tensorstore.cast(array, tensorstore.float64), tensorstore.stack([array, array])):
-        refused(view)
+    refused(array[2:5])
+    refused(tensorstore.cast(array, tensorstore.float64))
+    refused(tensorstore.stack([array, array]))
 
 
 def test_a_tensorstore_key_value_store_in_memory_is_refused() -> None:
@@ -78,9 +80,9 @@ def test_a_tensorstore_key_value_store_in_memory_is_refused() -> None:
 
 def test_other_tensorstore_arrays_are_sent(tmp_path: Any) -> None:
     tensorstore = pytest.importorskip("tensorstore")
-    metadata = {"shape": [12], "chunks": [2], "dtype": "<f4"}
     store = {"driver": "file", "path": f"{tmp_path}/"}
-    on_disk = tensorstore.open({"driver": "zarr", "kvstore": store, "metadata": metadata}, create=True).result()
+    spec = {"driver": "zarr", "kvstore": store, "metadata": METADATA}
+    on_disk = tensorstore.open(spec, create=True).result()
     assert is_sent(on_disk) and is_sent(tensorstore.array(VALUES))
 
 
@@ -147,7 +149,7 @@ def test_a_librarys_store_is_refused_by_its_address(package: str, name: str, add
 
 @pytest.mark.parametrize(
     ("package", "name"),
-    [("obstore.store", "MemoryStore"), ("rasterio.io", "MemoryFile"), ("upath.implementations.memory", "MemoryPath")],
+    [("obstore.store", "MemoryStore"), ("rasterio.io", "MemoryFile"), ("upath.a", "MemoryPath")],
 )
 def test_a_librarys_memory_store_is_refused(package: str, name: str) -> None:
     refused(store_class(package, name)("anything"))
@@ -159,5 +161,5 @@ def test_a_store_that_cannot_be_pickled_says_its_own_reason() -> None:
             raise pickle.PicklingError("a writable session")
 
     store = Session("")
-    with pytest.raises(UnpicklableError, match=r"'store'.*PicklingError: a writable session\. Open or create it"):
+    with pytest.raises(UnpicklableError, match=r"PicklingError: a writable session\. Open or"):
         ship({"source": range(3), "fn": lambda index: store})
