@@ -82,6 +82,7 @@ class Calls:
         self._kept_of = 0
         maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
+        self.after_call: Callable[[], None] = end_stray  # by itself, so that no call pays for a choice
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
@@ -155,7 +156,7 @@ class Calls:
             value = self._sample(opened, start, position)
         else:
             value = self._batch(self._batch_fn, opened, start, stop, position)
-        end_stray()
+        self.after_call()
         return value
 
     def block(

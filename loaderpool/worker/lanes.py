@@ -22,7 +22,7 @@ from loaderpool.plan.order import Plan, Ticket, first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo, by_next
 from loaderpool.system import clock
-from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals
+from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
 from loaderpool.worker.rows import copy_of, share_memory
 from loaderpool.worker.tickets import Abandoned, Progress
 
@@ -74,6 +74,7 @@ class LaneItems:
         self._latest: Lane | None = None  # whose batch is the ticket's
         self.progress: Progress
         self._times_items = self.is_timed = False
+        self.after_item: Callable[[], None] = end_stray
         self.run = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -274,6 +275,7 @@ class Lane:
                         block.extend(map(copy_of, got) if owner.copies else got)
                     finally:
                         self._position += len(block)  # also where it raises
+                    owner.after_item()
                     ended = clock.monotonic_ns()
                     self._needed -= len(block)
                     is_over = len(block) < wanted

@@ -47,6 +47,7 @@ class Work:
 
     Attributes:
         setup: the user's hook; None: there is none, or it has run.
+        check: ends this process if the user's code has forked it, or closed its descriptors.
         look_ahead: called while threads are waited for: it may `begin` more tickets, and tells whether more may come.
 
     Args:
@@ -68,6 +69,7 @@ class Work:
         self.plan: Plan = payload["plan"]
         self.unit: UnitKind = unit_of(config, payload["batch_fn"])
         self.setup: Callable[[], Any] | None = payload["setup"]
+        self.check: Callable[[], None] = end_stray
         self.given_spec: ElementSpec | None = payload["given_spec"]
         progress.timeout_s = config.limits.timeout_s or 0.0
         source = payload["source"]
@@ -104,7 +106,7 @@ class Work:
         try:
             with self.progress.setup():
                 setup()
-                end_stray()
+                self.check()
         except self._catches as error:
             self.setup = setup
             failed = self.progress.failed(error, epoch=0)
@@ -139,6 +141,16 @@ class Work:
         return self.calls.unit(opened, 0, len(indices))
 
     # ---- tickets ----
+
+    def suspect(self, is_suspect: bool) -> None:
+        """Run `check` after each call of the next ticket, if that ticket has ended workers.
+
+        Otherwise one check follows the ticket: it takes a system call, which tiny samples would feel.
+        """
+        self.calls.after_call = self.check if is_suspect else end_stray
+        if self.plan.lanes:
+            items: Any = self.items
+            items.after_item = self.check if is_suspect else end_stray
 
     def begin(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> bool:
         """Have threads begin with a ticket that is not to be filled before others were; False: they do not.
