@@ -128,7 +128,7 @@ class Worker:
             calls = CallClock(self._arena.call_times, self._cell, loader, self._recorder)
             progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
             work = self._works[loader] = Work(self._payloads[loader], progress, shared=self._arena.map)
-            work.look_ahead = self._look_ahead
+            work.look_ahead, work.check = self._look_ahead, self._check_channel
         if work.form is None and loader in self._forms:
             work.set_form(*receive(self._forms[loader]))
         return work
@@ -148,6 +148,7 @@ class Worker:
             work = self._work(ticket.loader)
             if work.setup is not None:
                 work.ensure_setup()
+            work.suspect(ticket.deaths > 0)
             for index, hung_s, exit_code in ticket.left_out:
                 work.progress.exclude(ticket.epoch, index, hung_s, exit_code)
             if ticket.offset < 0:

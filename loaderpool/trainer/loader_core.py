@@ -85,7 +85,7 @@ class LoaderCore:
             from loaderpool.cache.store import make_cache
 
             with InterruptsAllowed():  # it pickles function and source
-                shared = make_cache(cache, checked.payload, self.plan.size)
+                shared = make_cache(cache, checked.payload)
             undo.callback(shared.close)
             self.tracker.at_end = shared.warn
         # The payload is not kept: what travelled is in shared memory, and a local engine has it.

@@ -10,6 +10,7 @@ import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.walk import CODE, CONTAINERS, parts_of
+from loaderpool.transport.payload.in_memory import CURE, InMemoryError
 from loaderpool.transport.payload.pickler import PayloadPickler
 from loaderpool.transport.pickling import out_of_band
 
@@ -33,7 +34,7 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
 
     where = " → ".join(path) or "the payload"
     what = f"{where}, of type {shown_name(type(offender))}. Pickling it raised {type(error).__name__}: {error}"
-    return f"Cannot send this to the workers: {what}. {_advice(offender, path)}"
+    return f"Cannot send this to the workers: {what}. {_advice(offender, path, error)}"
 
 
 def _first_unpicklable(values: Iterable[object]) -> tuple[int, Exception] | None:
@@ -75,7 +76,9 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
     return [] if is_closed else [(part.label, part.value) for part in parts_of(obj)]
 
 
-def _advice(offender: Any, path: list[str]) -> str:
+def _advice(offender: Any, path: list[str], error: Exception) -> str:
+    if isinstance(error, InMemoryError):
+        return CURE
     if isinstance(offender, types.GeneratorType):
         return (
             "A generator cannot be copied. Pass the generator function to Loader.from_generator, or pass a list of "

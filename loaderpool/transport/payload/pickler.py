@@ -26,6 +26,7 @@ from cloudpickle import cloudpickle as internals
 from loaderpool.plan.generators import is_generator, is_generator_kind, number_of_global
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import LruCacheWrapper, is_found_by_name
+from loaderpool.transport.payload import in_memory
 from loaderpool.transport.pickling import VIEW_REFUSED, generator_at, global_generator
 
 # ---- frameworks ----
@@ -231,6 +232,8 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self._are_generators: dict[type, bool] = {}  # by kind
         self._frameworks, self._imports = frameworks, FrameworkImports(frameworks)
         self.met: set[int] = set()  # ids of objects that are told apart by identity alone
+        # By class that was met, as `marks_of` gives them.
+        self._marks: dict[type, tuple[bytes, ...] | None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -261,6 +264,10 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             are_generators = self._are_generators[kind] = is_generator_kind(kind)
         if are_generators and is_generator(obj):
             return self._reduce_generator(obj)
+        if kind not in self._marks:
+            self._marks[kind] = in_memory.marks_of(kind)
+        if (marks := self._marks[kind]) is not None:
+            in_memory.refuse(obj, marks)
         if kind is np.memmap:
             return _reduce_memmap(obj)
         if kind is memoryview:
