@@ -22,6 +22,7 @@ import numpy as np
 
 from loaderpool.plan.generators import is_generator
 from loaderpool.sources.recognise import Sized
+from loaderpool.system.annotations import annotations_of
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import CODE, parts_of
 
@@ -72,9 +73,11 @@ class _Identity:
             does = [code.co_code, code.co_names, code.co_argcount, code.co_kwonlyargcount, code.co_flags, constants]
             self._use("code", does)
         used = [(part.name or part.label, part.value) for part in parts_of(thing)]
+        if isinstance(thing, type) and (annotations := annotations_of(thing, as_text=True)):
+            self._use("annotations", dict(annotations))
         modules = set()
         for name, value in used:
-            if name.endswith(".__annotations__") and not value:  # a class has them once it was asked for some
+            if name.endswith(".__annotations__"):  # used above, wherever this Python keeps them
                 continue
             self._use(name, value)
             if isinstance(value, types.ModuleType) and value not in modules and not is_library(value.__name__):

@@ -22,7 +22,7 @@ from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport import reports
-from loaderpool.transport.pickling import receive
+from loaderpool.transport.pickling import dumps, receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
@@ -199,10 +199,8 @@ class Worker:
         )
 
     def _look(self, work: Work, ticket: Ticket) -> Found:
-        import cloudpickle
-
         found = probe(work, ticket.epoch, ticket.feed)
-        content = cloudpickle.dumps(found)
+        content = dumps(found)
         return Found(ticket.number, ticket.loader, content, found.elapsed_ns / 1e9)
 
     def _send_oversize(self, answer: Done, batch: VaryingLayout, epoch: int) -> None:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from loaderpool.system.annotations import LAZY_ATTRIBUTES
 from loaderpool.system.process import is_library
 
 # Values that are entered. More: the line that makes a loader is slower than its pickling where there are many objects.
@@ -30,6 +31,7 @@ CODE = (type, types.FunctionType, *_HOLDERS)
 _NOT_THE_AUTHORS = frozenset(
     {"__dict__", "__weakref__", "_abc_impl", "__module__", "__doc__", "__slotnames__"}
     | {"__firstlineno__", "__static_attributes__"}
+    | LAZY_ATTRIBUTES
 )
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, TypeVar
 
-import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
@@ -27,7 +26,7 @@ from loaderpool.plan.generators import is_generator, is_generator_kind, number_o
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import LruCacheWrapper, is_found_by_name
 from loaderpool.transport.payload import in_memory
-from loaderpool.transport.pickling import VIEW_REFUSED, generator_at, global_generator
+from loaderpool.transport.pickling import VIEW_REFUSED, CodePickler, generator_at, global_generator
 
 # ---- frameworks ----
 
@@ -202,7 +201,7 @@ _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _by_identity: Any = object.__eq__
 
 
-class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class PayloadPickler(CodePickler):
     """cloudpickle, and also: a `numpy.memmap` goes by path, cached functions of `__main__` go, open files do not.
 
     What it pickles is loaded without an import of these `frameworks`; else it raises FrameworkNeededError. Functions
@@ -248,7 +247,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         reduced = self._reduce(obj, kind)
         if reduced is NotImplemented and self._imports.of(home):
             if issubclass(kind, type):
-                reduced = internals._dynamic_class_reduce(obj)
+                reduced = self._dynamic_class_reduce(obj)
             elif issubclass(kind, types.FunctionType):
                 reduced = self._dynamic_function_reduce(obj)
         if isinstance(reduced, tuple) and len(reduced) > 2:
@@ -362,7 +361,7 @@ def _reduce_code(code: types.CodeType) -> Any:
     return make, (*arguments[:_FILE_NAME], "".join(code.co_filename), *arguments[_FILE_NAME + 1 :])
 
 
-_FILE_NAME = 10  # of the arguments of `types.CodeType`, from Python 3.10 to 3.13
+_FILE_NAME = 10  # of the arguments of `types.CodeType`, from Python 3.10 to 3.15
 
 
 # Of itself a cached function is looked up by name where it arrives, which in `__main__` finds nothing. It is rebuilt
