@@ -20,7 +20,7 @@ from loaderpool.core.channel import GRACE_S, Channel
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.memory.board import Field
-from loaderpool.system import clock, fault_points, machine, process
+from loaderpool.system import clock, fault_points, inheritance, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport.payload.loaded import Change, Payloads, describe_load_error
 from loaderpool.transport.reports import describe_failure
@@ -319,6 +319,7 @@ class Processes:
             if other.pidfd is not None:
                 others.append(other.pidfd)
         become_worker(self._pid, others)
+        inheritance.after_fork()
         stacks.arm()
         channel = Channel(socket.socket(fileno=theirs))
         Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()

@@ -17,6 +17,7 @@ from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableEr
 from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.sources.tables import Columns
+from loaderpool.system.inheritance import bequeath
 from loaderpool.system.interrupts import checkpoint, is_of_a_handler
 from loaderpool.transport.payload.captured_state import CALLED, copied_generators, large_data
 from loaderpool.transport.payload.pickler import (
@@ -187,7 +188,7 @@ def put_shipment(
                 checkpoint()
                 arena.map[start + at : start + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
-        table = send((where, (start, end), places, sizes, cache))
+        table = send((where, (start, end), places, sizes, cache, bequeath()))
         extents.append(arena.put(table))
     except BaseException:
         for extent in extents:
