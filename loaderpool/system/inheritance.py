@@ -147,6 +147,8 @@ def _send(package: str, tracker: Any, command: str, name: str, kind: str) -> Non
         _registered.add(name)
     elif name not in _registered:  # another process's
         return
+    if getattr(sys, "frozen", False):  # its executable is no Python, and would run the user's program
+        return
     tracker.ensure_running()
     type(tracker)._send(tracker, command, name, kind)
 
