@@ -25,6 +25,7 @@ import multiprocess
 from multiprocess import spawn
 from multiprocess.shared_memory import SharedMemory
 
+from loaderpool.core import child_process
 from loaderpool.core.channel import ChannelClosed, Received
 from loaderpool.core.delivery import aligned_empty
 from loaderpool.core.messages import Done, Load, Loaded, Message, decode, encode
@@ -196,8 +197,14 @@ class SpawnedPool(WorkerPool):
     """A pool of such workers."""
 
     hands_over_files = False
-    _make_arena = staticmethod(lambda: shared(Arena))
     _make_session = SpawnedSession
+
+    @staticmethod
+    def _make_arena() -> Arena:
+        child_process.check_executable()
+        child_process.check_spawning(os.fsdecode(spawn.get_executable()))
+        arena: Arena = shared(Arena)
+        return arena
 
 
 class SpawnedSupervisor(Supervisor):

@@ -70,6 +70,7 @@ class Supervisor:
         """Open what is shared with the main process; returns how many messages the channel holds."""
         self._main = Channel(socket.socket(fileno=start["channel"]))
         self._arena = Arena(start["arena"], start["arena_bytes"])
+        self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
         self._epoll = select.epoll()
         self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.system import clock, machine, process
+from loaderpool.system.inheritance import inherit
 from loaderpool.transport.payload.handles import OpenHandles
 from loaderpool.transport.pickling import receive
 
@@ -46,6 +47,12 @@ def describe_load_error(error: BaseException, place: str = "the supervisor") -> 
             f"The module {error.name!r}, which the function or the source needs, cannot be imported in {place}. Put it "
             f"in a directory on sys.path{send * bool(process.node())}, or define the function in the script itself. "
             f"There, sys.path is {sys.path!r}."
+        )
+    if type(error).__name__ == "AuthenticationError":
+        return (
+            f"A proxy of a multiprocessing manager has another authentication key than {place}. Set "
+            "multiprocessing.current_process().authkey to the manager's key in the main process before you create the "
+            "loader."
         )
     return (
         f"Loading the function and the source in {place} raised {type(error).__name__}. Modules are imported again "
@@ -148,8 +155,10 @@ class Payloads:
         """Read a shipment's table: pickle, where arrays are, places of all, sizes of files, cache, random generators.
 
         A place: a part (0: what was copied into the arena, then the data files), an offset in it, and a length.
+        What the table says of the trainer's `multiprocessing` holds in this process from now on.
         """
-        (start, length), *others = receive(self._arena.map[offset : offset + nbytes])
+        (start, length), *others, bequests = receive(self._arena.map[offset : offset + nbytes])
+        inherit(bequests)  # before the pickle is loaded: a proxy in it connects to its manager at once
         return self._arena.map[start : start + length], *others
 
 

@@ -273,6 +273,8 @@ class PayloadPickler(CodePickler):
             raise TypeError(VIEW_REFUSED)
         if kind is types.CodeType:
             return _reduce_code(obj)
+        if kind.__name__ == "Connection" and is_multiprocessing(kind):
+            raise TypeError("the number of its descriptor would be another file's")  # which pickle writes
         if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(kind):
             raise TypeError("a ctypes array cannot be pickled; convert it with numpy.array(...)")
         if obj is dataclasses.MISSING:
@@ -337,6 +339,11 @@ class PayloadPickler(CodePickler):
     def _names_framework(self, hint: Any) -> bool:
         parts = getattr(hint, "__args__", None) or ()
         return framework_of(home_of(hint)) in self._frameworks or any(map(self._names_framework, parts))
+
+
+def is_multiprocessing(kind: type) -> bool:
+    """Whether a class is of `multiprocessing`, or of `multiprocess`, its copy."""
+    return str(kind.__module__).partition(".")[0] in ("multiprocessing", "multiprocess")
 
 
 def _imported_inside(code: types.CodeType) -> Iterator[str]:

@@ -19,6 +19,7 @@ from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
 from loaderpool.plan.generators import MOST_GENERATORS
 from loaderpool.sources.tables import Columns
+from loaderpool.system.inheritance import bequeath
 from loaderpool.system.interrupts import checkpoint, is_of_a_handler
 from loaderpool.transport.payload.captured_state import CALLED, large_data
 from loaderpool.transport.payload.generators import Registry
@@ -230,7 +231,7 @@ def put_shipment(
                 checkpoint()
                 arena.map[start + at : start + at + flat.nbytes] = flat
         sizes = [file.nbytes for file in placement.files]
-        table = send((where, (start, end), places, sizes, cache, shipment.generators))
+        table = send((where, (start, end), places, sizes, cache, shipment.generators, bequeath()))
         extents.append(arena.put(table))
     except BaseException:
         for extent in extents:
