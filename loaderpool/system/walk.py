@@ -24,6 +24,8 @@ _MOST_ITEMS = 1000
 _PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType})
 CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 LruCacheWrapper: Any = type(functools.lru_cache(lambda: None))
+# Stands for what `lazy import` names in Python 3.15, until code uses the name.
+LazyImport: Any = getattr(types, "LazyImportType", None)
 _WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *_WRAPPERS)
 CODE = (type, types.FunctionType, *_HOLDERS)

@@ -16,6 +16,7 @@ from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.annotations import LAZY_ATTRIBUTES, annotations_of, readable
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.system.walk import LazyImport
 
 # cloudpickle would make bytes of it, without its format and shape.
 VIEW_REFUSED = "cannot pickle a memoryview; convert it with numpy.asarray(...)"
@@ -59,7 +60,8 @@ class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle, for functions and classes with any annotations.
 
     Without this, cloudpickle 3.1.3 fails on Python 3.14 for functions whose annotations cannot be
-    evaluated, and drops the annotations of classes. It finds no `type` alias of `__main__` again.
+    evaluated, and drops the annotations of classes. It fails for what `lazy import` names in Python
+    3.15, and finds no `type` alias of `__main__` again.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -70,6 +72,8 @@ class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
             return _reduce_type_variable(obj)
         if kind is _TypeAliasType and internals._lookup_module_and_qualname(obj, obj.__name__) is None:
             return _TypeAliasType, (obj.__name__, obj.__name__)  # its value may refer to itself
+        if kind is LazyImport:
+            return _imported, (obj.resolve(),)
         reduced = super().reducer_override(obj)
         return _with_annotations(obj, reduced) if issubclass(kind, type) else reduced
 
@@ -79,6 +83,10 @@ class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         return super()._dynamic_function_reduce(readable(func))
+
+
+def _imported(value: Any) -> Any:
+    return value
 
 
 def _with_annotations(cls: type, reduced: Any) -> Any:
