@@ -24,7 +24,7 @@ from loaderpool.plan.generators import is_generator
 from loaderpool.sources.recognise import Sized
 from loaderpool.system.annotations import annotations_of
 from loaderpool.system.process import is_library
-from loaderpool.system.walk import CODE, LazyImport, parts_of
+from loaderpool.system.walk import CODE, LazyImport, cached_properties, parts_of
 
 # What pickle writes by itself; what these hold comes one by one.
 _WORDS = frozenset({str, bytes, int, float, complex, bool, type(None)})
@@ -148,7 +148,12 @@ def _pickle_parts(value: Any) -> Any:
         parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)
     except Exception:  # an open file, a lock
         return None
-    return parts if isinstance(parts, str) else [*parts[:3], *(items and list(items) for items in parts[3:5])]
+    if isinstance(parts, str):
+        return parts
+    make, arguments, *others = parts
+    if others and type(others[0]) is dict and (computed := cached_properties(type(value))):
+        others[0] = {key: each for key, each in others[0].items() if key not in computed}
+    return [make, arguments, *others[:1], *(items and list(items) for items in others[1:3])]
 
 
 def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[Any]:

@@ -196,13 +196,18 @@ def prepare(plan: CachePlan) -> None:
         raise
     except ValueError as error:
         raise CacheError(f"{named} {error}. Delete the directory; the cache is then rebuilt.") from None
-    differs = [name for name in {**plan.fields, **found} if found.get(name) != plan.fields.get(name)]
-    if differs:
-        parts = [f"{name} (then {found.get(name, 'none')}, now {plan.fields.get(name, 'none')})" for name in differs]
+    if differs := _difference(found, plan.fields):
         raise CacheError(
-            f"{named} was filled with another function or source: "
-            f"{'; '.join(parts)}. Its entries would be wrong. Delete the directory, or pass another one."
+            f"{named} was filled with another function or source{differs}. Its entries would be wrong. Delete the "
+            "directory, or pass another one."
         )
+
+
+def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return in which fields a cache is of something else, to follow a sentence; empty: in none."""
+    names = [name for name in {**now, **then} if then.get(name) != now.get(name)]
+    parts = [f"{name} (then {then.get(name, 'none')}, now {now.get(name, 'none')})" for name in names]
+    return f": {'; '.join(parts)}" if parts else ""
 
 
 def write_head(file: int, plan: CachePlan) -> None:
@@ -304,6 +309,7 @@ class SharedCache:
         self._store: Store | None = None
         self._store_pid = 0
         self._last: list[int] | None = None  # once it is closed
+        self._of: dict[str, str] = {}  # what one in memory is of, if that was cheap to find out
         self._warned: set[Count] = set()
 
     @staticmethod
@@ -336,6 +342,31 @@ class SharedCache:
         self._lent = arena, extent, lock
         self.plan = self.plan._replace(counters_at=extent.offset)
         self._counters = counters_in(arena, self.plan)
+
+    def identify(self, payload: Mapping[str, Any]) -> None:
+        """Note what is kept is of; one on disk knows it. Blocks: as `describe`. Runs in: the trainer."""
+        if self.plan.where == MEMORY:
+            from loaderpool.cache.identity import describe
+
+            self._of = describe(payload["fn"], payload["setup"], payload["source"])
+
+    def check(self, payload: Mapping[str, Any]) -> None:
+        """See that what is kept is of these functions and this source. Blocks: as `describe`. Runs in: the trainer.
+
+        Raises:
+            CacheError: it is not, or that is not known.
+        """
+        from loaderpool.cache.identity import describe
+
+        fields = describe(payload["fn"], payload["setup"], payload["source"])
+        if self.plan.where != MEMORY:
+            prepare(self.plan._replace(fields=fields))
+        elif fields != self._of:
+            differs = _difference(self._of, fields) if self._of else ""
+            raise CacheError(
+                f"cache: the function or source has changed since results were stored{differs}. They would be wrong. "
+                "Create a new loader: loader = loader.replace()"
+            )
 
     def counts_of(self, worker: int) -> memoryview:
         """Return the counts of a worker."""

@@ -205,4 +205,3 @@ class CheckedArguments(NamedTuple):
     stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
     has_epoch_begin: bool = False  # a hook of the user's runs before an epoch's first sample is made
-    has_hooks: bool = False  # hooks of the user's run between epochs; what they change is sent

@@ -7,40 +7,58 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.core.delivery import CheckedArguments, DeliveryCounts
-from loaderpool.core.messages import End, Ended, Found, Load, Loaded, LoaderFailed, Look
+from loaderpool.core.messages import Found
 from loaderpool.core.pool import WorkerPool
-from loaderpool.core.run import PoolRun, made_of
-from loaderpool.core.session import Session
-from loaderpool.errors import LoaderpoolError, PoolBrokenError, SourceError, closed_error, warn
-from loaderpool.memory.arena import Extent
+from loaderpool.core.run import PoolRun
+from loaderpool.core.version import Version
+from loaderpool.errors import (
+    LoaderpoolError,
+    MemoryLimitError,
+    SourceError,
+    UnpicklableError,
+    closed_error,
+    counted,
+    warn,
+)
 from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.order import Position
+from loaderpool.sources.recognise import check_length
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
-from loaderpool.transport.payload.captured_state import CapturedState
 from loaderpool.transport.payload.generators import Registry, roots_of, seeder
-from loaderpool.transport.payload.ship import named_parts, place, put_shipment, ship
+from loaderpool.transport.payload.glance import Glance
+from loaderpool.transport.payload.ship import Shipment, ship
+from loaderpool.transport.payload.structure import means_the_same
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
-    from loaderpool.core.channel import Received
     from loaderpool.core.engine_statistics import EngineStatistics
     from loaderpool.core.stream.feed import Feed, StreamFeeds
 
 _LOCK_TIMEOUT_S = 1.0
+# Objects that take no more, in their pickle and in arrays beside it, are pickled and compared as each epoch begins.
+# Larger: an epoch's start takes longer than some 10 ms. Smaller: of more objects only a glance is taken.
+_COMPARED_BYTES = 1_000_000
+# What workers and the reader of a stream are sent; in place of the latter why there is none, or None: no stream.
+_Shipments = tuple[Shipment, "Shipment | str | None"]
 
 
 class PoolEngine:
     """Makes a loader's batches in a pool's workers.
 
     Attributes:
-        captured: what was pickled, to be compared; None: nothing was.
+        number: of the loader, in the pool; that of its first version.
         cache: the loader's; None: it has none.
+        generators: the random generators of the payload.
+        settings: what a supervisor needs to know that does not load the payload.
+        found: what batches look like, as it was found; None: not yet.
+        is_after_hook: the first sample is made after a hook of the user's, which has not run yet.
+        is_outdated: the next pass begins with a new version, whatever has changed.
 
     Args:
         pool: whose workers make them.
-        checked: what the loader was made with; the payload is pickled here, once.
+        checked: what the loader was made with; the payload is pickled here.
         cache: the loader's, closed with this; None: it has none.
 
     Raises:
@@ -49,67 +67,46 @@ class PoolEngine:
     """
 
     def __init__(self, pool: WorkerPool, checked: CheckedArguments, cache: SharedCache | None = None) -> None:
-        self.pool = pool
+        self.pool, self._payload, self._stream = pool, checked.payload, checked.stream
         self.config, self.plan = checked.config, checked.plan
-        # What a supervisor needs to know that does not load the payload.
         self.settings = {name: checked.payload[name] for name in ("config", "plan", "given_spec")}
         self.settings["batch_fn"] = None if checked.payload["batch_fn"] is None else True
+        with pool.lock:
+            self.number = self.settings["loader"] = pool.take_number()
         self.cache = cache
         self.runs: dict[int, PoolRun] = {}
         self.counts = DeliveryCounts()
         self.lent: list[dict[int, None]] = []  # of each run: slots that have views
-        self.is_closed = self._has_ended_supervisor = self.is_outdated = False
+        self.is_closed = self.is_outdated = False
         self.known_form: BatchForm | None = None
-        self._found: Found | None = None  # that had it
-        self.was_loaded = False
-        self.failure: Callable[[], LoaderpoolError] | None = None  # makes the error that no batch can be made
-        self._may_pass = self._was_told = False  # it may go well another time; a consumer was told of it
-        self._is_after_hook = checked.has_epoch_begin  # the first sample is made after it
-        self._loads = 0  # Loaded and failed ones that are still to come
-        self._sent: list[tuple[list[Extent], int, int]] = []  # updates, the latest of which counts
+        self.found: Found | None = None
+        self._was_asked = False  # `form` has returned it: it stays
+        self.is_after_hook = checked.has_epoch_begin
         if cache is not None:
             cache.count_in(pool.arena, pool.lock)
         self.feeds: StreamFeeds | None = None
-        stream = checked.stream
-        with InterruptsAllowed():  # pickling runs code of the user's, and may take long
-            self.generators = Registry(roots_of(checked.payload, stream))
-            for_workers = {**checked.payload, "cache": None}  # a process that reads it makes its own
-            if stream is None:
-                shipment = ship(for_workers, registry=self.generators)
-            else:
-                from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
-                from loaderpool.core.stream.reader import ship_beside
-
-                stream.captured = seeder(self.generators.pairs, self.config._replace(threads=1))
-                shipment, for_reader = ship_beside(
-                    for_workers, stream, self.config, self.plan, pool.hands_over_files, self.generators
-                )
-        for warning in shipment.warnings:
+        self._old_feeds: list[StreamFeeds] = []  # which read what the stream was before
+        self._versions: list[Version] = []  # the present one last
+        self._is_comparing = False  # a signal's handler may begin a pass meanwhile
+        self._is_stable = True  # the same objects give the same pickle
+        self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
+        self._changes = 0  # epochs that began with changed objects
+        self._latest_change = ""
+        roots = roots_of(checked.payload, checked.stream)
+        with InterruptsAllowed():
+            self.generators = Registry(roots)
+        shipped = self._ship(None)
+        for warning in shipped[0].warnings:
             warn(warning)
-        self._without, self._packed_items = shipment.without, shipment.packed_items
-        with pool.lock:
-            self.number = pool.take_number()
-            self._placement = place(shipment, pool.hands_over_files)
-            cache_plan = None if cache is None else cache.plan
-            self._extents, *self._place = put_shipment(pool.arena, shipment, self._placement, cache_plan)
         try:
-            if stream is not None:
-                with pool.lock:
-                    self.feeds = StreamFeeds(self, stream, for_reader)
-            with pool.lock:
-                pool.loaders[self.number] = pool.session.listeners[self.number] = self
-                pool.session.catch_up()  # what was said of other loaders: the channel shall never be full of it
-                self.load(pool.session)
-            if self.feeds is not None:
-                self.feeds.begin()
+            self._send(shipped)
         except BaseException:
             self.close()
             raise
-        compared = dict(named_parts(checked.payload))
-        if self.feeds is not None and not self.feeds.why_on_thread:
-            assert stream is not None
-            compared["source"] = stream.items
-        self.captured: CapturedState | None = CapturedState(compared, shipment.without)
+        self._glance = Glance(roots, shipped[0].without)
+        if cache is not None and self._size <= _COMPARED_BYTES:
+            with InterruptsAllowed():
+                cache.identify(checked.payload)
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
@@ -117,27 +114,29 @@ class PoolEngine:
         if self.known_form is None:
             with InterruptsHeld():
                 with self.pool.lock:
-                    if self._was_told and self.feeds is not None and self._why_no_item() is not None:
+                    version = self.version
+                    if version.was_told and self.feeds is not None and self._why_no_item() is not None:
                         self.feeds.begin_again()
-                    if self._was_told and self._may_pass:  # a first sample that failed is tried again in the next pass
-                        self.failure, self._may_pass = None, False
-                        self._look()
-                    elif self._is_after_hook:
-                        self._is_after_hook = False
-                        self._look()
+                    if version.was_told and version.may_pass:  # a first sample that failed is tried again in a pass
+                        version.failure, version.may_pass = None, False
+                        version.look()
+                    elif self.is_after_hook:
+                        self.is_after_hook = False
+                        version.look()
                 while not self._is_decided():
                     self.pool.session.wait(self._is_decided)
                 with self.pool.lock:
                     if self.known_form is None:
-                        self._was_told = True
-                        self.check()
+                        self.version.was_told = True
+                        self.check(self.version)
         self.pool.say_warnings()
         assert self.known_form is not None
+        self._was_asked = True
         return self.known_form
 
     def _is_decided(self) -> bool:
         """Whether the form is known, or no batch can be made."""
-        is_over = self.is_closed or self.pool.is_closed or self.failure is not None
+        is_over = self.is_closed or self.pool.is_closed or self.version.failure is not None
         return is_over or self.known_form is not None or self._why_no_item() is not None
 
     def _why_no_item(self) -> Callable[[], LoaderpoolError] | None:
@@ -161,7 +160,7 @@ class PoolEngine:
         self.form()
         with self.pool.lock:
             self.pool.check_usable()
-            self.check()
+            self.check(self.version)
             feed = None if self.feeds is None else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
             run = PoolRun(self, place, limit, feed)
             try:
@@ -171,16 +170,171 @@ class PoolEngine:
             except BaseException:
                 run.end()
                 raise
+            self._drop_outdated()  # now: its slots are the run's by now
             return run
 
-    def update(self, changes: dict[str, Any]) -> None:
-        """Batches of runs begun from now on see these attributes of the source's object changed."""
+    # ---- the user's objects, as they are when a pass begins
+
+    def refresh(self, is_whole: bool = False) -> None:
+        """Have later runs use the functions and objects as they are now: by a new version, if they have changed.
+
+        Runs in: the thread on which a pass begins, one at a time.
+
+        Args:
+            is_whole: they are compared, however large they are; else large ones at a glance.
+
+        Raises:
+            UnpicklableError: `is_whole`, and they cannot travel any more.
+            SourceError: the source has fewer items than when the loader was made.
+            CacheError: what is kept in the cache is of other functions or another source.
+            MemoryLimitError: there is no shared memory for the new version.
+        """
+        if self._is_comparing or self.is_closed:
+            return
+        self._is_comparing = True
+        try:
+            if len(self._versions) > 1 or self._old_feeds:
+                with self.pool.lock:
+                    self._drop_outdated()
+            self._refresh(is_whole)
+        finally:
+            self._is_comparing = False
+
+    def _refresh(self, is_whole: bool) -> None:
+        is_whole, glance = is_whole or self.is_outdated, self._glance
+        glance.warn({})  # of functions that were defined again
+        is_glance = not is_whole and (self._size > _COMPARED_BYTES or not self._is_stable)
+        if is_glance and not glance.changes():
+            return
+        changes, advice = dict[str, str](), ""
+        try:
+            shipped = self._ship(self._like)
+            if not self._are_changed(shipped, is_whole):
+                if is_glance:  # or it would show the same each time
+                    glance.renew()
+                return
+            changes = glance.changes()
+            check_length(self._payload["source"], self._length)
+            if self.cache is not None:
+                self.cache.check(self._payload)
+            self._send(shipped)
+        except UnpicklableError as error:
+            if is_whole:
+                raise
+            self._is_stable = False  # it is tried again when a glance shows more
+            changes = glance.changes() or {"the objects": "cannot be compared any more"}
+            advice = f"{error} Or leave it out of the pickle in __getstate__."
+        except MemoryLimitError as error:
+            if not is_glance:
+                raise
+            advice = f"They could not be sent again: {error}"
+        glance.renew()
+        if advice:
+            glance.warn(changes, advice=advice)
+            return
+        self.is_outdated = False
+        self._changes += 1
+        self._latest_change = next((f" ({name}: {what})" for name, what in changes.items()), "")
+        if is_glance and self._pickled_bytes > _COMPARED_BYTES:
+            glance.warn(changes, *_sent_again(self._pickled_bytes))
+
+    def warn_of_replay(self) -> None:
+        """Warn of what has changed since the workers got it, for one sample is made here.
+
+        Raises:
+            LoaderpoolWarning: where a filter makes an error of it.
+        """
+        changes = self._glance.changes()
+        if changes and self._is_stable and not self.is_closed and self.version.sent.means(self._ship(self._like)[0]):
+            changes = {}
+        self._glance.warn(changes, "These values changed after the workers got them; replay uses the new ones")
+
+    def _are_changed(self, shipped: _Shipments, is_whole: bool) -> bool:
+        """Whether objects that were pickled again differ from what workers have."""
+        for_workers, for_reader = shipped
+        feeds = self.feeds
+        is_read_same = not isinstance(for_reader, Shipment) or (feeds is not None and feeds.means(for_reader))
+        if not self.is_outdated and is_read_same and self.version.sent.means(for_workers):
+            return False
+        if not is_whole and self._is_stable:
+            again = self._ship(self._like)
+            self._is_stable = all(
+                means_the_same(one.pickled, other.pickled)
+                for one, other in zip(shipped, again, strict=True)
+                if isinstance(one, Shipment) and isinstance(other, Shipment)
+            )
+        return is_whole or self._is_stable or bool(self._glance.changes())
+
+    def _ship(self, like: _Shipments | None) -> _Shipments:
+        """Pickle all that travels, and note how large it is."""
+        payload = {**self._payload, "cache": None, "loader": self.number}  # a process that reads it makes its own cache
+        stream, for_reader = self._stream, None
+        with InterruptsAllowed():  # pickling runs code of the user's, and may take long
+            if stream is None:
+                shipment = ship(payload, registry=self.generators, like=None if like is None else like[0])
+            else:
+                from loaderpool.core.stream.reader import ship_beside  # which few loaders need
+
+                stream.captured = seeder(self.generators.pairs, self.config._replace(threads=1))
+                own = self.config, self.plan, self.pool.hands_over_files, self.generators
+                shipment, for_reader = ship_beside(payload, stream, *own, like)
+        found = [each for each in (shipment, for_reader) if isinstance(each, Shipment)]
+        self._pickled_bytes = sum(each.pickled_bytes for each in found)
+        self._size = sum(len(each.pickled) + sum(buffer.nbytes for buffer in each.buffers) for each in found)
+        self._like = _without_data(shipment), _without_data(for_reader)
+        return shipment, for_reader
+
+    def _send(self, shipped: _Shipments) -> None:
+        """Send a version to the supervisor; later runs are of it."""
+        for_workers, for_reader = shipped
         with self.pool.lock:
-            pool = self.pool
-            extents, offset, nbytes = put_shipment(pool.arena, ship(changes, without=self._without))
-            self._sent.append((extents, offset, nbytes))
-            self._loads += 1
-            pool.session.send(Load(self.number, offset, nbytes, is_change=True))
+            if self._versions:
+                self.pool.check_usable()
+                if not self._was_asked:  # nobody counts on what a batch of the version before would look like
+                    self.known_form = self.found = None
+            version = Version(self, for_workers, self._versions[-1] if self._versions else None)
+            try:
+                if for_reader is not None:
+                    self._renew_feeds(for_reader)
+            except BaseException:
+                version.sent.give_back()
+                raise
+            self._versions.append(version)
+            version.begin()
+        if self.feeds is not None and self.feeds.first is None and self.known_form is None:
+            self.feeds.begin()
+
+    def _renew_feeds(self, for_reader: Shipment | str) -> None:
+        """Have later passes read the stream as it is sent now. The pool's lock is held."""
+        from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
+
+        before = self.feeds
+        if before is not None and (isinstance(for_reader, str) or before.means(for_reader)):
+            if self._why_no_item() is not None:
+                before.begin_again()
+            return
+        assert self._stream is not None
+        self.feeds = StreamFeeds(self, self._stream, for_reader, None if before is None else before.sent)
+        if before is not None:
+            before.retire()
+            self._old_feeds.append(before)
+
+    def _drop_outdated(self) -> None:
+        """Unload versions that no run is of any more. The pool's lock is held."""
+        used = {run.version for run in self.runs.values()}
+        for version in self._versions[:-1]:
+            if version not in used:
+                version.end()
+        for feeds in [*self._old_feeds]:
+            feeds.free({id(run.feed) for run in self.runs.values()})
+            if feeds.is_done:
+                feeds.free_all()
+                self._old_feeds.remove(feeds)
+
+    @property
+    def version(self) -> Version:
+        """The version of which runs are that begin now."""
+        return self._versions[-1]
 
     def reseed(self) -> None:
         """Have later runs seed random generators by the keys that they have now."""
@@ -201,8 +355,10 @@ class PoolEngine:
     def _notes(self) -> tuple[str, ...]:
         """What is to be said of how function and source have travelled."""
         feeds = self.feeds
-        placements = [self._placement] if feeds is None else [self._placement, feeds.placement]
-        shared, packed = sum(each.shared_bytes for each in placements), self._packed_items
+        placements = [self.version.sent.placement] if self._versions else []
+        if feeds is not None and feeds.sent is not None:
+            placements.append(feeds.sent.placement)
+        shared, packed = sum(each.shared_bytes for each in placements), self._like[0].packed_items
         notes = [f"{shared:,} bytes of arrays are shared with the workers and not copied"] if shared else []
         notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
         if packed:
@@ -211,6 +367,9 @@ class PoolEngine:
             why = feeds.why_on_thread
             where = f"on a thread of the main process: {why}" if why else "in a separate process"
             notes.append(f"the stream is read {where}")
+        if self._changes:
+            times = counted(self._changes, "epoch")
+            notes.append(f"{times} began with changed objects, for which workers start again{self._latest_change}")
         return tuple(notes)
 
     def close(self) -> None:
@@ -224,79 +383,37 @@ class PoolEngine:
             try:
                 for run in [*self.runs.values()]:
                     run.end()
-                pool.loaders.pop(self.number, None)
-                if pool.is_closed:
-                    self._forget()
-                else:  # it listens until no process looks at it any more
-                    pool.session.send(End(self.number))
+                for version in [*self._versions]:
+                    version.end()
             finally:
                 pool.lock.release()
 
-    # ---- what a supervisor is told
+    # ---- what is said of versions; the pool's lock is held
 
-    def load(self, session: Session) -> None:
-        """Tell this supervisor of the loader, unless its import ends supervisors. The pool's lock is held."""
-        if self._has_ended_supervisor or self.is_closed:
-            return
-        files = list(self._placement.descriptors)  # in the order in which `Payloads.load` takes them
-        if self.cache is not None and self.cache.descriptor >= 0:
-            files.append(self.cache.descriptor)
-        offset, nbytes = self._place
-        session.send(Load(self.number, offset, nbytes), files)
-        self._loads = 1
-        for _, offset, nbytes in self._sent[-1:]:
-            self._loads += 1
-            session.send(Load(self.number, offset, nbytes, is_change=True))
-        if self._found is not None:
-            session.send(self._found)
-        elif not self._is_after_hook:
-            self._look()
-
-    def _look(self) -> None:
-        """Have the first sample made; of a stream, once its item is there."""
-        if self.feeds is None:
-            self.pool.session.send(Look(self.number, 0))
-        elif (first := self.feeds.first) is not None and first.made and self.known_form is None:
-            self.pool.session.send(Look(self.number, first.offset))
-
-    # ---- session.Listener; the pool's lock is held
-
-    def hear(self, received: Received) -> None:
-        """Take in what is said of the loader."""
-        message = received.message
-        if isinstance(message, Loaded):
-            self._loads, self.was_loaded = self._loads - 1, True
-            if not self._loads:
-                for extents, _, _ in self._sent[:-1]:
-                    self._give_back(extents)
-                del self._sent[:-1]
-        elif isinstance(message, LoaderFailed):
-            from loaderpool.core.failures import may_pass
-
-            self._may_pass, self._was_told = may_pass(message.error), False
-            self.failure = functools.partial(made_of, message.error)
-        elif isinstance(message, Ended):
-            self.pool.session.listeners.pop(self.number, None)
-            self._forget()
-        elif isinstance(message, Found):
+    def on_found(self, version: Version, message: Found) -> None:
+        """What batches look like is known, if it is what those of the present version do."""
+        if version is self.version:
             self.known_form, _ = receive(message.content)
-            self._found = message
+            self.found = message
 
-    def on_load_died(self, how: str) -> None:
-        """A supervisor died while it imported the function."""
-        text = (
-            f"The supervisor process crashed ({how}) while importing the modules of the function and the source. It is "
-            "not restarted, because the import would crash the next one too. Import the module in setup= or in the "
-            "function instead. If the machine ran out of memory, capture less data."
-        )
-        self.failure = functools.partial(PoolBrokenError, text)
-        self._has_ended_supervisor = True
-        self.on_close()  # what its stream still has is not wanted any more
+    def on_version_ended(self, version: Version) -> None:
+        """No process looks at a version any more."""
+        if version in self._versions:
+            self._versions.remove(version)
+            version.sent.give_back()
+        if not self._versions:
+            for feeds in self._all_feeds():
+                feeds.free_all()
+            if self.cache is not None:
+                self.cache.close(clears=True)
+
+    def _all_feeds(self) -> list[StreamFeeds]:
+        return self._old_feeds if self.feeds is None else [*self._old_feeds, self.feeds]
 
     def on_close(self) -> None:
         """The pool is closed."""
-        if self.feeds is not None:
-            self.feeds.stop()
+        for feeds in self._all_feeds():
+            feeds.stop()
 
     # ---- the items of a stream; the pool's lock is held
 
@@ -304,36 +421,37 @@ class PoolEngine:
         """No worker looks at what this run needs any more."""
         self.runs.pop(number, None)
         self.pool.session.listeners.pop(number, None)
-        if self.feeds is not None and self.known_form is not None:
-            self.feeds.free({id(run.feed) for run in self.runs.values()})
+        if self.known_form is not None:
+            for feeds in self._all_feeds():
+                feeds.free({id(run.feed) for run in self.runs.values()})
 
     def on_feed_news(self, feed: Feed) -> None:
         """A feed has another batch, or its end. Runs in: its thread."""
         assert self.feeds is not None
         if feed is self.feeds.first and feed.made == 1 and feed.end is None and not self.is_closed:
-            self._look()
+            self.version.look()
         for run in [*self.runs.values()]:
             if run.feed is feed and not run.is_over:
                 run.fed(feed)
 
-    def check(self) -> None:
-        """Raise if no batch can be made: it, or its pool, was closed, or something has failed."""
+    def check(self, version: Version) -> None:
+        """Raise if no batch can be made of a version: the loader, or its pool, was closed, or something has failed."""
         if self.is_closed or self.pool.is_closed:
             raise closed_error()
-        if (make_error := self.failure or self._why_no_item()) is not None:
+        if (make_error := version.failure or self._why_no_item()) is not None:
             raise make_error()
 
-    def _give_back(self, extents: list[Extent]) -> None:
-        for extent in extents:
-            self.pool.arena.give_back(extent)
 
-    def _forget(self) -> None:
-        if self.feeds is not None:
-            self.feeds.free_all()
-        self._give_back(self._extents)
-        for extents, _, _ in self._sent:
-            self._give_back(extents)
-        self._extents, self._sent = [], []
-        self._placement.files.clear()
-        if self.cache is not None:
-            self.cache.close(clears=True)
+def _sent_again(nbytes: int) -> tuple[str, str]:
+    """Return the first and the last line of a warning about changes of large objects."""
+    first = f"These values changed, so the function and the source ({nbytes:,} bytes) were pickled again"
+    last = (
+        f"Objects of more than {_COMPARED_BYTES:,} bytes are compared in part, so other changes may not be seen. To "
+        "use all present values: loader = loader.replace()"
+    )
+    return first, last
+
+
+def _without_data(shipment: Any) -> Any:
+    """Return what is known of a shipment, without what it holds of the user's data."""
+    return shipment._replace(pickled=b"", buffers=(), warnings=()) if isinstance(shipment, Shipment) else shipment

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loaderpool.core.engine import PoolEngine
     from loaderpool.core.run import PoolRun
     from loaderpool.plan.generators import CapturedGenerators
-    from loaderpool.transport.payload.captured_state import CapturedState
+    from loaderpool.transport.payload.glance import Glance
 
 _LOCK_TIMEOUT_S = 1.0
 # Of a smaller batch TensorFlow makes a copy in less time than it takes to find memory that needs none.
@@ -59,8 +59,7 @@ class LocalEngine:
         self, checked: CheckedArguments, cache: SharedCache | None = None, generators: Registry | None = None
     ) -> None:
         self.cache = cache
-        self.captured: CapturedState | None = None  # it works with the objects themselves
-        self._stream = checked.stream
+        self._stream, self._payload = checked.stream, checked.payload
         self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
         self.config, self.plan = checked.config, checked.plan
         self.unit, self.given_spec = checked.unit, checked.given_spec
@@ -73,6 +72,8 @@ class LocalEngine:
         if self._stream is not None:
             self._stream.captured = self.work.calls.captured
         self._form: BatchForm | None = None
+        self._glance: Glance | None = None  # at what the first sample was made of, if that was before the first pass
+        self._begins = False  # a pass does, with the objects as they are
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
 
@@ -84,6 +85,10 @@ class LocalEngine:
         with InterruptsAllowed(), _alone:
             if self._form is None:
                 self._form = self._find_form()
+                if not self._begins:
+                    from loaderpool.transport.payload.glance import Glance  # few loaders are asked before
+
+                    self._glance = Glance(roots_of(self._payload, self._stream), frozenset())
             return self._form
 
     def _find_form(self) -> BatchForm:
@@ -102,6 +107,7 @@ class LocalEngine:
     def begin(self, place: Position, limit: int) -> LocalRun:
         """Begin a run."""
         self.form()
+        self._begins = False
         plan = self.plan.after(place.start)
         reading = None if self._stream is None else self._reading_for(self._stream, place.epoch, plan)
         return LocalRun(self, place, limit, reading)
@@ -155,9 +161,22 @@ class LocalEngine:
         if isinstance(self.work.items, LaneItems):
             self._forgotten.append(epoch)
 
-    def update(self, changes: dict[str, Any]) -> None:
-        """The function looks at the user's own object; only what was made of it before is out of date."""
-        self.work.calls.kept.clear()
+    def refresh(self, is_whole: bool = False) -> None:
+        """Forget what was made for the first sample, if objects have changed since; a pass begins.
+
+        All else is made of the user's own objects when it is asked for. `is_whole`: they are not compared.
+        """
+        self.work.calls.look_up()
+        glance, self._glance, self._begins = self._glance, None, True
+        if is_whole or (glance is not None and glance.changes()):
+            self.work.calls.kept.clear()
+            if isinstance(self.work.items, LaneItems):
+                self.work.items.close()
+            if self._stream is not None and not self._stream.is_one_shot:
+                self._first_reading = None
+
+    def warn_of_replay(self) -> None:
+        """Do nothing: the objects are the same."""
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics()
@@ -260,6 +279,7 @@ class LocalRun:
 
     outlives_interrupts = False  # they come in the user's code, in a generator's, say
     is_ready = False  # they are made when they are taken
+    is_current = True
 
     def __init__(self, engine: LocalEngine, place: Position, limit: int, reading: StreamReading | None) -> None:
         self._plan = plan = engine.plan.after(place.start)

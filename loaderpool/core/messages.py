@@ -4,7 +4,7 @@
 
 | kind | from -> to | most on their way |
 |---|---|---|
-| `Load`, `Look` | main -> supervisor | a few for each loader: the next waits for an answer |
+| `Load`, `Look` | main -> supervisor | a few for each loader, and for each epoch that begins with changed objects |
 | `Begin` | main -> supervisor | one for each run |
 | `End` | main -> supervisor | one for each run and each loader |
 | `Extend` | main -> supervisor | one for each epoch; one for each batch of a stream that is read ahead |
@@ -36,15 +36,14 @@ from loaderpool.plan.order import Ticket as Ticket
 
 
 class Load(NamedTuple):
-    """Main process -> supervisor, with files of large arrays: here is a loader, as `ship.put_shipment` has put it.
+    """Main process -> supervisor, with files of large arrays: here is a loader, or another version of one.
 
-    Or what has changed of its source's attributes. Answered by `Loaded`.
+    As `payload.sent.Sent` has put it. Answered by `Loaded`.
     """
 
     loader: int
     offset: int  # in the arena
     nbytes: int
-    is_change: bool = False
 
 
 class Look(NamedTuple):
@@ -129,7 +128,7 @@ class BatchFailed(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Supervisor -> main process: function and source of a loader, or what has changed of it, were loaded."""
+    """Supervisor -> main process: function and source of a loader were loaded."""
 
     loader: int
 

@@ -99,7 +99,7 @@ class WorkerPool:
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
         self.supervisor_restarts = self.deliveries = 0
-        self.loaders: dict[int, Any] = {}  # by number: each an `engine.PoolEngine`
+        self.loaders: dict[int, Any] = {}  # by number: each a `version.Version` of one
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
         self._broken: Callable[[], LoaderpoolError] | None = None  # makes the error that nothing can go on

@@ -25,7 +25,7 @@ from loaderpool.system import clock, fault_points, machine, open_files, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.system.open_files import OpenFile
 from loaderpool.transport.payload.handles import forget_connections
-from loaderpool.transport.payload.loaded import Change, Payloads, describe_load_error
+from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.own_process import become_worker, serve, settle_libraries
 from loaderpool.worker.tickets import WorkFailed
@@ -314,8 +314,7 @@ class Processes:
     def _told(self, number: int, cell: int) -> dict[str, Any]:
         """Return what a worker that is no fork is told of itself and of loaders."""
         payloads, forms = self._payloads, dict(self._forms)
-        changes = {loader: [change.pickled, *change.buffers] for loader, change in payloads.changes.items()}
-        loaders = {"files": payloads.files, "places": dict(payloads.places), "changes": changes}
+        loaders = {"files": payloads.files, "places": dict(payloads.places)}
         return {"number": number, "cell": cell, "forms": forms, **loaders}
 
     def private(self) -> list[int]:
@@ -380,19 +379,15 @@ class LatePayloads(dict[int, dict[str, Any]]):
     def __init__(self, arena: Arena, start: Mapping[str, Any]) -> None:
         super().__init__()
         self._payloads = Payloads(arena, start["files"])
-        self._places, self._changes, self._worker = start["places"], start["changes"], start["number"]
+        self._places, self._worker = start["places"], start["number"]
 
     def __missing__(self, loader: int) -> dict[str, Any]:
         try:
             self._payloads.load(loader, *self._places[loader])
-            if parts := self._changes.get(loader):
-                pickled, *buffers = parts
-                self._payloads.apply(loader, Change(pickled, [*map(bytearray, buffers)]))
         except BaseException as error:
             advice = describe_load_error(error, "the worker")
             failure = describe_failure(error, epoch=0, worker=self._worker, load_advice=advice)
             raise WorkFailed(failure, error) from None
-        self._changes.pop(loader, None)  # it may be large
         settle_libraries()
         self[loader] = self._payloads.loaded[loader]
         return self[loader]

@@ -80,6 +80,7 @@ class LoaderRecord:
 
     number: int
     plan: Numbering
+    of: int  # the number of the first version: all share the limit of memory
     leaves_out: bool  # samples that end a worker; else a batch with one is an error
     most_deaths: int  # a ticket over which more workers die is given up
     layout: Layout | None = None

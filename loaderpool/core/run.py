@@ -42,6 +42,7 @@ class PoolRun:
 
     def __init__(self, engine: Any, place: Position, limit: int, feed: Feed | None = None) -> None:
         self._engine = engine
+        self.version: Any = engine.version  # as its loader was when the run was made
         self._pool: WorkerPool = engine.pool
         self._plan: Plan = engine.plan.after(place.start)
         plan = self._plan
@@ -83,7 +84,7 @@ class PoolRun:
                 if (lender := self._session.lender).returned:
                     lender.settle()
                 if engine.is_closed or pool.is_closed:
-                    engine.check()
+                    engine.check(self.version)
                 if self.is_over:
                     raise StopIteration
                 if self._is_torn or self._session is not pool.session:
@@ -96,7 +97,7 @@ class PoolRun:
                     self._is_torn = self._has_collected = False
                     delivery.waited_ns = waited_ns
                     return delivery
-                elif self._can_end or self._failure is not None or engine.failure is not None:
+                elif self._can_end or self._failure is not None or self.version.failure is not None:
                     self._check_end()
             if self._is_torn:  # to begin again: without the lock, as it runs code of the user's
                 gc.collect()
@@ -106,7 +107,7 @@ class PoolRun:
 
     def _check_end(self) -> None:
         """Raise if no batch will come any more."""
-        self._engine.check()
+        self._engine.check(self.version)
         if self._failure == b"" and not self._has_collected:  # iterators that were dropped in a cycle have all slots
             self._has_collected = self._is_torn = True
         elif self._failure is not None:
@@ -115,6 +116,11 @@ class PoolRun:
             if self.feed is not None and self.feed.make_error is not None:
                 raise self.feed.make_error()
             raise StopIteration
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its batches are made of what the loader is now."""
+        return self.version is self._engine.version
 
     @property
     def is_ready(self) -> bool:
@@ -212,7 +218,7 @@ class PoolRun:
         pool = self._pool
         if self.buffer.front is not None or self.is_over or self._is_torn or self._session is not pool.session:
             return True
-        has_failed = self._failure is not None or self._engine.failure is not None
+        has_failed = self._failure is not None or self.version.failure is not None
         return has_failed or pool.is_closed or (self._can_end and self.is_at_end)
 
     def begin(self) -> None:
@@ -230,7 +236,7 @@ class PoolRun:
         (had, over), stop, feed = map(tuple, buffer.had(self._base)), self._stop, 0
         if self.feed is not None:  # of a stream all are made again: items are let go of as their batches come
             had, over, stop, feed = (), (), self._base, self.feed.offset
-        self._session.send(Begin(self.number, self._engine.number, first, stop, rest, had, over, in_order, feed))
+        self._session.send(Begin(self.number, self.version.number, first, stop, rest, had, over, in_order, feed))
         if self.feed is not None:
             self.fed(self.feed)
         self._is_torn = False

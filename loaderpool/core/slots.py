@@ -72,7 +72,7 @@ class Slots:
             return
         size, has_some = layout.slot_bytes, run.slots > 0  # the last slot of all is for a run that has none
         run.slots_wanted = slots_of(size, layout.max_chunk, workers, layout.room)
-        of_loader = [each.slots for each in self.runs.values() if each.loader is run.loader and not each.is_ended]
+        of_loader = [each.slots for each in self.runs.values() if each.loader.of == run.loader.of and not each.is_ended]
         limit, nbytes = layout.limit_bytes // size, min(self._memory.largest, self.free_bytes + self.kept_bytes)
         share = min(1 if run.is_whole else run.slots_wanted, max(_most_of(limit) // len(of_loader), 1))
         by_memory = min(limit - sum(of_loader), _most_of(nbytes // size)) - has_some

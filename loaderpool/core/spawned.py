@@ -28,7 +28,7 @@ from multiprocess.shared_memory import SharedMemory
 from loaderpool.core import child_process
 from loaderpool.core.channel import ChannelClosed, Received
 from loaderpool.core.delivery import aligned_empty
-from loaderpool.core.messages import Done, Load, Loaded, Message, decode, encode
+from loaderpool.core.messages import Done, Load, Message, decode, encode
 from loaderpool.core.pool import WorkerPool
 from loaderpool.core.processes import LatePayloads, Processes, WorkerProcess
 from loaderpool.core.session import Session
@@ -241,11 +241,6 @@ class SpawnedSupervisor(Supervisor):
             self._payloads.loaded[message.loader] = received.content
             self._payloads.places[message.loader] = message.offset, message.nbytes
             self._on_loaded(message.loader)
-
-    def _update(self, message: Load) -> None:
-        self._payloads.changes[message.loader] = self._payloads.read_change(message.offset, message.nbytes)
-        self._main.send(Loaded(message.loader))
-        self._state.renew()
 
 
 class SpawnedWorkers(Processes):

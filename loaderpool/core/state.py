@@ -92,7 +92,9 @@ class State:
 
     # ---- what the main process says
 
-    def load(self, number: int, plan: Numbering, leaves_out: bool = False, most_deaths: int = 3) -> None:
+    def load(
+        self, number: int, plan: Numbering, leaves_out: bool = False, most_deaths: int = 3, of: int | None = None
+    ) -> None:
         """A loader was loaded. Workers that were forked before do not know it, and are replaced.
 
         Args:
@@ -100,18 +102,16 @@ class State:
             plan: of its batches.
             leaves_out: whether samples that end a worker are left out; else a batch with one is an error.
             most_deaths: over one sample, before it is given up.
+            of: the number of the loader's first version; None: it is this one.
         """
-        loader = self.loaders[number] = LoaderRecord(number, plan, leaves_out, max(2, most_deaths))
+        first = number if of is None else of
+        loader = self.loaders[number] = LoaderRecord(number, plan, first, leaves_out, max(2, most_deaths))
         if self._broken is not None:
             self._fail_loader(loader, self._broken)
         else:
-            self.renew()
-
-    def renew(self) -> None:
-        """Replace all workers: what they were forked with has changed."""
-        for worker in [*self.workers.values()] if not self._of_nodes else ():
-            self._dismiss(worker)
-        self._hire()
+            for worker in [*self.workers.values()] if not self._of_nodes else ():
+                self._dismiss(worker)
+            self._hire()
 
     def look(self, asked: Look) -> None:
         """A loader's first sample is to be made."""

@@ -62,7 +62,7 @@ class Supervisor:
         self._tick_due_ns = 0
         self._timeouts: dict[int, float] = {}  # seconds, by loader
         self._oom_kills = capacity.oom_kill_count()
-        self._has_loaded = self._has_told_of_exec = self._is_over = False
+        self._has_loaded = self._has_unloaded = self._has_told_of_exec = self._is_over = False
         self._dead: list[WorkerProcess] = []
         self._workers = self._make_workers(start)
 
@@ -174,8 +174,6 @@ class Supervisor:
                 state.look(message)
             case messages.Found():
                 self._take_form(message)
-            case messages.Load(is_change=True):
-                self._update(message)
             case messages.Load():
                 self._load(message, received)
 
@@ -223,7 +221,7 @@ class Supervisor:
         most_deaths = config.limits.restarts_per_item
         if config.threads > 1:  # only what is made by one thread tells for certain which sample ends its worker
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
-        self._state.load(number, Numbering(payload["plan"]), leaves_out, most_deaths)
+        self._state.load(number, Numbering(payload["plan"]), leaves_out, most_deaths, payload["loader"])
 
     def _refusal(self, error: BaseException) -> bytes:
         failure = describe_failure(error, epoch=0, worker=None)
@@ -233,25 +231,18 @@ class Supervisor:
 
     def _freeze(self) -> None:
         if self._has_loaded:  # what the first payload's imports have left in cycles is not worth the wait
+            if self._has_unloaded:  # functions are in cycles with their globals, and what is frozen is never collected
+                gc.unfreeze()
             gc.collect()
-        self._has_loaded = True
+        self._has_loaded, self._has_unloaded = True, False
         self._fork_check.handles.note_load(self._workers.private())
         gc.freeze()  # workers would copy each page of objects that a collection looks at
-
-    def _update(self, message: messages.Load) -> None:
-        try:
-            self._payloads.update(message.loader, message.offset, message.nbytes)
-        except BaseException as error:
-            self._state.fail(message.loader, self._refusal(error))  # or the next run would have batches of old data
-            return
-        self._freeze()
-        self._main.send(messages.Loaded(message.loader))
-        self._state.renew()
 
     def _unload(self, number: int) -> None:
         self._state.unload(number)
         self._main.send(messages.Ended(number))
         self._payloads.unload(number)
+        self._has_unloaded = True
         self._forms.pop(number, None)
         self._carry_out()  # its timeout stays: a worker may still be at one of its samples
 
@@ -263,7 +254,8 @@ class Supervisor:
         if payload is None:
             return
         self._tell_workers(message)
-        self._state.lay_out(message.loader, forms.known_layout(receive(message.content)[0], payload), message.seconds)
+        form, _ = receive(message.content, own=message.loader)
+        self._state.lay_out(message.loader, forms.known_layout(form, payload), message.seconds)
 
     def _lay_out(self, number: int, probe: Any) -> None:
         """The first sample is known: decide what batches look like, and tell all."""
@@ -312,7 +304,7 @@ class Supervisor:
     def _on_found(self, message: messages.Found) -> None:
         """The first sample was made, as was asked for."""
         if message.loader not in self._forms:
-            self._lay_out(message.loader, receive(message.content))
+            self._lay_out(message.loader, receive(message.content, own=message.loader))
 
     def _on_death(self, worker: WorkerProcess) -> None:
         if worker.number not in self._workers.by_number:

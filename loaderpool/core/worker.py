@@ -26,7 +26,7 @@ from loaderpool.transport.pickling import dumps, receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
-from loaderpool.worker.tickets import Abandoned, Progress, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Progress, StreamedItems, WorkFailed
 from loaderpool.worker.work import Work
 
 
@@ -60,6 +60,7 @@ class Worker:
         self._numbers, self._base = arena.board.numbers, Board.base(cell)
         self._recorder = arena.recorder(cell, number)
         self._works: dict[int, Work] = {}
+        self._counted_as: dict[int, int] = {}  # of loaders here: the number of the first version
         self._lanes: dict[int, tuple[int, int]] = {}  # of runs of generators: loader and epoch
         self._tickets: collections.deque[Ticket] = collections.deque()  # read, and not begun yet
         self._begun = 0  # number of the last ticket that threads have begun with
@@ -125,12 +126,16 @@ class Worker:
         """Return a loader's work, with the form of its batches if that is known."""
         work = self._works.get(loader)
         if work is None:
-            calls = CallClock(self._arena.call_times, self._cell, loader, self._recorder)
+            payload = self._payloads[loader]
+            of = self._counted_as[loader] = payload.get("loader", loader)  # for all versions of one the same
+            calls = CallClock(self._arena.call_times, self._cell, of, self._recorder)
             progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
-            work = self._works[loader] = Work(self._payloads[loader], progress, shared=self._arena.map)
+            work = self._works[loader] = Work(payload, progress, shared=self._arena.map)
             work.look_ahead, work.check = self._look_ahead, self._check_channel
+            if isinstance(work.items, StreamedItems):
+                work.items.loader = loader
         if work.form is None and loader in self._forms:
-            work.set_form(*receive(self._forms[loader]))
+            work.set_form(*receive(self._forms[loader], own=loader))
         return work
 
     def _answer(self, ticket: Ticket) -> None:
@@ -193,7 +198,7 @@ class Worker:
             self._recorder.note_call(begun_ns, begun_ns + took_ns, 0, CallKind.PROBE)
             return
         has_failed = isinstance(answer, Done) and bool(answer.error)
-        of = ticket.loader, ticket.run, ticket.epoch, ticket.batch, ticket.batches
+        of = self._counted_as.get(ticket.loader, ticket.loader), ticket.run, ticket.epoch, ticket.batch, ticket.batches
         self._recorder.note_ticket(
             begun_ns, begun_ns + took_ns, (*of, ticket.start, ticket.stop, ticket.deaths, has_failed)
         )

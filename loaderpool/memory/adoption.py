@@ -62,7 +62,7 @@ class DataFile:
         offset = address - self.address
         if offset < 0 or offset + nbytes > self.nbytes:
             return False
-        return self.is_shared or self._is_equal(address, nbytes, offset)
+        return self.is_shared or self.is_equal(address, nbytes, offset)
 
     def freeze(self) -> None:
         """Have what the trainer writes from now on stay its own: the file is what workers were promised."""
@@ -70,7 +70,8 @@ class DataFile:
             machine.map_over(self.address, self.nbytes, self.descriptor, 0)
             self.is_shared = False
 
-    def _is_equal(self, address: int, nbytes: int, offset: int) -> bool:
+    def is_equal(self, address: int, nbytes: int, offset: int) -> bool:
+        """Whether a part of the file has the same bytes as a range of memory."""
         compare = ctypes.CDLL(None).memcmp
         compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
         with mmap.mmap(self.descriptor, self.nbytes, mmap.MAP_PRIVATE) as view:  # private, so that its address is had

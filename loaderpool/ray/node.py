@@ -38,11 +38,12 @@ from loaderpool.core.messages import (
 )
 from loaderpool.core.session import Listener, Session
 from loaderpool.core.supervisor import Supervisor, serve
-from loaderpool.memory.arena import Arena, Extent, map_memory_file
+from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.memory.board import Field
 from loaderpool.system import clock, machine, process
 from loaderpool.system.machine import StopWatch
-from loaderpool.transport.payload.ship import Shipment, put_shipment
+from loaderpool.transport.payload.sent import Sent
+from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import receive
 
 # What becomes of a ticket: seconds, rows, failures of samples, bytes of the slot. Or the first sample. Or an error of
@@ -121,7 +122,7 @@ class NodeActor:
         self._at = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         self._workers, self._arena = workers, Arena.create()
         self._loaders: dict[int, _Loader] = {}
-        self._extents: dict[int, list[Extent]] = {}  # of payloads, by loader
+        self._sent: dict[int, Sent] = {}  # payloads, by loader
         self._runs: dict[int, tuple[_Loader, int]] = {}  # one for each ticket under way: the dispatcher's run
         self._numbers = itertools.count(_RUNS)
         self._patience_s = patience_s
@@ -170,10 +171,9 @@ class NodeActor:
         pickled, arrays, generators = payload
         shipment = Shipment(pickled, tuple(map(memoryview, arrays)), generators=generators)
         # On a thread: a node that copies gigabytes is no dead one.
-        put = await asyncio.to_thread(put_shipment, self._arena, shipment)
-        self._extents[number], offset, nbytes = put
+        sent = self._sent[number] = await asyncio.to_thread(Sent, self._arena, shipment)
         loader = self._loaders[number] = self._session.listeners[number] = _Loader(self._session)
-        answer = await loader.ask(_LOADING, Load(number, offset, nbytes))
+        answer = await loader.ask(_LOADING, Load(number, sent.offset, sent.nbytes))
         return answer.message
 
     async def unload(self, number: int) -> None:
@@ -183,8 +183,8 @@ class NodeActor:
             loader.close()
             await loader.ask(_LOADING, End(number))
             del self._session.listeners[number]
-        for extent in self._extents.pop(number, ()):
-            self._arena.give_back(extent)
+        if (sent := self._sent.pop(number, None)) is not None:
+            sent.give_back()
 
     # ---- tickets
 

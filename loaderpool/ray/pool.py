@@ -79,9 +79,8 @@ class RayPool(Pool):
                 "RayPool needs a source that is read by index, and this one is an iterable. Pass workers=N to read it "
                 "on this machine, or a source with __len__ and __getitem__"
             )
-        for name, has in (("cache=", checked.payload["cache"]), ("on_epoch_begin and on_epoch_end", checked.has_hooks)):
-            if has:
-                raise ArgumentError(f"RayPool cannot be combined with {name}. Pass workers=N, or remove it")
+        if checked.payload["cache"] is not None:
+            raise ArgumentError("RayPool cannot be combined with cache=. Pass workers=N, or remove it")
 
     def resize(self, nodes: int | Literal["auto"]) -> None:
         """Set the number of nodes, at least 1, or `"auto"`. The batches stay the same."""

@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from loaderpool.element.structure import Structure
-from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief
+from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource, kind_of_iterable_dataset
 from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
@@ -79,6 +79,35 @@ def as_source(obj: Any) -> Any:
         raise ArgumentError(f"source is empty: a {kind} of length 0. Check the path or filter it comes from.")
     is_ready = type(source) in _READY or isinstance(source, _ALSO_READY)
     return source if is_ready else Sized(source, size)
+
+
+def check_length(source: Any, items: int | None) -> None:
+    """See that a source, as `as_source` has made it, still has the items that a loader's plan counts on.
+
+    Args:
+        source: which may have changed since.
+        items: how many it had as the loader was made; None: it has no length.
+
+    Raises:
+        SourceError: it has fewer.
+        LoaderpoolWarning: it has more, and a filter makes an error of it.
+    """
+    if items is None:
+        return
+    if isinstance(source, Columns):
+        now = source.present_size
+    else:
+        now = len(source.items if isinstance(source, Sized) else source)
+    if now < items:
+        raise SourceError(
+            f"source had {items:,} items when the loader was created, and has {now:,} now. Create a new loader for "
+            "another length: loader = loader.replace()"
+        )
+    if now > items:
+        warn(
+            f"source had {items:,} items when the loader was created, and has {now:,} now. The loader reads the first "
+            f"{items:,}. To read all: loader = loader.replace()"
+        )
 
 
 def _are_columns(values: tuple[Any, ...]) -> bool:

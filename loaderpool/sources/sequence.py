@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from loaderpool.errors import SourceError
@@ -18,7 +17,7 @@ class BatchSequence:
     """
 
     def __init__(self, target: Any) -> None:
-        self.target = target  # the user's object; in the pool its copy, whose attributes are updated after a hook
+        self.target = target  # the user's object; in the pool its copy
 
     @property
     def is_endless(self) -> bool:
@@ -49,13 +48,6 @@ class BatchSequence:
 
     def __getitem__(self, index: int) -> Any:
         return _with_tuples_for_lists(self.target[index])
-
-    def update(self, changes: Mapping[str, Any]) -> None:
-        """Make the target's attributes what a hook made them, past any property or `__setattr__`."""
-        attributes = self.target.__dict__
-        attributes.update({name: changes[key] for name, key in changes["set"].items()})
-        for name in changes["deleted"]:
-            attributes.pop(name, None)  # it may never have travelled: `__getstate__` left it out
 
 
 def _with_tuples_for_lists(value: Any) -> Any:

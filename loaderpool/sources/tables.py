@@ -34,6 +34,11 @@ class Columns:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._structure, self._columns, self._size)
 
+    @property
+    def present_size(self) -> int:
+        """How many rows all columns have by now."""
+        return min(map(len, self._columns), default=self._size)
+
     def map(self, function: Callable[[Any, str], Any]) -> Columns:
         """Other columns of as many rows: the function's results for each, which it gets with its path."""
         columns = [function(column, path) for column, path in zip(self._columns, self._structure.paths, strict=True)]

@@ -139,6 +139,12 @@ def is_global(named: Any) -> bool:
     return found is named
 
 
+def cached_properties(cls: Any) -> frozenset[str]:
+    """Return the attributes in which instances of a class keep what a `cached_property` has computed."""
+    members = (member for each in getattr(cls, "__mro__", ()) for member in vars(each).items())
+    return frozenset(name for name, value in members if type(value).__name__ == "cached_property")
+
+
 def _of_function(function: types.FunctionType) -> Iterator[Part]:
     from cloudpickle import cloudpickle as internals  # 30 ms, which not every process needs
 

@@ -107,7 +107,7 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     hooks = arguments["_hooks"]
     has_epoch_begin = hooks is not None and "on_epoch_begin" in hooks.overridden
     unit = unit_of(config, batch_fn)
-    return CheckedArguments(config, plan, unit, given_spec, stream, payload, has_epoch_begin, hooks is not None)
+    return CheckedArguments(config, plan, unit, given_spec, stream, payload, has_epoch_begin)
 
 
 def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderConfig) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaderpool.config import LoaderConfig
-from loaderpool.errors import ClosedError, LoaderpoolError, StateError
+from loaderpool.errors import LoaderpoolError, StateError
 from loaderpool.plan.order import LanePlaces, Plan, Position
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
@@ -285,14 +285,14 @@ class EpochTracker:
         self.latest = IterationLog()  # of the latest iterator that has begun
         self.iterations = 0  # that have begun
         self.times_placed = 0  # by `resume_at`, so that what was begun before can tell
-        self.at_begin: Callable[[], None] | None = None  # called when a pass begins; may warn
         self.at_end: Callable[[], None] | None = None  # called when a pass is over; may warn
         self.is_backed_up = False  # a first epoch may be shorter than a dataset's others, whenever it was made
         self.live: dict[int, IterationLog] = {}  # of iterators that have begun and are not at their end, by its id
         self._lock = threading.RLock()  # a signal's handler may begin a pass
-        # Held while the user's hooks run. A pass may begin on one thread while another, tf.data's prefetch, still runs
-        # the hook of the epoch before: its batches must not be made of what that hook is about to change.
-        self._hook_turn = threading.RLock()
+        # Held while the user's hooks run, and while the user's objects are compared with what workers have. A pass may
+        # begin on one thread while another, tf.data's prefetch, still runs the hook of the epoch before: its batches
+        # must not be made of what that hook is about to change.
+        self._turn = threading.RLock()
         self._ends_owed = 0  # epochs handed over whole whose end's hook has not run yet
 
     def note_iteration(self, log: IterationLog, reader: Any = None) -> None:
@@ -335,18 +335,20 @@ class EpochTracker:
         """A subscription that stands before the next epoch, whose number is now taken, and a log of what it gives."""
         if EpochTracker.refusal is not None:
             raise EpochTracker.refusal()
-        if self.at_begin is not None:
-            self.at_begin()
-        if not self.has_hooks:
-            return self._open()
-        with self._hook_turn:
-            self.settle_ends()
-            with InterruptsAllowed():
-                changes = self.hooks.call("on_epoch_begin")
-            self._tell(changes)
-            return self._open()
+        with self._turn:
+            if self.has_hooks:
+                self.settle_ends()
+                with InterruptsAllowed():
+                    self.hooks.call("on_epoch_begin")
+            self.engine().refresh(is_whole=self.has_hooks and self.hooks.has_run)
+            if self.has_hooks:
+                self.hooks.has_run = False
+                return self._open()
+        return self._open()
 
     def _open(self) -> tuple[Subscription, PassLog]:
+        if self._parked is not None and not self._parked[0].is_current:
+            self.drop_parked()  # what it has made ahead is of objects that have changed since
         if self._parked is None:
             self.engine().form()  # outside the lock: it waits for the first sample
         with self._lock:
@@ -405,22 +407,15 @@ class EpochTracker:
 
     def owe_end(self) -> None:
         """Note that an epoch was handed over whole: its end's hook is due before the next epoch begins."""
-        with self._hook_turn:
+        with self._turn:
             self._ends_owed += 1
 
     def settle_ends(self) -> None:
-        """Run the hooks that are due and send on what they changed. Blocks: while another thread runs one."""
+        """Run the hooks that are due, whose changes the next pass sends. Blocks: while another thread runs one."""
         if not self.has_hooks:
             return
-        with self._hook_turn:
+        with self._turn:
             while self._ends_owed:
                 with InterruptsAllowed():
                     self._ends_owed -= 1  # here: handlers that were held run first
-                    changes = self.hooks.call("on_epoch_end")
-                self._tell(changes)
-
-    def _tell(self, changes: dict[str, Any] | None) -> None:
-        if changes:
-            with contextlib.suppress(ClosedError):  # then there is no worker to tell
-                self.engine().update(changes)
-                self.hooks.told()
+                    self.hooks.call("on_epoch_end")

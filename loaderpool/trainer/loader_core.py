@@ -72,8 +72,6 @@ class LoaderCore:
             if self.pool is not None or checked.payload["cache"] is not None:
                 assert self.engine is not None
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
-        if self.engine is not None and self.engine.captured is not None:
-            self.tracker.at_begin = self.engine.captured.warn
 
     def _start(self, checked: CheckedArguments, has_workers: bool, undo: contextlib.ExitStack) -> None:
         """Start the engine, in the background."""
@@ -88,7 +86,6 @@ class LoaderCore:
                 shared = make_cache(cache, checked.payload)
             undo.callback(shared.close)
             self.tracker.at_end = shared.warn
-        # The payload is not kept: what travelled is in shared memory, and a local engine has it.
         if self.pool is not None and has_workers:
             workers = self.pool.worker_pool  # first: its supervisor begins while this process imports and pickles
             from loaderpool.core.engine import PoolEngine

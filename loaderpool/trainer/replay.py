@@ -43,9 +43,8 @@ def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
         >>> loader.close()
     """
     found = Replay(loader, whole_number("index", index, at_least=0), epoch)
-    engine = loader._core.engine
-    if engine is not None and engine.captured is not None:
-        engine.captured.warn()
+    if (engine := loader._core.engine) is not None:
+        engine.warn_of_replay()
     return found.run()
 
 

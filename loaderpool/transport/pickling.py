@@ -29,7 +29,7 @@ def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | Non
     Classes that have gone by value from one process to another (those of `__main__`, or made in a function, or of a
     module that imports TensorFlow) go by a number that both know. So a worker looks for instances of the very class
     that its function makes. Beside the number is the class, for a process that has not met it: another worker may have
-    made it.
+    made it. In other processes than the trainer, `@` and a loader's number are behind it (`receive`).
     """
     with io.BytesIO() as file:
         _Sender(file, buffer_callback).dump(value)
@@ -138,9 +138,16 @@ def _by_itself(cls: type) -> bytes:
         return b""
 
 
-def _known_class(number: str, pickled: bytes) -> Any:
-    known = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
-    return receive(pickled) if known is None else known
+def _known_class(number: str, pickled: bytes, own: int | None = None) -> Any:
+    known = _class_of(number, own)
+    return receive(pickled, own=own) if known is None else known
+
+
+def _class_of(number: str, own: int | None) -> type | None:
+    """Return the class that has this number here, the loader's own one if there is one."""
+    known, plain = internals._DYNAMIC_CLASS_TRACKER_BY_ID, number.partition("@")[0]
+    found: type | None = known.get(number if own is None else f"{plain}@{own}")
+    return known.get(plain) if found is None else found
 
 
 def generator_at(number: int) -> Any:
@@ -160,24 +167,38 @@ def global_generator(number: int) -> Any:
     return found
 
 
-def receive(pickled: bytes | memoryview, buffers: Sequence[memoryview] = (), generators: Sequence[Any] = ()) -> Any:
+def receive(
+    pickled: bytes | memoryview,
+    buffers: Sequence[memoryview] = (),
+    generators: Sequence[Any] = (),
+    own: int | None = None,
+) -> Any:
     """Unpickle what cloudpickle or `send` has pickled; classes that were here before stay as they are.
 
     So what a worker sends back is of the trainer's own classes, and these keep their methods. `pickle.loads` would put
-    copies into them, with globals of their own. `buffers` are the arrays that the pickle does not hold, in their order,
-    and `generators` the random generators.
+    copies into them, with globals of their own.
+
+    Args:
+        pickled: the pickle.
+        buffers: the arrays that the pickle does not hold, in their order.
+        generators: the random generators.
+        own: a loader's number. Classes that go by value are then this loader's own: another loader, which may be a
+            later version of the same one, has others, made of their definition when that one was pickled.
     """
     pickled = bytes(pickled)
-    if b"cloudpickle" not in pickled and not generators:  # a stream's items, say: in C alone
+    is_plain = b"cloudpickle" not in pickled and _known_class.__name__.encode() not in pickled
+    if is_plain and not generators:  # a stream's items, say: in C alone
         return pickle.loads(pickled, buffers=buffers)
-    return _Unpickler(io.BytesIO(pickled), buffers, generators).load()
+    return _Unpickler(io.BytesIO(pickled), buffers, generators, own).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: Sequence[memoryview], generators: Sequence[Any]) -> None:
+    def __init__(
+        self, file: io.BytesIO, buffers: Sequence[memoryview], generators: Sequence[Any], own: int | None
+    ) -> None:
         super().__init__(file, buffers=buffers)
         self._known: dict[int, type] = {}
-        self._generators = generators
+        self._generators, self._own = generators, own
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
@@ -185,13 +206,16 @@ class _Unpickler(pickle.Unpickler):
             return self._generators.__getitem__
         if found is internals._make_skeleton_class or found is internals._make_skeleton_enum:
             return functools.partial(self._make_class, found)
+        if found is _known_class:
+            return functools.partial(_known_class, own=self._own)
         return self._set_class_state if found is internals._class_setstate else found
 
     def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
-        tracker_id = arguments[-2]  # the last one is cloudpickle's reserve, in both functions
-        known: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+        *others, number, reserved = arguments  # cloudpickle's, in both functions
+        known = _class_of(number, self._own)
         if known is None:
-            return make(*arguments)
+            number = number if self._own is None else f"{number.partition('@')[0]}@{self._own}"
+            return make(*others, number, reserved)
         self._known[id(known)] = known
         return known
 

@@ -72,16 +72,16 @@ class FeedTable:
             return None
         return Bundle(*numbers[at + 1 : at + 5])
 
-    def items(self, batch: int) -> tuple[int, list[Any]] | None:
+    def items(self, batch: int, loader: int) -> tuple[int, list[Any]] | None:
         """Return the position of a batch's first item, and the items; None: it was taken out.
 
-        Arrays in them lie in memory that is the function's to write to and to keep.
+        Arrays in them lie in memory that is the function's to write to and to keep. Classes are the loader's.
         """
         bundle = self.read(batch)
         parts = [] if bundle is None else _copied(self._shared, bundle)
         if bundle is None or not parts or self.read(batch) != bundle:  # FEED-1
             return None
-        return bundle.first, receive(parts[0], [memoryview(copy) for copy in parts[1:]])
+        return bundle.first, receive(parts[0], [memoryview(copy) for copy in parts[1:]], own=loader)
 
     def release(self) -> None:
         """Look at the arena no more."""

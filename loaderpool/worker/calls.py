@@ -90,6 +90,12 @@ class Calls:
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
+    def look_up(self) -> None:
+        """Read items by the method that the source's class has now, in the caller's process."""
+        self._get = self._payload["source"].__getitem__
+        if self._cached is None:
+            self._first = self._get
+
     def seed_what_setup_made(self) -> None:
         """Have the random generators that the hook `setup` has made seeded, too."""
         known = self._payload.get("generators", [])

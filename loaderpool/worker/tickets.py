@@ -84,10 +84,12 @@ class StreamedItems:
 
     Attributes:
         shared: the arena's mapping; None in the caller's process, where items are `put` here.
+        loader: the loader's number, by which classes of items are found that travel by value.
     """
 
     def __init__(self) -> None:
         self.shared: Any = None
+        self.loader = 0
         self._items: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,7 +116,7 @@ class StreamedItems:
         table = FeedTable(self.shared, ticket.feed)
         self._items = {}
         for batch in range(ticket.batch, ticket.batch + ticket.batches):
-            read = table.items(batch)
+            read = table.items(batch, self.loader)
             if read is None:
                 raise Abandoned
             first, items = read

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 import loaderpool as lp
-from loaderpool.core.engine import PoolEngine
+from loaderpool.core.version import Version
 
 from .killer import watched
 from .shapes import SHAPES, Faults, make
@@ -110,7 +110,7 @@ def _wait_unloaded(pool: lp.Pool) -> None:
     workers = pool._worker_pool
     deadline = time.monotonic() + _UNLOAD_S
     while workers is not None and time.monotonic() < deadline:
-        if not any(isinstance(each, PoolEngine) for each in list(workers.session.listeners.values())):
+        if not any(isinstance(each, Version) for each in list(workers.session.listeners.values())):
             return
         workers.catch_up()
         time.sleep(0.01)

@@ -265,13 +265,13 @@ def test_a_lost_supervisors_memory_goes_with_it_though_no_garbage_is_collected()
 
 def test_a_loader_that_is_made_as_the_supervisor_is_replaced_gets_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next supervisor never heard of it, and `next` waited for ever."""
-    from loaderpool.core import engine
+    from loaderpool.core import version
 
     with lp.Pool(1) as pool:
         first = lp.Loader(range(400), large, batch_size=4, workers=pool)
         batches = iter(first)
         next(batches)
-        put = engine.put_shipment
+        put = version.Sent
 
         def die_meanwhile(*arguments: Any) -> Any:
             kill_supervisor(first)
@@ -281,9 +281,9 @@ def test_a_loader_that_is_made_as_the_supervisor_is_replaced_gets_its_batches(mo
 
         other = threading.Thread(target=lambda: [next(batches) for _ in range(40)])
 
-        monkeypatch.setattr(engine, "put_shipment", die_meanwhile)
+        monkeypatch.setattr(version, "Sent", die_meanwhile)
         second = lp.Loader(range(8), float, batch_size=4, workers=pool)
-        monkeypatch.setattr(engine, "put_shipment", put)
+        monkeypatch.setattr(version, "Sent", put)
         assert [batch.tolist() for batch in second] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         other.join(DEADLINE_S)
         assert not other.is_alive()

@@ -31,7 +31,8 @@ from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import clock, fault_points
-from loaderpool.transport.payload.ship import Placement, Shipment, place, put_shipment
+from loaderpool.transport.payload.sent import Sent, place
+from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.reports import what_ended
 from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
 
@@ -294,19 +295,22 @@ class StreamFeeds:
 
     Attributes:
         first: has the item for the probe, and waits for its pass.
-        placement: where the arrays of the stream are that stand in data files.
+        sent: the stream, as its readers are sent it; None: it has none.
         why_on_thread: why the stream is read on a thread of this process; empty: it is not.
 
     Args:
         engine: of the loader, an `engine.PoolEngine`, which is told when a feed has another batch, or its end.
         stream: what is read.
         shipment: what its reader needs; or why there is none.
+        earlier: the stream as it was sent before.
 
     Raises:
         MemoryLimitError: no shared memory for what the stream holds.
     """
 
-    def __init__(self, engine: Any, stream: StreamSource, shipment: Shipment | str) -> None:
+    def __init__(
+        self, engine: Any, stream: StreamSource, shipment: Shipment | str, earlier: Sent | None = None
+    ) -> None:
         self.engine, self._stream = engine, stream
         self.pool: WorkerPool = engine.pool
         self._config: LoaderConfig = engine.config
@@ -315,16 +319,32 @@ class StreamFeeds:
         self._feeds: list[Feed] = []  # whose memory is not given back
         self.first: Feed | None = None
         self.why_on_thread = shipment if isinstance(shipment, str) else ""
-        self.placement, self._extents = Placement(), list[Extent]()
+        self.sent: Sent | None = None
         self._threads: list[ReaderThread] = []
         self._ended: list[ReaderThread] = []
         self._make_reader: Callable[[], ReaderProcess] | None = None  # None: this process reads
         if isinstance(shipment, Shipment):
-            self.placement = place(shipment)
-            self._extents, offset, nbytes = put_shipment(self.pool.arena, shipment, self.placement)
-            files = self.placement.descriptors
-            own = self.pool.arena, (offset, nbytes), files, Surroundings.of_now()
+            self.sent = sent = Sent(self.pool.arena, shipment, place(shipment, earlier=earlier))
+            files = sent.placement.descriptors
+            own = self.pool.arena, (sent.offset, sent.nbytes), files, Surroundings.of_now()
             self._make_reader = functools.partial(ReaderProcess, *own)
+
+    def means(self, shipment: Shipment) -> bool:
+        """Whether this is the stream as readers are sent it."""
+        return self.sent is not None and self.sent.means(shipment)
+
+    def retire(self) -> None:
+        """Read no more passes: the stream has changed. Those that are under way go on."""
+        first, self.first = self.first, None
+        if first is not None:
+            first.stop()
+        for thread in self._threads:
+            thread.end()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is read any more, and the memory of all passes was given back."""
+        return not self._feeds and all(thread.is_gone for thread in [*self._threads, *self._ended])
 
     def ahead(self) -> tuple[int, int, int]:
         """How far may be read ahead: batches without which workers would idle, the most batches, the most bytes."""
@@ -398,10 +418,8 @@ class StreamFeeds:
             feed.free()
         self._feeds.clear()
         self.rooms.close()
-        for extent in self._extents:
-            self.pool.arena.give_back(extent)
-        self._extents.clear()
-        self.placement.files.clear()
+        if self.sent is not None:
+            self.sent.give_back()
 
     def stop(self) -> None:
         """End all reading. Blocks: at most for a moment. In any thread, also in a finalizer; twice is fine."""

@@ -60,27 +60,33 @@ def ship_beside(
     plan: Plan,
     reads_apart: bool,
     registry: Registry,
+    like: tuple[Shipment, Any] | None = None,
 ) -> tuple[Shipment, Shipment | str]:
     """What travels to the workers, and what to the reader of the stream; in its place why it has none.
 
     Code goes by value in both or by name in both: else items would not be of the classes that the function knows.
+    `like` is what travelled before, of the same loader.
 
     Raises:
         UnpicklableError: what the workers need cannot travel.
     """
+    of_workers, of_reader = like or (None, None)
+    why = of_reader if isinstance(of_reader, str) else ""
     if not reads_apart:
-        return ship(dict(payload), registry=registry), "with spawned workers, the main process reads the stream"
-    if stream.is_one_shot:
-        return ship(
-            dict(payload), registry=registry
-        ), f"a {stream.kind} is an iterator, which can only be read where it was created"
+        why = "with spawned workers, the main process reads the stream"
+    elif stream.is_one_shot:
+        why = f"a {stream.kind} is an iterator, which can only be read where it was created"
+    if why:
+        return ship(dict(payload), registry=registry, like=of_workers), why
     for_reader = {"source": stream.items, "config": config, "plan": plan}
     try:
-        shipment = ship(for_reader, registry=registry)
-        for_workers = ship(dict(payload), without=shipment.without, registry=registry)
+        shipment = ship(for_reader, registry=registry, like=of_reader)
+        for_workers = ship(dict(payload), without=shipment.without, registry=registry, like=of_workers)
         if for_workers.without != shipment.without:
-            shipment = ship(for_reader, without=for_workers.without, registry=registry)
+            shipment = ship(for_reader, without=for_workers.without, registry=registry, like=of_reader)
     except UnpicklableError as error:
+        if like is not None:
+            raise
         return ship(dict(payload), registry=registry), str(error)  # where it is not the stream, the error comes again
     return for_workers, shipment
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.system import clock, machine, process
@@ -60,13 +60,6 @@ def describe_load_error(error: BaseException, place: str = "the supervisor") -> 
     )
 
 
-class Change(NamedTuple):
-    """All attributes of a loader's source that hooks have changed in the trainer, as they travelled."""
-
-    pickled: bytes
-    buffers: list[bytearray]  # of its arrays, which lie in just these once it is applied
-
-
 class Payloads:
     """The loaders' payloads by number: `loaded` is what workers inherit. It owns `files`, of each the data files."""
 
@@ -74,7 +67,6 @@ class Payloads:
         self._arena, self.files = arena, files
         self.loaded: dict[int, dict[str, Any]] = {}
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
-        self.changes: dict[int, Change] = {}  # since then, for such a process
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
         """Unpickle a payload; whatever the user's modules raise on import is raised.
@@ -85,8 +77,8 @@ class Payloads:
         travelled: list[tuple[Any, bytes]] = []
         of_modules: list[Any] = []
         if generators:
-            travelled, of_modules = receive(generators)
-        payload: dict[str, Any] = receive(pickled, buffers, [generator for generator, _ in travelled])
+            travelled, of_modules = receive(generators, own=loader)
+        payload: dict[str, Any] = receive(pickled, buffers, [generator for generator, _ in travelled], loader)
         if generators:
             from loaderpool.transport.payload.generators import arrived  # most loaders have none
 
@@ -110,9 +102,12 @@ class Payloads:
         """Return a payload's pickle, the bytes of its arrays, its cache, how many data files hold some of them, and
         its random generators.
         """
-        pickled, (start, length), places, sizes, cache, generators = self._table(offset, nbytes)
-        # One mapping, without a descriptor of its own, for all: a source may be thousands of arrays.
-        parts = [(self._arena.descriptor, start, length)]
+        table = receive(self._arena.map[offset : offset + nbytes])
+        (start, length), ranges, places, sizes, cache, generators, bequests = table
+        inherit(bequests)  # before the pickle is loaded: a proxy in it connects to its manager at once
+        pickled = self._arena.map[start : start + length]
+        # Few mappings, without descriptors of their own: a source may be thousands of arrays.
+        parts = [(self._arena.descriptor, *each) for each in ranges]
         parts += ((self.files[loader][number], 0, size) for number, size in enumerate(sizes))
         views = [self._view(*part) if part[2] else memoryview(b"") for part in parts]
         arrays = [views[part][at : at + size] for part, at, size in places]
@@ -124,42 +119,12 @@ class Payloads:
             return memoryview(bytearray(self._arena.map[start : start + nbytes]))
         return memoryview(map_memory_file(descriptor, nbytes, start, is_private=True)).cast("B")
 
-    def update(self, loader: int, offset: int, nbytes: int) -> None:
-        """Set changed attributes on the loader's source object; the trainer may give their extents back at once."""
-        change = self.read_change(offset, nbytes)
-        self.apply(loader, change)
-        self.changes[loader] = change
-
-    def read_change(self, offset: int, nbytes: int) -> Change:
-        """Copy changed attributes out of the arena, as they travelled."""
-        pickled, (start, _), places, *_ = self._table(offset, nbytes)
-        view = memoryview(self._arena.map)
-        return Change(pickled, [bytearray(view[start + at : start + at + size]) for _, at, size in places])
-
-    def apply(self, loader: int, change: Change) -> None:
-        """Make a change."""
-        changes = receive(change.pickled, [memoryview(buffer) for buffer in change.buffers])
-        self.loaded[loader]["source"].update(changes)
-
     def unload(self, loader: int) -> None:
         """Forget a payload."""
         self.loaded.pop(loader, None)
         self.places.pop(loader, None)
         for file in self.files.pop(loader, ()):
             os.close(file)
-        self.changes.pop(loader, None)
-
-    def _table(
-        self, offset: int, nbytes: int
-    ) -> tuple[bytes, tuple[int, int], list[Any], list[int], CachePlan | None, bytes]:
-        """Read a shipment's table: pickle, where arrays are, places of all, sizes of files, cache, random generators.
-
-        A place: a part (0: what was copied into the arena, then the data files), an offset in it, and a length.
-        What the table says of the trainer's `multiprocessing` holds in this process from now on.
-        """
-        (start, length), *others, bequests = receive(self._arena.map[offset : offset + nbytes])
-        inherit(bequests)  # before the pickle is loaded: a proxy in it connects to its manager at once
-        return self._arena.map[start : start + length], *others
 
 
 class ForkCheck:

@@ -12,6 +12,7 @@ import dataclasses
 import dis
 import functools
 import io
+import itertools
 import os
 import sys
 import types
@@ -213,6 +214,7 @@ class PayloadPickler(CodePickler):
         buffer_callback: as for `pickle`.
         frameworks: those that the payload does without.
         numbers_generators: random generators travel by number, in the order in which they are met.
+        imports: what is known of modules that import these frameworks.
 
     Attributes:
         generators: those that travel by number. Their states are not in the pickle.
@@ -224,12 +226,13 @@ class PayloadPickler(CodePickler):
         buffer_callback: Callable[[Any], Any],
         frameworks: AbstractSet[str] = frozenset(),
         numbers_generators: bool = False,
+        imports: FrameworkImports | None = None,
     ) -> None:
         super().__init__(file, buffer_callback=buffer_callback)
         self.generators = list[Any]()
         self._numbers_generators = numbers_generators
         self._are_generators: dict[type, bool] = {}  # by kind
-        self._frameworks, self._imports = frameworks, FrameworkImports(frameworks)
+        self._frameworks, self.imports = frameworks, imports or FrameworkImports(frameworks)
         self.met: set[int] = set()  # ids of objects that are told apart by identity alone
         # By class that was met, as `marks_of` gives them.
         self._marks: dict[type, tuple[bytes, ...] | None] = {}
@@ -245,7 +248,7 @@ class PayloadPickler(CodePickler):
         if issubclass(kind, types.ModuleType):
             self._refuse_module(home)
         reduced = self._reduce(obj, kind)
-        if reduced is NotImplemented and self._imports.of(home):
+        if reduced is NotImplemented and self.imports.of(home):
             if issubclass(kind, type):
                 reduced = self._dynamic_class_reduce(obj)
             elif issubclass(kind, types.FunctionType):
@@ -300,7 +303,7 @@ class PayloadPickler(CodePickler):
 
     def is_by_value(self, named: Any) -> bool:
         """Whether a function or class is to be sent itself, not its name."""
-        return not is_found_by_name(named) or self._imports.of(named.__module__)
+        return not is_found_by_name(named) or self.imports.of(named.__module__)
 
     def _refuse(self, home: str) -> None:
         """What is of this module is used."""
@@ -309,7 +312,7 @@ class PayloadPickler(CodePickler):
 
     def _refuse_module(self, name: str) -> None:
         """This module is used as a whole, or imported by code as it runs: it is the real one, framework and all."""
-        if self._imports.of(name):
+        if self.imports.of(name):
             raise FrameworkNeededError(next(each for each in self._frameworks if FrameworkImports({each}).of(name)))
 
     def _check_code(self, obj: Any) -> None:
@@ -346,13 +349,11 @@ def is_multiprocessing(kind: type) -> bool:
     return str(kind.__module__).partition(".")[0] in ("multiprocessing", "multiprocess")
 
 
-def _imported_inside(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _imported_inside(constant)
+@functools.lru_cache(maxsize=1000)  # each epoch asks again
+def _imported_inside(code: types.CodeType) -> tuple[str, ...]:
+    here = [each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"]
+    inside = (_imported_inside(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return (*here, *itertools.chain.from_iterable(inside))
 
 
 def _codes_of(cls: type) -> Iterator[types.CodeType]:

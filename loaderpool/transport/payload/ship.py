@@ -6,36 +6,27 @@ working directory but never runs its `__main__` (docs/internals/architecture.md,
 
 from __future__ import annotations
 
-import collections
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableError
-from loaderpool.memory.arena import Arena, Extent
-from loaderpool.memory.layout import aligned
 from loaderpool.plan.generators import MOST_GENERATORS
 from loaderpool.sources.tables import Columns
-from loaderpool.system.inheritance import bequeath
-from loaderpool.system.interrupts import checkpoint, is_of_a_handler
-from loaderpool.transport.payload.captured_state import CALLED, large_data
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.generators import Registry
+from loaderpool.transport.payload.large_data import CALLED, large_data
 from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
     OUT_OF_BAND_BYTES,
+    FrameworkImports,
     FrameworkNeededError,
     PayloadPickler,
     loaded_frameworks,
 )
-from loaderpool.transport.pickling import out_of_band, send
-
-if TYPE_CHECKING:
-    from loaderpool.cache.setting import CachePlan
-    from loaderpool.memory.adoption import DataFile
-
+from loaderpool.transport.pickling import out_of_band
 
 _MOST_NAMED = 3  # generators for which a warning is shown
 
@@ -49,10 +40,25 @@ class Shipment(NamedTuple):
     warnings: tuple[Warning, ...] = ()  # for large lists and dicts, and generators of random numbers, that are copied
     without: frozenset[str] = frozenset()  # frameworks: code of modules that import one is in the pickle by value
     generators: bytes = b""  # a pickle of the random generators with their keys, and of those in modules; empty: none
+    keys: tuple[bytes, ...] = ()  # of these generators
+    imports: FrameworkImports | None = None  # what was found out about modules
+
+    @property
+    def pickled_bytes(self) -> int:
+        """How many bytes pickling had to write: all but the user's own arrays."""
+        if not self.packed_items:
+            return len(self.pickled)
+        from loaderpool.memory.adoption import is_in_passing  # which few loaders need
+
+        return len(self.pickled) + sum(buffer.nbytes for buffer in self.buffers if is_in_passing(buffer))
 
 
 def ship(
-    payload: dict[str, object], *, without: frozenset[str] | None = None, registry: Registry | None = None
+    payload: dict[str, object],
+    *,
+    without: frozenset[str] | None = None,
+    registry: Registry | None = None,
+    like: Shipment | None = None,
 ) -> Shipment:
     """Return the payload as one pickle, so that its parts still share what they share, such as globals.
 
@@ -64,14 +70,17 @@ def ship(
         without: the frameworks to do without, where the code does not use them; None: all that are imported here. Of
             what goes beside another shipment it is the other's, for else classes are not the same in both.
         registry: gives random generators their keys. None: they travel as other objects do.
+        like: an earlier shipment of the same payload. What holds for it is not found out again, nor warned of.
 
     Raises:
         UnpicklableError: names the variable that cannot be pickled, and what to do; caused by what pickling raised.
     """
-    frameworks = loaded_frameworks() if without is None else without
+    if without is None:
+        without = loaded_frameworks() if like is None else like.without
+    frameworks = without
     while True:
         try:
-            return _shipment(payload, frameworks, registry)
+            return _shipment(payload, frameworks, registry, like)
         except FrameworkNeededError as needed:
             frameworks -= {*needed.args}
         except Exception as error:
@@ -94,11 +103,14 @@ def named_parts(payload: dict[str, object]) -> dict[str, object]:
     return {**{name: part for name, part in payload.items() if name != "source"}, **parts}
 
 
-def _shipment(payload: dict[str, object], frameworks: frozenset[str], registry: Registry | None) -> Shipment:
+def _shipment(
+    payload: dict[str, object], frameworks: frozenset[str], registry: Registry | None, like: Shipment | None
+) -> Shipment:
     buffers: list[memoryview] = []
+    imports = None if like is None or like.without != frameworks else like.imports
     with io.BytesIO() as file:
         numbers = registry is not None
-        pickler = PayloadPickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks, numbers)
+        pickler = PayloadPickler(file, out_of_band(buffers.append, OUT_OF_BAND_BYTES), frameworks, numbers, imports)
         packed, sources, source = 0, set[int](), payload.get("source")
         if not isinstance(source, (list, tuple, np.ndarray, Columns)) or len(source) < LEAST_ITEMS:
             pickler.dump(payload)
@@ -109,14 +121,18 @@ def _shipment(payload: dict[str, object], frameworks: frozenset[str], registry: 
             pickler.dump(packing.prepare(payload))
             packed, sources = packing.packed, packing.sources
         told: tuple[Warning, ...] = ()
-        if any(name in payload for name in CALLED):  # else: what a reader is sent, or what a hook changed
+        if like is None and any(name in payload for name in CALLED):  # else: what a reader is sent
             parts = named_parts(payload)
             large = large_data(parts, sources, pickler.is_by_value)
             told = tuple(map(LargeDataWarning, large))
         generators = b"" if registry is None else _pickled_generators(pickler.generators, registry, frameworks)
+        keys: tuple[bytes, ...] = ()
         if registry is not None:
-            told += tuple(map(LoaderpoolWarning, _unseeded(registry, payload["config"])))
-        return Shipment(file.getvalue(), tuple(buffers), packed, told, frameworks, generators)
+            keys = tuple(registry.look_up(pickler.generators))
+            if like is None:
+                told += tuple(map(LoaderpoolWarning, _unseeded(registry, payload["config"])))
+        made = file.getvalue(), tuple(buffers), packed, told, frameworks, generators, keys
+        return Shipment(*made, pickler.imports)
 
 
 def _pickled_generators(generators: list[Any], registry: Registry, frameworks: frozenset[str]) -> bytes:
@@ -146,95 +162,3 @@ def _unseeded(registry: Registry, config: Any) -> Iterator[str]:
         return
     for name in registry.names()[:_MOST_NAMED]:
         yield f"{name} is a random number generator. {reason} Add a parameter rng to the function and use it, or {fix}"
-
-
-# ---- where its arrays go: into files in which they stand already or are adopted, or by a copy into the arena ----
-
-# Files of one shipment. More would not fit one message to the supervisor (253 descriptors), and each is a descriptor
-# here and there.
-_MOST_FILES = 64
-
-
-@dataclass
-class Placement:
-    """Where the arrays of one shipment lie. Ownership: holds the files, which must outlive the loader."""
-
-    files: list[DataFile] = field(default_factory=list)
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # by buffer: number of file, offset
-    shared_bytes: int = 0  # of arrays that stand in files
-    copied_because: tuple[str, ...] = ()  # why, a line for each reason
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Descriptors of the files, in their order."""
-        return [file.descriptor for file in self.files]
-
-
-def place(shipment: Shipment, hands_over_files: bool = True) -> Placement:
-    """Find or make files for the shipment's large arrays, which are adopted in place where that can be.
-
-    All is copied where the pool does not hand over files.
-    """
-    found = Placement()
-    if not shipment.buffers:
-        return found
-    from loaderpool.memory.adoption import is_in_passing, place_of  # which few loaders need
-
-    reasons: collections.Counter[str] = collections.Counter()
-    for number, buffer in enumerate(shipment.buffers):
-        checkpoint()
-        try:
-            if not hands_over_files:
-                raise OSError("the workers are spawned")
-            if len(found.files) == _MOST_FILES:
-                raise OSError(f"the loader shares {_MOST_FILES} other arrays")
-            file, offset = place_of(buffer)
-        except OSError as error:  # or no memory for files, or no descriptors: there may be some in the arena
-            if not is_in_passing(buffer):
-                reasons[str(error)] += buffer.nbytes
-            continue
-        if file not in found.files:
-            found.files.append(file)
-        found.places[number] = found.files.index(file), offset
-        found.shared_bytes += buffer.nbytes
-    found.copied_because = tuple(f"{nbytes:,} bytes: {reason}" for reason, nbytes in reasons.most_common())
-    return found
-
-
-def put_shipment(
-    arena: Arena, shipment: Shipment, placement: Placement | None = None, cache: CachePlan | None = None
-) -> tuple[list[Extent], int, int]:
-    """Copy a shipment into the arena; returns all its extents, and offset and length of its table (see `Payloads`).
-
-    Ownership: the extents are given back when the loader is unloaded; those of an update when the
-    supervisor has read it. Arrays with a place in data files are not copied. `cache`: for who does not unpickle.
-    """
-    placement = placement or Placement()
-    places: list[tuple[int, int, int]] = []  # part (0: what is copied, then the files), offset in it, length
-    copies = []
-    end = 0
-    for number, buffer in enumerate(shipment.buffers):
-        if found := placement.places.get(number):
-            places.append((1 + found[0], found[1], buffer.nbytes))
-            continue
-        places.append((0, end, buffer.nbytes))
-        copies.append((end, buffer.cast("B")))
-        end += aligned(buffer.nbytes)
-    extents: list[Extent] = []
-    try:
-        extents.append(arena.put(shipment.pickled))
-        where, start = (extents[0].offset, len(shipment.pickled)), 0
-        if copies:
-            extents.append(arena.take(end, "the arrays of the function and the source"))
-            start = extents[1].offset
-            for at, flat in copies:
-                checkpoint()
-                arena.map[start + at : start + at + flat.nbytes] = flat
-        sizes = [file.nbytes for file in placement.files]
-        table = send((where, (start, end), places, sizes, cache, shipment.generators, bequeath()))
-        extents.append(arena.put(table))
-    except BaseException:
-        for extent in extents:
-            arena.give_back(extent)
-        raise
-    return extents, extents[-1].offset, len(table)

@@ -1,4 +1,4 @@
-"""What a Sequence's hooks change is told until it has arrived; no process and no Keras."""
+"""When a Sequence's hooks run, and until when what they change is still to be compared; no process and no Keras."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from loaderpool.trainer.epoch_tracker import EpochTracker
 
 
 class Shuffling:
-    """Changes its order in place, and its number."""
+    """Changes its order in place."""
 
     def __init__(self) -> None:
         self.order = np.arange(4)
-        self.number = 0
 
     def __len__(self) -> int:
         return 4
@@ -33,16 +32,6 @@ class Shuffling:
 
     def on_epoch_end(self) -> None:
         self.order[:] = self.order[::-1].copy()
-        self.number += 1
-
-
-def test_changes_are_told_once() -> None:
-    hooks = SequenceHooks(Shuffling())
-    assert hooks.call("on_epoch_begin") is None
-    changes = hooks.call("on_epoch_end")
-    assert changes is not None and sorted(changes["set"]) == ["number", "order"]
-    hooks.told()
-    assert hooks.call("on_epoch_begin") is None
 
 
 def book_of(engine: Any) -> EpochTracker:
@@ -55,7 +44,7 @@ def test_an_epochs_end_is_still_due_after_a_handler_that_raised_before_it() -> N
     def raise_(*_: object) -> None:
         raise TimeoutError
 
-    book = book_of(SimpleNamespace(update=lambda changes: None))
+    book = book_of(SimpleNamespace())
     book.owe_end()
     before = signal.signal(signal.SIGALRM, raise_)
     gate_handlers()
@@ -68,25 +57,31 @@ def test_an_epochs_end_is_still_due_after_a_handler_that_raised_before_it() -> N
     assert book._ends_owed == 1
 
 
-def test_a_pass_sends_what_the_last_one_could_not() -> None:
+def test_a_pass_compares_whole_until_that_went_well() -> None:
     class Engine:
-        """Takes updates, but for the first."""
+        """Fails to compare once."""
 
-        sent: list[Any]
+        known_form = None
 
-        def update(self, changes: Any) -> None:
-            if not self.sent:
-                self.sent = [None]
+        def __init__(self) -> None:
+            self.compared = list[bool]()
+
+        def refresh(self, is_whole: bool) -> None:
+            self.compared.append(is_whole)
+            if len(self.compared) == 2:
                 raise MemoryLimitError("no room")
-            self.sent.append(changes[changes["set"]["number"]])
+
+        def form(self) -> None: ...
+
+        def begin(self, place: Any, limit: int) -> Any:
+            return SimpleNamespace(end=lambda: None)
 
     engine = Engine()
-    engine.sent = []
     book = book_of(engine)
+    book.open_subscription()
     book.owe_end()
     with pytest.raises(MemoryLimitError):
-        book.settle_ends()
-    assert book.hooks is not None
+        book.open_subscription()
     for _ in range(2):
-        book._tell(book.hooks.call("on_epoch_begin"))
-    assert engine.sent == [None, 1]
+        book.open_subscription()
+    assert engine.compared == [False, True, True, False]

@@ -21,7 +21,8 @@ from loaderpool.memory import adoption
 from loaderpool.memory.adoption import LEAST_BYTES, DataFile, place_of, why_copied
 from loaderpool.memory.adoption import share_array as share
 from loaderpool.system import capacity, machine
-from loaderpool.transport.payload.ship import place, ship
+from loaderpool.transport.payload.sent import place
+from loaderpool.transport.payload.ship import ship
 from tests.support.processes import status_of_fork
 
 pytestmark = [

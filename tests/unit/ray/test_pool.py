@@ -42,17 +42,6 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         RayPool()
 
 
-class Changing:
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def on_epoch_end(self) -> None:
-        pass
-
-
 def numbers() -> Iterator[int]:
     yield from range(100)
 
@@ -69,9 +58,8 @@ def numbers() -> Iterator[int]:
             lambda pool: lp.Loader(range(8), abs, batch_size=4, workers=pool, cache="memory"),
             "cannot be combined with cache=",
         ),
-        (lambda pool: lp.Loader.from_sequence(Changing(), workers=pool), "cannot be combined with on_epoch_begin and"),
     ],
-    ids=["stream", "generator", "cache", "hooks"],
+    ids=["stream", "generator", "cache"],
 )
 def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, words: str) -> None:
     """In the line that makes the loader, and before any cluster is looked for."""

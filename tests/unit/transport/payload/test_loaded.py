@@ -16,7 +16,8 @@ from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES
-from loaderpool.transport.payload.ship import put_shipment, ship
+from loaderpool.transport.payload.sent import Sent
+from loaderpool.transport.payload.ship import ship
 
 LOADER = 7
 
@@ -29,9 +30,9 @@ def arena() -> Iterator[Arena]:
 
 
 def load(arena: Arena, payload: dict[str, Any]) -> tuple[Payloads, dict[str, Any]]:
-    _, offset, nbytes = put_shipment(arena, ship(payload))
+    sent = Sent(arena, ship(payload))
     payloads = Payloads(arena, {})
-    payloads.load(LOADER, offset, nbytes)
+    payloads.load(LOADER, sent.offset, sent.nbytes)
     return payloads, payloads.loaded[LOADER]
 
 
@@ -66,5 +67,5 @@ def test_a_shipment_that_does_not_fit_leaves_nothing(arena: Arena, monkeypatch: 
     room = [1 << 40] * nth + [0]
     monkeypatch.setattr(capacity, "available_memory_bytes", lambda: room.pop(0))
     with pytest.raises(MemoryLimitError):
-        put_shipment(arena, ship({"source": many_arrays()}))
+        Sent(arena, ship({"source": many_arrays()}))
     assert arena.extents.taken_bytes == 0 and room == []

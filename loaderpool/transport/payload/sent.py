@@ -1,0 +1,245 @@
+"""A shipment in shared memory: its pickle, and where each of its arrays lies.
+
+Arrays stand in files already, or are adopted, or are copied into the arena. A later shipment of the same objects refers
+to those that have not changed. Runs in: the trainer, with the pool's lock held.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loaderpool.memory.arena import Arena, Extent
+from loaderpool.memory.layout import aligned
+from loaderpool.system.inheritance import bequeath
+from loaderpool.system.interrupts import checkpoint
+from loaderpool.transport.payload.ship import Shipment
+from loaderpool.transport.payload.structure import means_the_same
+from loaderpool.transport.pickling import send
+
+if TYPE_CHECKING:
+    from loaderpool.cache.setting import CachePlan
+    from loaderpool.memory.adoption import DataFile
+
+# Files of one shipment. More would not fit one message to the supervisor (253 descriptors), and each is a descriptor
+# here and there.
+_MOST_FILES = 64
+_TOGETHER_BYTES = 1 << 20  # arrays are compared in pieces, each of which needs an eighth beside
+
+
+class CopiedArrays:
+    """An extent with copies of arrays, for as long as a shipment refers to it.
+
+    Args:
+        arena: where it is.
+        nbytes: of all copies.
+
+    Raises:
+        MemoryLimitError: there is no room.
+    """
+
+    def __init__(self, arena: Arena, nbytes: int) -> None:
+        self._arena = arena
+        self.extent = arena.take(nbytes, "the arrays of the function and the source")
+        self._holders = 0
+
+    def hold(self) -> None:
+        """Note that one more shipment refers to it."""
+        self._holders += 1
+
+    def drop(self) -> None:
+        """Note that a shipment is gone; with the last one the memory is given back."""
+        self._holders -= 1
+        if not self._holders:
+            self._arena.give_back(self.extent)
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Return a part of it."""
+        start = self.extent.offset + offset
+        return memoryview(self._arena.map)[start : start + nbytes]
+
+
+@dataclass
+class Placement:
+    """Where the arrays of one shipment lie. Ownership: holds the files, which must outlive the loader."""
+
+    files: list[DataFile] = field(default_factory=list)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # by buffer: number of file, offset
+    copies: dict[int, tuple[CopiedArrays, int]] = field(default_factory=dict)  # by buffer: where, offset
+    shared_bytes: int = 0  # of arrays that stand in files
+    copied_because: tuple[str, ...] = ()  # why, a line for each reason
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors of the files, in their order."""
+        return [file.descriptor for file in self.files]
+
+    def add(self, number: int, file: DataFile, offset: int, nbytes: int) -> None:
+        """Note that a buffer stands in a file."""
+        if file not in self.files:
+            self.files.append(file)
+        self.places[number] = self.files.index(file), offset
+        self.shared_bytes += nbytes
+
+
+def place(shipment: Shipment, hands_over_files: bool = True, earlier: Sent | None = None) -> Placement:
+    """Find or make files for the shipment's large arrays, which are adopted in place where that can be.
+
+    All is copied where the pool does not hand over files; but what an earlier shipment has stays there.
+    """
+    found = Placement()
+    if not shipment.buffers:
+        return found
+    from loaderpool.memory.adoption import is_in_passing, place_of  # which few loaders need
+
+    if earlier is not None:
+        _place_again(shipment, earlier, found)
+    reasons: collections.Counter[str] = collections.Counter()
+    for number, buffer in enumerate(shipment.buffers):
+        checkpoint()
+        if number in found.places or number in found.copies:
+            continue
+        try:
+            if not hands_over_files:
+                raise OSError("the workers are spawned")
+            if len(found.files) == _MOST_FILES:
+                raise OSError(f"the loader shares {_MOST_FILES} other arrays")
+            file, offset = place_of(buffer)
+        except OSError as error:  # or no memory for files, or no descriptors: there may be some in the arena
+            if not is_in_passing(buffer):
+                reasons[str(error)] += buffer.nbytes
+            continue
+        found.add(number, file, offset, buffer.nbytes)
+    lines = tuple(f"{nbytes:,} bytes: {reason}" for reason, nbytes in reasons.most_common())
+    found.copied_because = lines or (() if earlier is None else earlier.placement.copied_because)
+    return found
+
+
+def _place_again(shipment: Shipment, earlier: Sent, found: Placement) -> None:
+    """Find the arrays that an earlier shipment has as they are now."""
+    used: collections.Counter[CopiedArrays] = collections.Counter()
+    for number, buffer in enumerate(shipment.buffers):
+        if not earlier.holds(number, buffer):
+            continue
+        home, offset, nbytes = earlier.homes[number]
+        if isinstance(home, CopiedArrays):
+            found.copies[number] = home, offset
+            used[home] += nbytes
+        else:
+            found.add(number, home, offset, nbytes)
+    for copied, nbytes in used.items():
+        if 2 * nbytes < copied.extent.nbytes:  # most of it is out of date: it is not kept for the rest
+            found.copies = {number: at for number, at in found.copies.items() if at[0] is not copied}
+
+
+class Sent:
+    """A shipment in shared memory, until `give_back`.
+
+    Attributes:
+        offset, nbytes: of its table in the arena (see `Payloads`).
+        placement: of its arrays.
+        homes: of each buffer: where it lies, its offset there, its length.
+
+    Args:
+        arena: where the pickle goes, and arrays that have no place.
+        shipment: what is sent.
+        placement: of its arrays, as far as they have one.
+        cache: for a process that does not unpickle it.
+
+    Raises:
+        MemoryLimitError: there is no room.
+    """
+
+    def __init__(
+        self, arena: Arena, shipment: Shipment, placement: Placement | None = None, cache: CachePlan | None = None
+    ) -> None:
+        self._arena, self.placement = arena, placement or Placement()
+        self._keys, self._known = shipment.keys, hash(shipment.pickled)
+        self._extents: list[Extent] = []
+        self._copies: list[CopiedArrays] = []
+        self.homes: list[tuple[CopiedArrays | DataFile, int, int]] = []
+        try:
+            self._extents.append(arena.put(shipment.pickled))
+            self._pickled = self._extents[0].offset, len(shipment.pickled)
+            self._copy(shipment)
+            sizes = [file.nbytes for file in self.placement.files]
+            ranges = [copied.extent for copied in self._copies]
+            parts = [*self._copies, *self.placement.files]
+            places = [(parts.index(home), offset, nbytes) for home, offset, nbytes in self.homes]
+            table = send((self._pickled, [*map(tuple, ranges)], places, sizes, cache, shipment.generators, bequeath()))
+            self._extents.append(arena.put(table))
+        except BaseException:
+            self.give_back()
+            raise
+        self.offset, self.nbytes = self._extents[-1].offset, len(table)
+
+    def _copy(self, shipment: Shipment) -> None:
+        """Copy the arrays that have no place, and note where each one lies."""
+        found = self.placement
+        for copied in dict.fromkeys(copied for copied, _ in found.copies.values()):
+            copied.hold()
+            self._copies.append(copied)
+        placed = {*found.places, *found.copies}
+        new = [number for number in range(len(shipment.buffers)) if number not in placed]
+        if new:
+            copied = CopiedArrays(self._arena, sum(aligned(shipment.buffers[number].nbytes) for number in new))
+            copied.hold()
+            self._copies.append(copied)
+            at = 0
+            for number in new:
+                checkpoint()
+                flat = shipment.buffers[number].cast("B")
+                copied.view(at, flat.nbytes)[:] = flat
+                found.copies[number] = copied, at
+                at += aligned(flat.nbytes)
+        for number, buffer in enumerate(shipment.buffers):
+            home: CopiedArrays | DataFile
+            if number in found.places:
+                file, offset = found.places[number]
+                home = found.files[file]
+            else:
+                home, offset = found.copies[number]
+            self.homes.append((home, offset, buffer.nbytes))
+
+    def holds(self, number: int, buffer: memoryview) -> bool:
+        """Whether an array has the same bytes as the one of this number."""
+        if number >= len(self.homes):
+            return False
+        home, offset, nbytes = self.homes[number]
+        if nbytes != buffer.nbytes:
+            return False
+        if isinstance(home, CopiedArrays):
+            return _are_equal(home.view(offset, nbytes), buffer)
+        from loaderpool.memory.adoption import address_of  # it is imported by now
+
+        return home.is_equal(address_of(buffer), nbytes, offset)
+
+    def means(self, shipment: Shipment) -> bool:
+        """Whether a shipment of the same payload means the same."""
+        if shipment.keys != self._keys or len(shipment.buffers) != len(self.homes):
+            return False
+        if hash(shipment.pickled) != self._known:
+            start, nbytes = self._pickled
+            if not means_the_same(self._arena.map[start : start + nbytes], shipment.pickled):
+                return False
+            self._known = hash(shipment.pickled)  # which the next one will likely have, too
+        return all(self.holds(number, buffer) for number, buffer in enumerate(shipment.buffers))
+
+    def give_back(self) -> None:
+        """Give back all memory, and close the files."""
+        for extent in self._extents:
+            self._arena.give_back(extent)
+        for copied in self._copies:
+            copied.drop()
+        self._extents, self._copies = [], []
+        self.homes = []
+        self.placement.files.clear()
+
+
+def _are_equal(one: memoryview, other: memoryview) -> bool:
+    first, second = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
+    pieces = range(0, first.nbytes, _TOGETHER_BYTES)
+    return all(np.array_equal(first[at : at + _TOGETHER_BYTES], second[at : at + _TOGETHER_BYTES]) for at in pieces)
