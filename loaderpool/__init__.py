@@ -7,6 +7,7 @@ Workers return batches through shared memory. Batches are bit-identical for any 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import *  # noqa: F403  # as __all__ there names them
@@ -74,3 +75,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if "LOADERPOOL_START" in os.environ:  # the executable, which is no Python, has begun this program anew
+    from loaderpool.core.child_process import become_child
+
+    become_child()

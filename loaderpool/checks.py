@@ -12,12 +12,14 @@ import numbers
 import operator
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import ArgumentError, brief, shortened
+from loaderpool.system.annotations import signature_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +102,7 @@ def whole_numbers(name: str, value: Any, *, at_most: int) -> tuple[int, ...]:
 def check_signature(name: str, function: Callable[..., Any], example: str, may_take: tuple[str, ...]) -> None:
     """Check that a function can be called as `example` says, also with what it takes of `may_take`."""
     # What a call must fit is not what `functools.wraps` shows, where both can be read.
-    signature = _signature_of(function, follow_wrapped=False) or _signature_of(function, follow_wrapped=True)
+    signature = signature_of(function, follow_wrapped=False) or signature_of(function, follow_wrapped=True)
     if signature is None:
         return
     arguments = [None] if example else []
@@ -108,7 +110,7 @@ def check_signature(name: str, function: Callable[..., Any], example: str, may_t
     try:
         signature.bind(*arguments, **keywords)
     except TypeError as error:
-        called = f"{getattr(function, '__qualname__', type(function).__name__)}{shortened(str(signature))}"
+        called = f"{getattr(function, '__qualname__', type(function).__name__)}{shortened(_shown(signature))}"
         raise ArgumentError(f"{name} must be callable as {name}({example}), but {called} is not: {error}") from None
 
 
@@ -122,10 +124,11 @@ def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Paramete
     if function is None:
         return None
     if isinstance(function, functools.partial):
-        return None if name in function.keywords else open_parameter(function.func, name, given + len(function.args))
+        bound = sum(argument is not _PLACEHOLDER for argument in function.args)
+        return None if name in function.keywords else open_parameter(function.func, name, given + bound)
     if isinstance(function, types.MethodType):
         return open_parameter(function.__func__, name, given + 1)
-    signature = _signature_of(function, follow_wrapped=False)
+    signature = signature_of(function, follow_wrapped=False)
     if signature is not None:
         parameters = signature.parameters.values()
         by_position = [each.name for each in parameters if each.kind in _BY_POSITION][:given]
@@ -142,13 +145,14 @@ def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Paramete
     return open_parameter(wrapped, name, given)
 
 
+# Stands in a partial for an argument that the call gives, from Python 3.14 on.
+_PLACEHOLDER: Any = getattr(functools, "Placeholder", object())
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _signature_of(function: Any, follow_wrapped: bool) -> inspect.Signature | None:
-    """Return the signature; None: it cannot be read, as with some functions of C."""
-    try:
-        return inspect.signature(function, follow_wrapped=follow_wrapped)
-    except (TypeError, ValueError):
-        return None
+def _shown(signature: inspect.Signature) -> str:
+    """Return a signature as text, without quotes around annotations that Python 3.14 has as text."""
+    if sys.version_info >= (3, 14):
+        return signature.format(quote_annotation_strings=False)
+    return str(signature)

@@ -57,6 +57,7 @@ MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
 OUTSIDE_ONLY_IN = {
+    "loaderpool.system.annotations": {"annotationlib"},  # the standard library's, from Python 3.14 on
     "loaderpool.core.spawned": {"multiprocess"},
     "loaderpool.adapters": {"jax", "keras", "tensorflow", "torch"},
     "loaderpool.ray": {"ray"},

@@ -22,8 +22,9 @@ import numpy as np
 
 from loaderpool.plan.generators import is_generator
 from loaderpool.sources.recognise import Sized
+from loaderpool.system.annotations import annotations_of
 from loaderpool.system.process import is_library
-from loaderpool.system.walk import CODE, cached_properties, parts_of
+from loaderpool.system.walk import CODE, LazyImport, cached_properties, parts_of
 
 # What pickle writes by itself; what these hold comes one by one.
 _WORDS = frozenset({str, bytes, int, float, complex, bool, type(None)})
@@ -72,9 +73,12 @@ class _Identity:
             does = [code.co_code, code.co_names, code.co_argcount, code.co_kwonlyargcount, code.co_flags, constants]
             self._use("code", does)
         used = [(part.name or part.label, part.value) for part in parts_of(thing)]
+        if isinstance(thing, type) and (annotations := annotations_of(thing, as_text=True)):
+            self._use("annotations", dict(annotations))
         modules = set()
-        for name, value in used:
-            if name.endswith(".__annotations__") and not value:  # a class has them once it was asked for some
+        for name, found in used:
+            value = _imported(found) if type(found) is LazyImport else found
+            if name.endswith(".__annotations__"):  # used above, wherever this Python keeps them
                 continue
             self._use(name, value)
             if isinstance(value, types.ModuleType) and value not in modules and not is_library(value.__name__):
@@ -128,6 +132,13 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         return None if type(value) in _PLAIN else self.identity.content(value)
+
+
+def _imported(value: Any) -> Any:
+    """Return what a lazy import stands for, or the import itself if it fails."""
+    with contextlib.suppress(ImportError, AttributeError):
+        return value.resolve()
+    return value
 
 
 def _pickle_parts(value: Any) -> Any:

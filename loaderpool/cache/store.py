@@ -30,6 +30,7 @@ from loaderpool.cache.setting import MEMORY, Cache, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import CacheError, brief, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
+from loaderpool.sources.varying import varying
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 from loaderpool.system.process import why_not_apart
@@ -267,17 +268,20 @@ def counters_in(arena: Arena, plan: CachePlan) -> memoryview:
     return memoryview(arena.map)[plan.counters_at : plan.counters_at + _COUNTER_BYTES].cast("Q")
 
 
-def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCache:
+def make_cache(cache: Cache, payload: Mapping[str, Any]) -> SharedCache:
     """Return what the processes of a loader that is made now will share. Ownership: the caller closes it.
 
     Raises:
         CacheError: the directory is another function's or source's, or cannot be used.
     """
+    source = payload["source"]
+    of_epochs = varying(source)
+    items = len(source) if of_epochs is None else of_epochs.records
     plan = CachePlan(cache.where, cache.max_bytes, items)
     if not cache.in_memory:
         from loaderpool.cache.identity import describe
 
-        plan = plan._replace(fields=describe(payload["fn"], payload["setup"], payload["source"]))
+        plan = plan._replace(fields=describe(payload["fn"], payload["setup"], source))
     elif cache.max_bytes is None:
         plan = plan._replace(max_bytes=capacity.available_memory_bytes() // _MEMORY_SHARE)
     return SharedCache.create(plan)
@@ -319,7 +323,7 @@ class SharedCache:
             prepare(plan)
             return SharedCache(plan)
         if not machine.can_fork_workers():
-            raise CacheError('cache="memory" needs Linux: pass a directory')
+            raise CacheError('cache="memory" needs memfd_create, which this system lacks or refuses. Pass a directory')
         with InterruptsHeld():
             try:
                 made = SharedCache(plan, machine.create_memory_file("cache"))

@@ -1,4 +1,9 @@
-"""How a process of ours begins that is not forked: a clean interpreter, told by a memory file what it is to be."""
+"""How a process of ours begins that is not forked: a clean interpreter, told by a memory file what it is to be.
+
+A frozen or embedding program runs itself where Python would run a command. So each start leaves a mark in the child's
+environment, which the command takes away. The import of this package that finds it has the process become what it was
+started as; a loader that finds it is an error, for the program would start itself without end.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from loaderpool.errors import PoolBrokenError
 from loaderpool.system import clock, machine
 
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
@@ -32,11 +40,12 @@ _ONE_THREAD = (
 # while our modules are imported, nor is what they made looked at later: each would take five milliseconds.
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "import marshal, mmap, os; file = int(sys.argv[1]); "
-    "start = marshal.loads(mmap.mmap(file, int(sys.argv[2]))[:]); os.close(file); sys.path[:] = start['path']; "
+    "import importlib, marshal, mmap, os; module, file, size = os.environ.pop('LOADERPOOL_START').split(); "
+    "start = marshal.loads(mmap.mmap(int(file), int(size))[:]); os.close(int(file)); sys.path[:] = start['path']; "
     "sys.argv[:] = start['argv']; [os.set_inheritable(each, False) for each in start['descriptors']]; "
-    "import gc; gc.disable(); from {module} import main; gc.freeze(); gc.enable(); main(start)"
+    "import gc; gc.disable(); main = importlib.import_module(module).main; gc.freeze(); gc.enable(); main(start)"
 )
+_MARK = "LOADERPOOL_START"  # module, descriptor and size of the memory file
 
 
 class Program(NamedTuple):
@@ -109,19 +118,97 @@ def start(
         with mmap.mmap(file, len(content)) as view:  # the fallback of a memory file takes no write()
             view[:] = content
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        line = _BOOT.format(module=program.module)
+        command = [] if is_frozen() else [*flags, "-c", _BOOT]  # of which a frozen program understands nothing
         return subprocess.Popen(
-            [sys.executable, *flags, "-c", line, str(file), str(len(content)), program.label],
+            [sys.executable, *command, program.label],
             pass_fds=[file, *descriptors],
             stdin=subprocess.DEVNULL,
             stdout=_inherited(sys.__stdout__, 1),
             stderr=_inherited(sys.__stderr__, 2),
             start_new_session=is_apart,
             cwd=directory if directory is not None and os.path.isdir(directory) else None,
-            env=around.environment,
+            env={**around.environment, _MARK: f"{program.module} {file} {len(content)}"},
         )
+    except OSError as error:
+        if error.filename == sys.executable:
+            text = f"sys.executable is {sys.executable}, which cannot be run ({error.strerror}). {_CURE}"
+            raise PoolBrokenError(text) from error
+        raise
     finally:
         os.close(file)
+
+
+# ---- programs that are not Python
+
+_CURE = (
+    "Before you create the loader, set sys.executable to the path of a Python interpreter that has the same packages, "
+    "or use workers=0."
+)
+
+
+_ANSWERS_S = 60.0  # an interpreter may have to come over a slow network
+
+
+def is_frozen() -> bool:
+    """Return whether `sys.executable` is a program that brings Python along, as PyInstaller and cx_Freeze make them."""
+    return bool(getattr(sys, "frozen", False))
+
+
+def check_executable() -> None:
+    """Raise where no process can be started, or where this one was started as one and has become the program again."""
+    if _MARK in os.environ:
+        raise PoolBrokenError(
+            f"loaderpool started {sys.executable} as one of its processes, but that runs this program again. A loader "
+            f"in it would start the program without end. {_CURE}"
+        )
+    if not sys.executable:
+        raise PoolBrokenError(f"sys.executable is empty. {_CURE}")
+
+
+def check_spawning(executable: str) -> None:
+    """Raise where processes that `multiprocess` starts would run this program again.
+
+    Blocks: for the time of a start, where the name does not show that it is Python.
+    """
+    if is_frozen():
+        cure = 'Remove start="spawn", or use workers=0.' if machine.can_fork_workers() else "Use workers=0."
+        raise PoolBrokenError(f"A frozen program cannot spawn workers. {cure}")
+    if "python" in os.path.basename(executable).lower():
+        return
+    command, answer = [executable, "-c", "print(6 * 7)"], b""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        asked = subprocess.run(
+            command, env={**os.environ, _MARK: "no"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWERS_S
+        )
+        answer = asked.stdout.strip()
+    if answer != b"42":
+        raise PoolBrokenError(f"sys.executable is {executable}, which does not run Python code. {_CURE}")
+
+
+def not_begun_error(what: str) -> PoolBrokenError:
+    """Return what is raised where the first process of a pool has never run any code of ours; `what` became of it."""
+    return PoolBrokenError(
+        f"The supervisor process {what}. Its own messages are above. sys.executable is {sys.executable}, which must be "
+        f"a Python interpreter. {_CURE}"
+    )
+
+
+def become_child() -> None:
+    """Be what this process was started as, if its executable has run the user's program instead. Then it never returns.
+
+    Runs in: any process that imports this package and has the mark. In the command's own process that may only be code
+    of the site, which runs before the command.
+    """
+    is_told = len(os.environ[_MARK].split()) == 3  # else it was only to answer `check_spawning`
+    is_main = threading.current_thread() is threading.main_thread()
+    if sys.argv[:1] == ["-c"] or not is_told or not is_main:
+        return
+    try:
+        exec(_BOOT, {})
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def has_ended(pid: int) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from loaderpool.core.channel import Received
-from loaderpool.core.child_process import Program, Surroundings
+from loaderpool.core.child_process import Program, Surroundings, not_begun_error
 from loaderpool.core.messages import Ended, NodeIs, Resize, Warn
 from loaderpool.core.session import Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
@@ -25,6 +25,8 @@ from loaderpool.system import clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.process import RestartLimit
 
+# A supervisor begins in a tenth of a second. Shorter: an interpreter that comes over a slow network would be suspected.
+_BEGINS_S = 60.0
 _WORKERS_END_S = 5.0  # they end in milliseconds; longer for one in an uninterruptible system call
 
 SUPERVISOR = Program("loaderpool.core.supervisor")
@@ -92,6 +94,7 @@ class WorkerPool:
         self.places: dict[int, NodePlace] = {}
         # Texts of what came up in other processes, for the user to be warned of in a line of his.
         self.due_warnings: collections.deque[str] = collections.deque()
+        self._begins_by_s: float | None = clock.monotonic_s() + _BEGINS_S if self.hands_over_files else None
         self.imports_anew = not self.hands_over_files  # workers are no forks, and import modules themselves
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
@@ -172,6 +175,10 @@ class WorkerPool:
                 )
                 self._broken = functools.partial(PoolBrokenError, text)
                 self.check_usable()
+            has_exited = lost.exit_code is not None and lost.exit_code >= 0  # and was not killed
+            if has_exited and not self.arena.board.begun:
+                self._broken = functools.partial(not_begun_error, f"ended before it began ({how})")
+                self.check_usable()
             self._note_death(how, {index for index in indices if index >= 0})
             if self._deaths.are_too_many:
                 self._broken = functools.partial(self._deaths.error, lost.name, how)
@@ -225,6 +232,16 @@ class WorkerPool:
         self.say_warnings()
         if self.on_idle is not None and not came:
             self.on_idle()
+        if self._begins_by_s is not None:
+            self._look_whether_it_began(self._begins_by_s)
+
+    def _look_whether_it_began(self, by_s: float) -> None:
+        """Warn if no supervisor has begun for long: an executable that is no Python may run and do anything."""
+        if self.arena.board.begun:
+            self._begins_by_s = None
+        elif clock.monotonic_s() > by_s:
+            self._begins_by_s = None
+            warn(str(not_begun_error(f"has not begun for {_BEGINS_S:g} s")))
 
     def say_warnings(self) -> None:
         """Warn in the line of the user's that has led here. Not while a lock is held: it may raise.

@@ -1,7 +1,8 @@
 """The worker processes as the supervisor has them: started, watched for stops and for slow samples, reaped.
 
-They are forked: a worker inherits what the supervisor has loaded, and drops every descriptor that is not its own. Where
-a fork would not be clean (`loaded.ForkCheck`), each is an interpreter of its own, which loads payloads itself.
+They are forked: a worker inherits what the supervisor has loaded, drops every descriptor that is not its own, and opens
+the user's files again, so that it has a position of its own in each. Where a fork would not be clean
+(`loaded.ForkCheck`), each is an interpreter of its own, which loads payloads itself.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from loaderpool.core.channel import GRACE_S, Channel
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.memory.board import Field
-from loaderpool.system import clock, fault_points, machine, process
+from loaderpool.system import clock, fault_points, machine, open_files, process
 from loaderpool.system.machine import StopWatch
+from loaderpool.system.open_files import OpenFile
+from loaderpool.transport.payload.handles import forget_connections
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.own_process import become_worker, serve, settle_libraries
@@ -171,8 +174,12 @@ class Processes:
         self._cells = list(range(MAX_WORKERS - 1, -1, -1))  # that are free
         self._pid = os.getpid()
 
-    def start(self, number: int, is_forked: bool) -> WorkerProcess:
+    def start(self, number: int, files: Sequence[OpenFile] | None) -> WorkerProcess:
         """Start a worker, by fork or by exec.
+
+        Args:
+            number: its number.
+            files: those that a fork opens again. None: start it by exec.
 
         Raises:
             OSError: no memory, no more processes, no descriptors, or no interpreter any more.
@@ -183,7 +190,7 @@ class Processes:
         cell, board = self._cells.pop(), self._arena.board
         board.clear(cell)
         try:
-            worker = self._launch(number, cell, is_forked)
+            worker = self._launch(number, cell, files)
         except BaseException:
             self._cells.append(cell)
             raise
@@ -193,7 +200,7 @@ class Processes:
         self.by_number[number] = worker
         return worker
 
-    def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
+    def _launch(self, number: int, cell: int, files: Sequence[OpenFile] | None) -> WorkerProcess:
         with contextlib.ExitStack() as undo:
             ours, theirs = Channel.pair()
             undo.callback(ours.close)
@@ -201,8 +208,9 @@ class Processes:
                 stacks = StackFile()
                 undo.callback(stacks.close)
                 started: Any
-                if is_forked:
-                    started = ForkedProcess(lambda: self._become(number, cell, ours.fileno(), theirs.detach(), stacks))
+                if files is not None:
+                    private = [ours.fileno(), *self.private()]
+                    started = ForkedProcess(lambda: self._become(number, cell, private, theirs.detach(), stacks, files))
                 else:
                     started = self._execute(number, cell, theirs.fileno(), stacks.descriptor)
             undo.pop_all()
@@ -309,15 +317,29 @@ class Processes:
         loaders = {"files": payloads.files, "places": dict(payloads.places)}
         return {"number": number, "cell": cell, "forms": forms, **loaders}
 
-    def _become(self, number: int, cell: int, ours: int, theirs: int, stacks: StackFile) -> None:
+    def private(self) -> list[int]:
+        """Return the descriptors that are the supervisor's alone, with its ends of all workers."""
+        found = self._private()
+        for worker in self.by_number.values():
+            found += [worker.channel.fileno(), worker.stacks.descriptor]
+            if worker.pidfd is not None:
+                found.append(worker.pidfd)
+        return found
+
+    def _become(
+        self,
+        number: int,
+        cell: int,
+        private: Sequence[int],
+        theirs: int,
+        stacks: StackFile,
+        files: Sequence[OpenFile],
+    ) -> None:
         """Runs in: the new worker, a fork, which keeps nothing of the supervisor's."""
         process.become("worker")
-        others = [ours, *self._private()]
-        for other in self.by_number.values():
-            others += [other.channel.fileno(), other.stacks.descriptor]
-            if other.pidfd is not None:
-                others.append(other.pidfd)
-        become_worker(self._pid, others)
+        become_worker(self._pid, private)
+        open_files.reopen(files)
+        forget_connections()
         stacks.arm()
         channel = Channel(socket.socket(fileno=theirs))
         Worker(number, cell, channel, self._arena, self._slots, self._payloads.loaded, self._forms).run()

@@ -64,13 +64,13 @@ class Session:
 
     def __init__(self, arena: Arena, around: Surroundings, news: threading.Condition, program: Program) -> None:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
+        self.exit_code: int | None = None  # of the supervisor, once it is reaped; minus the number of a signal
         self.listeners: dict[int, Listener] = {}  # by their numbers
         self.owner: Any = None
         self.news = news
         self._reader: int | None = None  # the thread that reads for all
         self._sleepers = 0  # threads that wait for it; an interrupt may leave one too many
-        if not sys.executable:
-            raise PoolBrokenError("sys.executable is empty. Set it to the path of a Python interpreter")
+        child_process.check_executable()
         try:
             self._open(arena, around, program)
             try:
@@ -237,7 +237,7 @@ class Session:
     def reap(self) -> str:
         """End what is left of a supervisor that is lost; returns how it ended."""
         self._channel.close()
-        code = child_process.end(self._process, _CLOSE_S)
+        code = self.exit_code = child_process.end(self._process, _CLOSE_S)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # by then the module may be gone

@@ -25,6 +25,7 @@ import multiprocess
 from multiprocess import spawn
 from multiprocess.shared_memory import SharedMemory
 
+from loaderpool.core import child_process
 from loaderpool.core.channel import ChannelClosed, Received
 from loaderpool.core.delivery import aligned_empty
 from loaderpool.core.messages import Done, Load, Message, decode, encode
@@ -35,6 +36,7 @@ from loaderpool.core.supervisor import Supervisor
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import capacity, interrupts, machine, process
+from loaderpool.system.open_files import OpenFile
 from loaderpool.transport.reports import LOST_PIPES_STATUS
 from loaderpool.worker.own_process import serve, settle_process
 
@@ -195,8 +197,14 @@ class SpawnedPool(WorkerPool):
     """A pool of such workers."""
 
     hands_over_files = False
-    _make_arena = staticmethod(lambda: shared(Arena))
     _make_session = SpawnedSession
+
+    @staticmethod
+    def _make_arena() -> Arena:
+        child_process.check_executable()
+        child_process.check_spawning(os.fsdecode(spawn.get_executable()))
+        arena: Arena = shared(Arena)
+        return arena
 
 
 class SpawnedSupervisor(Supervisor):
@@ -205,7 +213,7 @@ class SpawnedSupervisor(Supervisor):
     _main_pidfd = -1  # it is this process
     _close_file: Any = staticmethod(lambda batch: None)  # no file
     _listen: Any = staticmethod(lambda descriptor, handler: None)  # `_wait` hears all
-    _forks: Any = staticmethod(lambda: True)  # none is one, but that needs no warning
+    _obstacles: Any = staticmethod(tuple)  # there is no fork, and that needs no warning
 
     def _open(self, start: Mapping[str, Any]) -> int:
         self._main, self._arena, self._slots = start["channel"], start["arena"], start["slots"]
@@ -238,7 +246,7 @@ class SpawnedSupervisor(Supervisor):
 class SpawnedWorkers(Processes):
     """The workers. Each is started with what loaders there are."""
 
-    def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
+    def _launch(self, number: int, cell: int, files: Sequence[OpenFile] | None) -> WorkerProcess:
         ours, theirs = _spawning.Pipe()
         own = {"channel": theirs, "arena": self._arena.name, "slots": self._slots.name}
         told = {**self._settings, **self._told(number, cell), **own}
@@ -286,6 +294,7 @@ def main(start: dict[str, Any]) -> None:
         os.chdir(start["directory"])
     sys.path[:], sys.argv = start["path"], list(start["argv"])
     process.become("worker")
+    machine.wake_when_orphaned()
     settle_process()
     faulthandler.enable(sys.stderr or os.open(os.devnull, os.O_WRONLY), all_threads=False)
     ends = functools.partial(os._exit, LOST_PIPES_STATUS)  # after the main process, or as the function has closed it

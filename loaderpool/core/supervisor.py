@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from loaderpool.config import LoaderConfig
@@ -70,6 +70,7 @@ class Supervisor:
         """Open what is shared with the main process; returns how many messages the channel holds."""
         self._main = Channel(socket.socket(fileno=start["channel"]))
         self._arena = Arena(start["arena"], start["arena_bytes"])
+        self._arena.board.begun = 1
         self._slots = SlotFile(start["slots"])
         self._epoll = select.epoll()
         self._main_pidfd = machine.open_pidfd(self._main_pid)  # a fork of it may hold its end of the channel
@@ -124,12 +125,15 @@ class Supervisor:
         """Do what is due by the clock, which no descriptor tells of."""
         if (now_ns := clock.monotonic_ns()) >= self._tick_due_ns:
             self._tick_due_ns = now_ns + self._tick_ms * 1_000_000
-            if self._timeouts:
-                self._workers.end_hung(self._watched())
-            self._workers.end_stopped()
-            self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
-            self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
-            self._state.tick()
+            self._on_tick()
+
+    def _on_tick(self) -> None:
+        if self._timeouts:
+            self._workers.end_hung(self._watched())
+        self._workers.end_stopped()
+        self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
+        self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
+        self._state.tick()
 
     def _watched(self) -> list[tuple[WorkerProcess, int]]:
         """Return the workers whose ticket has a timeout, each with that in nanoseconds."""
@@ -231,6 +235,7 @@ class Supervisor:
                 gc.unfreeze()
             gc.collect()
         self._has_loaded, self._has_unloaded = True, False
+        self._fork_check.handles.note_load(self._workers.private())
         gc.freeze()  # workers would copy each page of objects that a collection looks at
 
     def _unload(self, number: int) -> None:
@@ -385,18 +390,17 @@ class Supervisor:
         except OSError:  # no descriptor for a long message: another worker gets it again
             worker.kill()
 
-    def _forks(self) -> bool:
-        """Whether workers are forked; else each is an interpreter of its own."""
-        return not self._fork_check.obstacles()
+    def _obstacles(self) -> Sequence[str]:
+        """Return why workers are not forked; empty: they are. Otherwise each is an interpreter of its own."""
+        return self._fork_check.obstacles(self._workers.private())
 
     def _start(self, number: int) -> None:
-        is_forked = self._forks()
-        if not is_forked and not self._has_told_of_exec:  # before anything that a worker by exec may say
+        obstacles = self._obstacles()
+        if obstacles and not self._has_told_of_exec:  # before anything that a worker by exec may say
             self._has_told_of_exec = True
-            why = why_not_forked(self._fork_check.obstacles(), process.node())
-            self._main.send(messages.Warn(why, are_not_forked=True))
+            self._main.send(messages.Warn(why_not_forked(obstacles, process.node()), are_not_forked=True))
         try:
-            worker = self._workers.start(number, is_forked)
+            worker = self._workers.start(number, None if obstacles else self._fork_check.handles.files)
         except OSError as error:
             failure = describe_failure(error, epoch=0, worker=number)
             packed = reports.of_setup(failure, "no worker could be started", capacity.START_ADVICE, None)
@@ -440,6 +444,7 @@ def main(start: Mapping[str, Any]) -> None:
 def serve(start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Supervisor], role: process.Role) -> None:
     """Be the process in the supervisor's place."""
     process.become(role, start.get("node"))
+    machine.wake_when_orphaned()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no exit status is told
     if os.getppid() != start["trainer_pid"]:

@@ -22,7 +22,7 @@ from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport import reports
-from loaderpool.transport.pickling import receive
+from loaderpool.transport.pickling import dumps, receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
@@ -131,7 +131,7 @@ class Worker:
             calls = CallClock(self._arena.call_times, self._cell, of, self._recorder)
             progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
             work = self._works[loader] = Work(payload, progress, shared=self._arena.map)
-            work.look_ahead = self._look_ahead
+            work.look_ahead, work.check = self._look_ahead, self._check_channel
             if isinstance(work.items, StreamedItems):
                 work.items.loader = loader
         if work.form is None and loader in self._forms:
@@ -153,6 +153,7 @@ class Worker:
             work = self._work(ticket.loader)
             if work.setup is not None:
                 work.ensure_setup()
+            work.suspect(ticket.deaths > 0)
             for index, hung_s, exit_code in ticket.left_out:
                 work.progress.exclude(ticket.epoch, index, hung_s, exit_code)
             if ticket.offset < 0:
@@ -203,10 +204,8 @@ class Worker:
         )
 
     def _look(self, work: Work, ticket: Ticket) -> Found:
-        import cloudpickle
-
         found = probe(work, ticket.epoch, ticket.feed)
-        content = cloudpickle.dumps(found)
+        content = dumps(found)
         return Found(ticket.number, ticket.loader, content, found.elapsed_ns / 1e9)
 
     def _send_oversize(self, answer: Done, batch: VaryingLayout, epoch: int) -> None:

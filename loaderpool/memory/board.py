@@ -14,8 +14,8 @@ _FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetc
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
-_LOADING, _CELLS, _LOST = range(_MARKS_START + RUN_MARKS, _MARKS_START + RUN_MARKS + 3)
-BOARD_BYTES = -(-(_LOST + 1) * 8 // 4096) * 4096
+_LOADING, _CELLS, _LOST, _BEGUN = range(_MARKS_START + RUN_MARKS, _MARKS_START + RUN_MARKS + 4)
+BOARD_BYTES = -(-(_BEGUN + 1) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
@@ -79,6 +79,7 @@ class Board:
             self.numbers[at] = 0
 
     # Written by the supervisor.
+    begun = _Value(_BEGUN)  # 1 once the first one of the pool runs: the executable is a Python with our packages
     loading = _Value(_LOADING)  # the loader that is loaded, 0: none; who dies then has died of the import
     cells = _Value(_CELLS)  # that workers have had, from the first on
     lost = _Value(_LOST)  # workers or nodes that died before they were told to, over all supervisors of the pool

@@ -15,6 +15,8 @@ two machines differ.
 
 Items are taken in blocks of `BLOCK`. The counts at its two ends say what a block has of each source, and a keyed order
 says where. So nothing has to be added up from the start to know the item at any position.
+
+Each epoch goes on in each source where the epoch before stopped, so every record is read in time.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ More: more than the 2 MiB that each worker has of them now."""
 _OFFSET_BITS = 32
 """Of an offset. Fewer: expected counts are off by more than a 2**32th of an item. More: longer numbers to divide."""
 
-Block = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+# The source of each item, how many of that source's items are before it in this epoch, and how many
+# items of each source are in earlier epochs.
+Block = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[int]]
 
 
 class Shares:
@@ -100,34 +104,48 @@ def _last(holds: Callable[[int], bool]) -> int:
 
 
 class MixOrder:
-    """Which source each of `size` items comes from, and which item of it, counted on without end.
+    """The source of each of `size` items of an epoch, and which of that source's items it is.
 
     A source's items come in their order: its n-th one before its n+1-th. The last block is shorter, so that the counts
     are right at the end, too. Threads may share it.
+
+    Args:
+        shares: the counts.
+        seed: of the order.
+        size: items of each epoch.
+        goes_on: the counts continue from epoch to epoch, so an epoch may have one more item of a
+            source than another. A source too rare for each epoch is then in some. Otherwise all
+            epochs have the same number of items of each source, at the same places.
     """
 
-    def __init__(self, shares: Shares, seed: int, size: int) -> None:
+    def __init__(self, shares: Shares, seed: int, size: int, goes_on: bool) -> None:
         self._shares = shares
         self._seed = seed
         self._size = size
-        self._blocks: dict[int, Block] = {}
+        self._goes_on = goes_on
+        self.each = shares.counts(size)  # items of each source in epoch 0
+        self._blocks: dict[tuple[int, int], Block] = {}
 
-    def origin(self, position: int) -> tuple[int, int]:
+    def origin(self, epoch: int, position: int) -> tuple[int, int]:
         """Return the source at a position, 0 to size - 1, and how many of its items come before."""
         number, place = divmod(position, BLOCK)
-        block = self._blocks.get(number)
+        key = (epoch if self._goes_on else 0), number
+        block = self._blocks.get(key)
         if block is None:
-            block = self._made(number)
+            block = self._made(*key)
             if len(self._blocks) >= _KEPT_BLOCKS:
                 self._blocks.clear()  # rather than the oldest: one call, which no other thread can come between
-            self._blocks[number] = block
-        sources, counts = block
-        return int(sources[place]), int(counts[place])
+            self._blocks[key] = block
+        sources, counts, earlier = block
+        source = int(sources[place])
+        before = earlier[source] if self._goes_on else epoch * self.each[source]
+        return source, before + int(counts[place])
 
-    def _made(self, number: int) -> Block:
+    def _made(self, epoch: int, number: int) -> Block:
         start = number * BLOCK
         stop = min(start + BLOCK, self._size)
-        before, until = (np.array(self._shares.counts(each), np.int64) for each in (start, stop))
+        earlier = self._shares.counts(epoch * self._size)
+        before, until = (self._of_epoch(epoch, each, earlier) for each in (start, stop))
         count = until - before
         order = Permutation(stop - start, stream_key("mix", self._seed, number)).take(np.arange(stop - start))
         which = np.repeat(np.arange(len(count)), count)[order]
@@ -135,4 +153,10 @@ class MixOrder:
         places = which.argsort(kind="stable")
         counts = np.empty(stop - start, np.int64)
         counts[places] = np.arange(stop - start) + np.repeat(before - (count.cumsum() - count), count)
-        return which, counts
+        return which, counts, earlier
+
+    def _of_epoch(self, epoch: int, position: int, earlier: list[int]) -> npt.NDArray[np.int64]:
+        """Return the items of each source before a position in its epoch, which fit 64 bits."""
+        counts = self._shares.counts(epoch * self._size + position)
+        of_epoch = [count - first for count, first in zip(counts, earlier, strict=True)]
+        return np.array(of_epoch, np.int64)

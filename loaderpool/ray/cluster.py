@@ -6,6 +6,7 @@ What may wait for the cluster is done by threads; the dispatcher's loop notes wh
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import functools
 import logging
 import math
@@ -27,6 +28,12 @@ _KNOCK_S = 3.0  # a head answers within this, however busy it is
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 _CONNECT_S = 30.0  # a head that was lost may be back within this
 _LOOK_S = 0.5  # how often the cluster is looked at, and what could not be done is tried again
+BEAT_S = 1.0  # how often each node is asked for a sign of life
+# Nodes answer within a few ms. Shorter: a busy node is left to Ray. Longer: closing a pool with a dead node takes it.
+_LEAVE_S = 0.5
+# A node waits this many times longer for its dispatcher than the dispatcher waits for it. Smaller: a node could end
+# itself while the dispatcher still waits for its batches. Larger: it occupies its CPUs for longer.
+_PATIENCE = 2
 _MOST_CALLS = 1000  # at an actor at the same time: what Ray has for coroutines
 
 Order: TypeAlias = "tuple[Any, ...]"  # a method of an actor, a loader, and the other arguments
@@ -41,6 +48,7 @@ class Node:
         self.waiting: collections.deque[Ticket] = collections.deque()  # until there is no order any more
         self.forms: set[int] = set()  # loaders of which it knows what batches look like
         self.is_busy = False  # with an order
+        self.has_answered = False  # its actor runs
         self.heard_s = 0.0  # when its last beat came
         self.actor: Any = None  # this and the id are the cluster's thread's
         self.id = ""  # as Ray names the node; empty: none is chosen yet
@@ -52,11 +60,19 @@ class Cluster:
     Args:
         settings: of the pool, by name.
         post: has the loop call one of the dispatcher's methods, by its name. Any thread.
+        on_beat: takes a node and its answer to each beat. Runs in: the loop.
         is_first: there was no dispatcher before this one: a cluster that does not answer was never there.
     """
 
-    def __init__(self, settings: Any, post: Callable[..., None], is_first: bool) -> None:
+    def __init__(
+        self,
+        settings: Any,
+        post: Callable[..., None],
+        on_beat: Callable[[Node, int], None],
+        is_first: bool,
+    ) -> None:
         self._settings, self._post, self._is_first = settings, post, is_first
+        self._on_beat = on_beat
         self._environment = settings.actor_options.get("runtime_env")
         self._options = {name: value for name, value in settings.actor_options.items() if name != "runtime_env"}
         asked = {"memory": self._options.get("memory"), "GPU": self._options.get("num_gpus")}
@@ -69,6 +85,7 @@ class Cluster:
         self._had_room_s = clock.monotonic_s()
         self._ray: Any = None
         threading.Thread(target=self._work, name="loaderpool-cluster", daemon=True).start()
+        threading.Thread(target=self._beat, name="loaderpool-beats", daemon=True).start()
 
     def put(self, value: Any) -> Any:
         """Put a value into the cluster's stores, once there is a node; returns what calls are given in its place."""
@@ -79,7 +96,26 @@ class Cluster:
         future = getattr(node.actor, method).remote(*arguments).future()
         future.add_done_callback(functools.partial(self._settle, node, then))
 
-    # ---- the thread
+    def leave(self) -> None:
+        """End all actors; returns when they have answered, or after a moment. Runs in: any thread, as its last call.
+
+        Ray ends the actors of a driver that is gone, but not while its head is away or a raylet does not answer. This
+        call goes to the actors themselves. Those that are stopped, and cannot answer, are ended by their supervisors.
+        """
+        nodes = [node for node in [*self.nodes.values(), *self.gone] if node.has_answered]
+        if nodes:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Ray writes there that actors have ended
+            concurrent.futures.wait([node.actor.end.remote().future() for node in nodes], _LEAVE_S)
+
+    # ---- the threads
+
+    def _beat(self) -> None:
+        """Ask all nodes for signs of life, and give them one. Not in the loop, which imports payloads' modules."""
+        while True:
+            time.sleep(BEAT_S)
+            for node in [*self.nodes.values()]:
+                if node.has_answered:
+                    self.call(node, functools.partial(self._on_beat, node), "beat")
 
     def _work(self) -> None:
         try:
@@ -121,6 +157,7 @@ class Cluster:
         me = alive.get(self._ray.get_runtime_context().get_node_id())
         if me is None or not _listens(me):
             print("loaderpool: the Ray process (raylet) of this machine has ended", file=sys.stderr, flush=True)
+            self.leave()
             os._exit(1)  # to the cluster we are dead: what we ask for is not done, and we are not told
         needs = self._needs.items()
         fit = {name: has for name, has in alive.items() if all(has["Resources"].get(of, 0) >= n for of, n in needs)}
@@ -155,7 +192,7 @@ class Cluster:
         ours = {"num_cpus": workers, "scheduling_strategy": where, "max_restarts": 0, "max_task_retries": 0}
         try:
             actor = self._ray.remote(NodeActor).options(**self._options, **ours, max_concurrency=_MOST_CALLS)
-            node.actor = actor.remote(workers)
+            node.actor = actor.remote(workers, _PATIENCE * self._settings.node_timeout_s)
         except (ValueError, TypeError) as error:  # nor would it tomorrow
             self._post("stop", f"Ray cannot start remote workers with these options: {error}")
             return
@@ -181,6 +218,7 @@ class Cluster:
         """Tell what has come of a call. Runs in: a thread of Ray's."""
         try:
             self._post("answered", node, then, future.result())
+            node.has_answered = True
         except self._ray.exceptions.ActorUnschedulableError:  # the CPUs there were taken just now: it is started again
             node.id, node.actor = "", None
         except BaseException as error:

@@ -40,13 +40,12 @@ from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.errors import ClusterError, MemoryLimitError, SourceError
 from loaderpool.memory.arena import oversize_file
 from loaderpool.memory.board import Board, Field
-from loaderpool.ray.cluster import Cluster, Node
+from loaderpool.ray.cluster import BEAT_S, Cluster, Node
 from loaderpool.ray.node import Made
 from loaderpool.system import clock, machine
 from loaderpool.transport import reports
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
 
-_BEAT_S = 1.0  # so often each node says that it is there
 _GROUP_BYTES = 16 << 20  # tickets at hand go in one call, up to this; one object of 19 MB is 0.6 of the CPU of four
 _KEPT = 50  # losses of nodes that an error may tell of
 _NO_MEMORY = "The node has no memory for a batch buffer. Set a smaller workers_per_node= or batch_size="
@@ -65,7 +64,7 @@ class Dispatcher(Supervisor):
         settings = SimpleNamespace(**start["cluster"])
         self._is_first, self._timeout_s = start["is_first"], settings.node_timeout_s
         super().__init__({**start, "workers": 0})
-        self._tick_ms = int(_BEAT_S * 500)  # half a beat
+        self._tick_ms = int(BEAT_S * 500)  # half a beat
         self._stored: dict[int, Any] = {}  # by loader: its payload in the cluster's stores
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
         self._untold: dict[int, NodeIs] = {}  # by node: the latest, which the main process does not know
@@ -74,11 +73,18 @@ class Dispatcher(Supervisor):
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
         self._listen(self._woken, self._read_posts)
-        self._cluster = Cluster(settings, self._post, self._is_first)
+        self._cluster = Cluster(settings, self._post, self._on_beat, self._is_first)
         self._nodes = self._cluster.nodes
 
     def _open(self, start: Mapping[str, Any]) -> int:
         return super()._open(start) * 3 // 4  # the rest is for news of nodes, see `_tell_of_nodes`
+
+    def run(self) -> None:
+        """As any supervisor's; then its nodes end with it."""
+        try:
+            super().run()
+        finally:
+            self._cluster.leave()
 
     def _look_at_clock(self) -> None:
         super()._look_at_clock()
@@ -244,7 +250,6 @@ class Dispatcher(Supervisor):
     def _on_beat(self, node: Node, waited_ns: int) -> None:
         node.heard_s = clock.monotonic_s()
         self._put(node, Field.WAIT_NS, max(waited_ns, self._arena.board.read(node.cell, Field.WAIT_NS)))
-        self._cluster.call(node, functools.partial(self._on_beat, node), "beat", _BEAT_S)
 
     def _on_made(self, node: Node, ticket: Ticket, made: Made) -> None:
         """Take in what a node has made of a ticket: write its bytes into the slot."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -39,7 +40,8 @@ from loaderpool.core.session import Listener, Session
 from loaderpool.core.supervisor import Supervisor, serve
 from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.memory.board import Field
-from loaderpool.system import clock, process
+from loaderpool.system import clock, machine, process
+from loaderpool.system.machine import StopWatch
 from loaderpool.transport.payload.sent import Sent
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import receive
@@ -50,6 +52,7 @@ Made: TypeAlias = "tuple[float, int, bytes, Any] | Found | BatchFailed | LoaderF
 
 _RUNS = 1 << 32  # numbers of runs begin here: no loader has one of them
 _LOADING, _LOOKING = -1, -2
+_ANSWER_S = 0.05  # an answer is out after a few ms; the dispatcher waits for it before it ends
 _NO_LIMIT = 1 << 62  # how much is under way at all nodes together is the dispatcher's to say
 
 
@@ -104,9 +107,14 @@ class _Loader(Listener):
 
 
 class NodeActor:
-    """The actor, with so many workers; `ray.remote` makes an actor class of this."""
+    """The actor; `ray.remote` makes an actor class of this.
 
-    def __init__(self, workers: int) -> None:
+    Args:
+        workers: Number of workers.
+        patience_s: Seconds without a beat after which the actor ends itself, because its dispatcher is gone.
+    """
+
+    def __init__(self, workers: int, patience_s: float) -> None:
         import ray
 
         process.become("node")
@@ -117,6 +125,8 @@ class NodeActor:
         self._sent: dict[int, Sent] = {}  # payloads, by loader
         self._runs: dict[int, tuple[_Loader, int]] = {}  # one for each ticket under way: the dispatcher's run
         self._numbers = itertools.count(_RUNS)
+        self._patience_s = patience_s
+        self._heard_s = clock.monotonic_s()  # when the latest beat came
         settings = {"node": self._at[1], "workers": workers, "max_restarts": DEFAULT_RESTARTS}
         program, news = Program("loaderpool.ray.node", settings=settings), threading.Condition()
         self._session = Session(self._arena, Surroundings.of_now(), news, program)
@@ -124,19 +134,30 @@ class NodeActor:
 
     def _read(self) -> None:
         try:
-            self._session.wait(lambda: False)
+            self._session.wait(self._is_alone)
             how = self._session.reap()
-            print(f"loaderpool: the supervisor process on {self._at[1]} ended ({how})", file=sys.stderr, flush=True)
+            what = f"the supervisor process on {self._at[1]} ended ({how})"
+            if self._is_alone():
+                what = f"no word from the main process on {self._at[1]} for {self._patience_s:g} s"
+            print(f"loaderpool: {what}", file=sys.stderr, flush=True)
         finally:
             os._exit(1)  # the dispatcher goes on with other nodes
+
+    def _is_alone(self) -> bool:
+        """Return whether the dispatcher is gone. Ray ends its actors then, unless Ray's own processes are gone too."""
+        return clock.monotonic_s() > self._heard_s + self._patience_s
 
     async def about(self) -> tuple[str, str, str]:
         """What the dispatcher must know: the node's id and address, and `versions`."""
         return *self._at, versions()
 
-    async def beat(self, pause_s: float) -> int:
-        """Return after a pause how long workers have waited in all, in ns."""
-        await asyncio.sleep(pause_s)
+    async def end(self) -> None:
+        """End this process, and with it its supervisor and workers, once the answer is out."""
+        asyncio.get_running_loop().call_later(_ANSWER_S, os._exit, 0)
+
+    async def beat(self) -> int:
+        """Note that the dispatcher is there; returns how long workers have waited in all, in ns."""
+        self._heard_s = clock.monotonic_s()
         board = self._arena.board
         return sum(board.read(cell, Field.WAIT_NS) for _, _, cell in board.workers())
 
@@ -220,6 +241,18 @@ class NodeActor:
 
 class NodeSupervisor(Supervisor):
     """A node's supervisor: one as ever, but what its batches look like is told by the dispatcher."""
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        super().__init__(start)
+        self._stop_watch = StopWatch()
+
+    def _on_tick(self) -> None:
+        """End the actor if it is stopped for long (rule 12). Ray's own processes do that only if all of them run."""
+        super()._on_tick()
+        if not machine.is_stopped(self._main_pid):
+            self._stop_watch.runs()
+        elif self._stop_watch.is_too_long():
+            os.kill(self._main_pid, signal.SIGKILL)
 
     def _note_free_memory(self) -> None:
         """Do nothing: a run is one ticket here, which would cost a look at the machine each time."""

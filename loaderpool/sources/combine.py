@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, SupportsIndex
@@ -18,36 +20,76 @@ from loaderpool.plan.shares import MixOrder, Shares
 from loaderpool.sources.recognise import as_source, position_of
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.tables import Columns, unequal
+from loaderpool.sources.varying import VaryingSource, varying
 
 
-class Mix:
+class Mix(VaryingSource):
     """Items of several sources in a seeded order, as returned by `mix`."""
 
-    __slots__ = ("_getters", "_order", "_seed", "_size", "_sizes", "_sources", "_weights")
+    __slots__ = (
+        "_arguments",
+        "_getters",
+        "_order",
+        "_size",
+        "_sizes",
+        "_starts",
+        "_varying",
+        "records",
+        "varies",
+    )
 
-    def __init__(self, sources: list[Any], weights: list[int], seed: int, size: int) -> None:
-        self._sources, self._weights, self._seed, self._size = sources, weights, seed, size
-        self._order = MixOrder(Shares(weights, seed), seed, size)
+    def __init__(
+        self,
+        sources: list[Any],
+        weights: list[int],
+        seed: int,
+        size: int,
+        goes_on: bool,
+    ) -> None:
+        self._arguments = sources, weights, seed, size, goes_on
+        self._size = size
+        goes_on = goes_on and size % sum(weights) > 0  # otherwise all epochs have equal counts
+        self._order = MixOrder(Shares(weights, seed), seed, size, goes_on)
         self._getters = [source.__getitem__ for source in sources]
         self._sizes = [len(source) for source in sources]
+        # Each time that such a source is read to its end, it begins its next epoch.
+        self._varying = [varying(source) for source in sources]
+        rests = itertools.starmap(operator.mod, zip(self._order.each, self._sizes, strict=True))
+        drawn = itertools.compress(self._varying, weights)
+        self.varies = any(rests) or any(each is not None for each in drawn) or goes_on
+        inner = zip(self._varying, self._sizes, strict=True)
+        records = [size if source is None else source.records for source, size in inner]
+        *self._starts, self.records = itertools.accumulate(records, initial=0)
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        source, record = self.origin(index)
-        return self._getters[source](record)
+        return self.item(0, position_of(index, self._size))
 
-    def origin(self, index: SupportsIndex) -> tuple[int, int]:
+    def origin(self, index: SupportsIndex, epoch: int = 0) -> tuple[int, int]:
         """Return the number of the source that has the item at `index`, and the item's index in that source."""
-        source, count = self._order.origin(position_of(index, self._size))
+        epoch = whole_number("epoch", epoch, at_least=0)
+        source, count = self._order.origin(epoch, position_of(index, self._size))
         return source, count % self._sizes[source]
 
+    def item(self, epoch: int, index: int) -> Any:
+        source, count = self._order.origin(epoch, index)
+        turn, record = divmod(count, self._sizes[source])
+        inner = self._varying[source]
+        return self._getters[source](record) if inner is None else inner.item(turn, record)
+
+    def record(self, epoch: int, index: int) -> int:
+        source, count = self._order.origin(epoch, index)
+        turn, record = divmod(count, self._sizes[source])
+        inner = self._varying[source]
+        return self._starts[source] + (record if inner is None else inner.record(turn, record))
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mix, (self._sources, self._weights, self._seed, self._size)
+        return Mix, self._arguments
 
     def __repr__(self) -> str:
-        return f"<mix of {len(self._sources)} sources: {self._size} items>"
+        return f"<mix of {len(self._sizes)} sources: {self._size} items>"
 
 
 def mix(
@@ -56,17 +98,18 @@ def mix(
     seed: int = 0,
     stop: Literal["first", "all"] | int = "first",
 ) -> Mix:
-    """Combine several sources into one, in a seeded order that is the same in every epoch.
+    """Combine several sources into one, in a seeded order.
 
     Each block of 256 items has every source in proportion to its weight. The items of each source keep their order. In
-    the result, `origin(index)` returns the number of the source, and the index in that source.
+    a loader, each epoch continues in each source where the previous epoch stopped. In the result,
+    `origin(index, epoch=0)` returns the number of the source, and the index in that source.
 
     Args:
         sources: List or tuple of sources that can be read by index.
         weights: Relative weight of each source; 0 leaves it out. Default: its length, so every item appears once.
         seed: Seed of the order, at least 0; use different ones for nested mixes. Default: 0.
-        stop: `"first"`: end before a source would repeat. `"all"`: end after each source was read once. Or a number of
-            items. Default: `"first"`.
+        stop: End of an epoch. `"first"`: before a source would repeat. `"all"`: after each source was
+            read once. Or a number of items. Default: `"first"`.
 
     Raises:
         SourceError: If a source cannot be read by index.
@@ -83,7 +126,8 @@ def mix(
     seed = whole_number("seed", seed, at_least=0)
     sizes = [len(source) for source in read]
     shares = _in_whole_numbers(sizes if weights is None else _checked_weights(weights, len(read)))
-    return Mix(read, shares, seed, _size(stop, Shares(shares, seed), sizes))
+    size = _size(stop, Shares(shares, seed), sizes)
+    return Mix(read, shares, seed, size, not isinstance(stop, str))
 
 
 def _checked_weights(weights: Any, count: int) -> list[Fraction]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import numbers
 import operator
 import os
@@ -14,11 +15,14 @@ import numpy as np
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
 from loaderpool.sources.sequence import BatchSequence
-from loaderpool.sources.stream import ReplicatedSource, StreamSource
+from loaderpool.sources.stream import ReplicatedSource, StreamSource, kind_of_iterable_dataset
 from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
+from loaderpool.sources.varying import VaryingSource
+from loaderpool.system.interrupts import is_of_a_handler
 
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
 _READY = (list, range, Columns, BatchSequence)
+_ALSO_READY = (tuple, np.ndarray, VaryingSource)  # and classes derived from them
 
 
 class Sized:
@@ -73,7 +77,7 @@ def as_source(obj: Any) -> Any:
     if size == 0:
         kind = type(obj.target if isinstance(obj, BatchSequence) else obj).__name__
         raise ArgumentError(f"source is empty: a {kind} of length 0. Check the path or filter it comes from.")
-    is_ready = type(source) in _READY or isinstance(source, (tuple, np.ndarray))
+    is_ready = type(source) in _READY or isinstance(source, _ALSO_READY)
     return source if is_ready else Sized(source, size)
 
 
@@ -158,6 +162,9 @@ def position_of(index: SupportsIndex, size: int) -> int:
 
 # ---- what cannot be read by index, and what to pass instead ----
 
+# How objects refuse to be indexed, or to tell their length. Others may pass, or are one item's.
+_REFUSALS = (TypeError, NotImplementedError, LookupError, io.UnsupportedOperation)
+
 _STREAM = "can only be iterated"
 
 
@@ -174,7 +181,7 @@ def _is_of(obj: Any, package: str, *names: str) -> bool:
 def _refusal(obj: Any) -> str:
     """Return what follows "source" where an object cannot be read by index; "" where it can, `_STREAM` of a stream.
 
-    Only types and attributes are asked for: nothing of the object is called, iterated or indexed.
+    Only types and attributes are looked at, but for an iterator with an index (`_has_items`).
     """
     kind = type(obj).__name__
     if isinstance(obj, (str, bytes, bytearray, os.PathLike)):
@@ -187,16 +194,40 @@ def _refusal(obj: Any) -> str:
         return f"is a TensorFlow {kind}: pass its .numpy(), because workers run without TensorFlow"
     if isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"):
         return f"is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its order is fixed"
+    iterable_dataset = kind_of_iterable_dataset(obj)
+    if (isinstance(obj, Iterator) or iterable_dataset) and _has_items(obj):
+        return ""
     if isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")):
         return _STREAM
-    if _is_of(obj, "datasets", "IterableDataset") or _is_of(obj, "torch", "IterableDataset"):
-        return "is an IterableDataset: use Loader.from_generator, or pass iter(source), which is read for one epoch"
+    if iterable_dataset:
+        return (
+            f"is a {kind}, {iterable_dataset}, which can only be iterated: use "
+            "Loader.from_generator(source.__iter__, copies=1), or pass iter(source), which is read "
+            "for one epoch"
+        )
     if _has(obj, "__len__", "__getitem__") and not isinstance(obj, type):
         return ""
     return (
         f"is a {kind}, which has no length, or no items by index: pass a sequence, arrays, or range(n) if fn needs "
         "only the index. A generator function goes to Loader.from_generator"
     )
+
+
+def _has_items(obj: Any) -> bool:
+    """Whether an object that is an iterator, or an IterableDataset, can be read by index as well.
+
+    Its length and first item are asked for, because it may inherit methods that refuse.
+    """
+    if not _has(obj, "__len__", "__getitem__") or isinstance(obj, type):
+        return False
+    try:
+        if len(obj):
+            obj[0]
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        return not isinstance(error, _REFUSALS)
+    return True
 
 
 def whole_batches(obj: Any) -> str | None:

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import itertools
 import operator
+import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,14 +45,44 @@ class StreamSource:
         if self.is_one_shot and self.was_opened:
             raise SourceError(
                 f"source is a {self.kind}, which can be read only once, and an earlier epoch has read it. For several "
-                "epochs, pass an object whose __iter__ starts from the beginning each time."
+                "epochs, pass an object whose __iter__ returns a new iterator each time."
             )
         self.was_opened = True
-        return iter(self.items)
+        return by_next(iter(self.items))
 
     def serves(self, read_for: int, epoch: int, plan: Plan, window: int) -> bool:
         """Whether what is read ahead, from the first item on for an epoch, is what a pass of another one needs."""
         return not plan.start and (epoch == read_for or not window or self.is_one_shot)
+
+
+def kind_of_iterable_dataset(obj: Any) -> str:
+    """Return how messages name an IterableDataset; "" for any other object. Imports nothing."""
+    for base in type(obj).__mro__:
+        library = base.__module__.partition(".")[0]
+        if base.__name__ == "IterableDataset" and library in _LIBRARIES:
+            return f"an IterableDataset of {_LIBRARIES[library]}"
+    return ""
+
+
+_LIBRARIES = {"datasets": "Hugging Face Datasets", "torch": "PyTorch"}
+
+
+class _Begun:
+    """Hands out an iterator that was begun, without a call of the iterator's own `__iter__`."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._items
+
+
+def by_next(items: Iterator[Any]) -> Iterator[Any]:
+    """Return the items of an iterator of the user's, read by `next` alone.
+
+    `for` and `islice` call `iter` on what they read, and some iterators begin again then.
+    """
+    return itertools.chain(_Begun(items))  # in C: an item costs some nanoseconds more
 
 
 def nothing_there(plan: Plan) -> str:
@@ -157,8 +188,8 @@ class ReplicatedSource:
         copies: int | None = None,
     ) -> None:
         if not callable(make_generator):
-            kind = type(make_generator).__name__
-            raise ArgumentError(f"make_generator must be a function that returns a generator, got {kind}")
+            what = f"a function that returns a generator, got {_got(make_generator)}"
+            raise ArgumentError(f"make_generator must be {what}")
         if (count := operator.length_hint(shards)) > MOST_GENERATORS:  # before they are listed
             raise ArgumentError(f"shards has {count:,} elements, but at most {MOST_GENERATORS:,} are supported")
         if cycle_length is not None and shards is None:
@@ -209,6 +240,16 @@ class ReplicatedSource:
         return getattr(self.make_generator, "__qualname__", type(self.make_generator).__name__)
 
 
+def _got(obj: Any) -> str:
+    """Return how messages name what is no generator function, and what to pass instead."""
+    kind = type(obj).__name__
+    if isinstance(obj, types.GeneratorType):
+        return f"{kind}: pass the generator function itself, without calling it"
+    if library := kind_of_iterable_dataset(obj):
+        return f"{kind}, {library}: pass its method __iter__, with copies=1"
+    return kind
+
+
 # ---- many files read at once, as `tf.data.Dataset.interleave` has it ----
 
 
@@ -249,7 +290,7 @@ class Interleave:
         at = 0
         while left or places.count(None) < len(places):
             if places[at] is None and left:
-                places[at] = iter(self.open_fn(left.popleft()))
+                places[at] = by_next(iter(self.open_fn(left.popleft())))
             if (place := places[at]) is not None:
                 given = 0
                 for record in itertools.islice(place, self.block_length):

@@ -109,17 +109,40 @@ class _Gate:
     def _run(self, number: int, frame: FrameType | None) -> None:
         try:
             self.__wrapped__(number, frame)
-        except Exception as error:
-            BaseException.__setattr__(error, _MARK, True)
+        except BaseException as error:
+            BaseException.__setattr__(error, _MARK, number)
             raise
 
 
-_MARK = "__loaderpool_signal__"
+_MARK = "__loaderpool_signal__"  # attribute of an exception that a handler has raised: the signal's number
 
 
 def is_of_a_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised this Exception: it is no failure of the code that it came out of."""
+    """Return whether a handler of a signal has raised this: it is no failure of the code that it came out of."""
     return _MARK in vars(error)
+
+
+class _DropHook:
+    """Sends a signal again if Python has dropped what its handler raised; shows other exceptions as before.
+
+    Python drops exceptions of `__del__`, of callbacks of weak references, and of generators that are collected. No look
+    at the stack tells all of these. Users close loaders in them, which may take a second.
+
+    Args:
+        hook: The program's `sys.unraisablehook`.
+    """
+
+    __slots__ = ("__wrapped__",)
+
+    def __init__(self, hook: Callable[[Any], object]) -> None:
+        self.__wrapped__ = hook
+
+    def __call__(self, dropped: Any) -> None:
+        number = None if dropped.exc_value is None else vars(dropped.exc_value).get(_MARK)
+        if number is None or _is_exiting or _thread.get_ident() != _main_thread:
+            self.__wrapped__(dropped)
+        else:
+            send_again(number)
 
 
 def gate_handlers() -> None:
@@ -132,6 +155,8 @@ def gate_handlers() -> None:
             handler = _handler_of(number)
             if callable(handler) and type(handler) is not _Gate:
                 _signal.signal(number, _Gate(handler))
+        if type(sys.unraisablehook) is not _DropHook:
+            sys.unraisablehook = _DropHook(sys.unraisablehook)
 
 
 def is_left_to_python(number: int) -> bool:
@@ -143,7 +168,10 @@ def is_left_to_python(number: int) -> bool:
 def _tell() -> None:
     """Have the signals that came come again, unless the interpreter ends. The first exception ends it."""
     for _ in range(len(_due)):
-        number = _due.popleft()
+        try:
+            number = _due.popleft()
+        except IndexError:  # `_send` has just taken the last one
+            return
         if not _is_exiting:
             signal.raise_signal(number)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderpool.errors import MemoryLimitError
 from loaderpool.system import clock, fault_points
@@ -37,9 +38,30 @@ def _c(name: str, *arguments: Any, result: Any = _INT, library: Any = ctypes.CDL
     return function
 
 
+# What a seccomp filter answers, and a kernel without the call. Others, such as EMFILE, may pass.
+_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+ALLOW_MEMORY_FILES = "allow memfd_create in the seccomp profile of the container or service"
+
+
+def memory_file_refusal() -> str:
+    """Return why the system refuses anonymous memory files to this process; "": it does not, or Python lacks them."""
+    if hasattr(os, "memfd_create"):
+        try:
+            os.close(os.memfd_create("loaderpool-probe"))
+        except OSError as error:
+            if error.errno in _REFUSALS:
+                return os.strerror(error.errno)
+    return ""
+
+
+def has_memory_files() -> bool:
+    """Return whether this process can make anonymous memory files."""
+    return hasattr(os, "memfd_create") and not memory_file_refusal()
+
+
 def can_fork_workers() -> bool:
-    """Whether a pool may have a supervisor that forks workers, and anonymous memory that all of them map."""
-    return hasattr(os, "fork") and hasattr(os, "memfd_create")
+    """Return whether a pool may have a supervisor that forks workers, and anonymous memory that all of them map."""
+    return hasattr(os, "fork") and has_memory_files()
 
 
 # Has functions called around each fork of this process; does nothing where there is none.
@@ -47,8 +69,18 @@ at_forks: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None
 
 
 def create_memory_file(name: str) -> int:
-    """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor."""
-    return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
+    """Make an anonymous shared memory file that vanishes with its last holder; returns its descriptor.
+
+    Raises:
+        OSError: The system refuses it, which the text says; or no descriptor is left.
+    """
+    try:
+        return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        text = f"this system refuses memfd_create ({error.strerror}). To use it, {ALLOW_MEMORY_FILES}"
+        raise OSError(error.errno, text) from None
 
 
 def map_readable_file(name: str, nbytes: int) -> mmap.mmap:
@@ -118,6 +150,15 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # it died before the call took effect
         os._exit(1)
+
+
+def wake_when_orphaned() -> None:
+    """Have the kernel continue this process, if it is stopped, when its parent ends: then it can end too.
+
+    The kernel sends SIGCONT, which does nothing to a process that runs, whenever a thread ends that was the parent.
+    """
+    if LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
 
 
 def start_time(pid: int) -> int:
@@ -232,8 +273,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # glibc's own upper bound for what it lets these grow to. Smaller: more blocks are mapped and faulted in page by page.
 # Larger: it would refuse.
 _LARGEST_THRESHOLD = 32 << 20
-_HEADER_BYTES = 16  # of a block: the size before it, and its own with three flags
-_IS_MAPPED = 2
+_HEADER_BYTES = 16  # of a block: the size of the block before it, and its own size with flags
 
 
 def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int = 2 * _LARGEST_THRESHOLD) -> None:
@@ -247,13 +287,95 @@ def keep_freed_blocks(largest_bytes: int = _LARGEST_THRESHOLD, heap_bytes: int =
         libc.mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(heap_bytes))
 
 
-def _has_own_mapping(address: int, nbytes: int) -> bool:
-    """Whether what malloc gave lies on pages of its own; readable must be what is 16 bytes before it, too."""
-    if address % mmap.PAGESIZE != _HEADER_BYTES:
-        return False
+class _MappedHeader(NamedTuple):
+    """Header of a block that malloc has given a mapping of its own, as `_learn_header` found it."""
+
+    before: int  # the first word
+    excess: int  # the second word less the mapping's length: 2 up to glibc 2.42, -14 from 2.43 on
+
+    def is_of(self, address: int, nbytes: int) -> bool:
+        """True if the block at `address` has this header, and its mapping ends behind `nbytes`."""
+        if address % mmap.PAGESIZE != _HEADER_BYTES:  # the page before it may not be readable
+            return False
+        before, size = _header_words(address)
+        length = size - self.excess
+        spare = length - _HEADER_BYTES - nbytes
+        return before == self.before and length % mmap.PAGESIZE == 0 and 0 <= spare < 2 * mmap.PAGESIZE
+
+
+# Sizes of the blocks whose headers are read. Smaller: freeing one would raise the threshold from
+# which glibc's malloc maps blocks. Larger: only more address space, for nothing writes to them.
+_PROBED_BYTES = tuple(_LARGEST_THRESHOLD + (more << 20) + mmap.PAGESIZE // 2 for more in (1, 6))
+_MOST_PROBES = 3  # as another thread may map memory where a freed block was
+_SMALL_BYTES = 1000  # of a block that shares its pages
+
+
+@functools.cache
+def _learn_header() -> _MappedHeader | str:
+    """Return the header of mapped blocks, or the reason why it is unknown.
+
+    Another C library may write another header. So this allocates and frees two blocks, and the
+    kernel shows which pages were unmapped with them. It takes 60 us, once in a process.
+    """
+    library = f"malloc ({_libc_name()}, or a library in its place)"
+    headers = set()
+    for nbytes in _PROBED_BYTES:
+        probes = (_probe(nbytes) for _ in range(_MOST_PROBES))
+        header = next(filter(None, probes), None)
+        if header is None:
+            return f"{library} does not map large blocks separately"
+        headers.add(header)
+    first, *others = headers
+    small = _allocate(_SMALL_BYTES)
+    try:
+        # The low bits are flags. Only they distinguish a mapping from a block of the heap.
+        is_marked = small and (_header_words(small)[1] - first.excess) % _HEADER_BYTES != 0
+    finally:
+        _free(small)
+    if others or not is_marked or abs(first.excess) >= mmap.PAGESIZE:
+        return f"{library} marks its memory mappings in an unknown way"
+    return first
+
+
+def _probe(nbytes: int) -> _MappedHeader | None:
+    """Allocate a block and free it; return its header if its own pages were unmapped, else None."""
+    address = _allocate(nbytes)
+    start = address - _HEADER_BYTES
+    if not address or start % mmap.PAGESIZE:
+        _free(address)
+        return None
+    length = -(-(_HEADER_BYTES + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    before, size = _header_words(address)
+    follows = _is_mapped(start + length)
+    _free(address)
+    is_gone = not _is_mapped(start) and not _is_mapped(start + length - mmap.PAGESIZE)
+    return _MappedHeader(before, size - length) if is_gone and _is_mapped(start + length) == follows else None
+
+
+def _allocate(nbytes: int) -> int:
+    return _c("malloc", _SIZE, result=_POINTER)(nbytes) or 0
+
+
+def _free(address: int) -> None:
+    _c("free", _POINTER, result=None)(address)
+
+
+def _header_words(address: int) -> tuple[int, int]:
     before, size = (int.from_bytes(ctypes.string_at(address - at, 8), sys.byteorder) for at in (16, 8))
-    spare = address - _HEADER_BYTES + size - _IS_MAPPED - (address + nbytes)
-    return not before and size % mmap.PAGESIZE == _IS_MAPPED and 0 <= spare < 2 * mmap.PAGESIZE
+    return before, size
+
+
+def _is_mapped(page: int) -> bool:
+    """True if the process has memory on this page, or if the kernel does not answer."""
+    vector = ctypes.create_string_buffer(1)
+    is_known = _c("mincore", _POINTER, _SIZE, ctypes.c_char_p)(page, mmap.PAGESIZE, vector) == 0
+    return is_known or ctypes.get_errno() != errno.ENOMEM
+
+
+def _libc_name() -> str:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # another C library
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    return "unknown"
 
 
 def write_memory(descriptor: int, offset: int, address: int, nbytes: int) -> None:
@@ -303,7 +425,10 @@ def why_not_replaceable(address: int, nbytes: int, known: str) -> str | None:
     """
     if not LINUX:
         return "it can be moved only on Linux"
-    if not _has_own_mapping(address, nbytes):
+    header = _learn_header()
+    if isinstance(header, str):
+        return header
+    if not header.is_of(address, nbytes):
         return "it shares memory pages with other data"
     status, maps = ([*filter(None, read_file(f"/proc/self/{name}").split("\n"))] for name in ("status", "maps"))
     if not status or not maps:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from loaderpool.system.annotations import LAZY_ATTRIBUTES
 from loaderpool.system.process import is_library
 
 # Values that are entered. More: the line that makes a loader is slower than its pickling where there are many objects.
@@ -23,6 +24,8 @@ _MOST_ITEMS = 1000
 _PLAIN = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType})
 CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 LruCacheWrapper: Any = type(functools.lru_cache(lambda: None))
+# Stands for what `lazy import` names in Python 3.15, until code uses the name.
+LazyImport: Any = getattr(types, "LazyImportType", None)
 _WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *_WRAPPERS)
 CODE = (type, types.FunctionType, *_HOLDERS)
@@ -30,6 +33,7 @@ CODE = (type, types.FunctionType, *_HOLDERS)
 _NOT_THE_AUTHORS = frozenset(
     {"__dict__", "__weakref__", "_abc_impl", "__module__", "__doc__", "__slotnames__"}
     | {"__firstlineno__", "__static_attributes__"}
+    | LAZY_ATTRIBUTES
 )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import readable_bytes
+from loaderpool.memory.adoption import why_copied
 from loaderpool.system import capacity, machine
 from loaderpool.tools.tune import describe_cpus
 from loaderpool.trainer.loader import Loader
@@ -26,6 +27,9 @@ _ROWS, _BATCH, _DEADLY = 48, 4, 41
 # One worker may come to the deadly item while it makes the second epoch's batches ahead, before another one has come to
 # it in the first. Of two epochs all batches that wait for such a death are read, and then it was told.
 _PASSES = 2
+# More than the largest threshold from which glibc maps blocks. Smaller: the answer would depend on
+# earlier calls of free(). Larger: only more address space, for nothing writes to the array.
+_LARGE_BYTES = 40 << 20
 
 
 def describe_machine() -> dict[str, str]:
@@ -35,7 +39,14 @@ def describe_machine() -> dict[str, str]:
         "CPUs": describe_cpus(),
         "memory": f"{readable_bytes(capacity.available_memory_bytes())} free",
         "file descriptors": f"soft limit {soft:,}, hard limit {hard:,}",
+        "large arrays": describe_large_arrays(),
     }
+
+
+def describe_large_arrays() -> str:
+    """Return how a large array reaches the workers here: shared in place, or copied, and why."""
+    reason = why_copied(np.zeros(_LARGE_BYTES, np.uint8).data)
+    return "shared with the workers in place" if reason is None else f"copied for the workers: {reason}"
 
 
 def crash_test() -> tuple[bool, str]:

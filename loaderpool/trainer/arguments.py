@@ -14,9 +14,10 @@ from loaderpool.element.spec import read_spec
 from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.plan.order import Plan
 from loaderpool.plan.permutation import MAX_SIZE
-from loaderpool.sources.recognise import as_source, whole_batches
+from loaderpool.sources.recognise import Sized, as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
+from loaderpool.sources.varying import varying
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
                 "Set shuffle=True to shuffle all items"
             )
         plan = _indexed_plan(len(source), config, arguments["buckets"])
+        if plan.rows_vary and varying(source) is not None:
+            items = Sized(source, len(source))  # as a plain sequence: lengths are those of epoch 0
     if plan.is_open and isinstance(config.on_error.budget, float):
         raise ArgumentError(
             "on_error[1] must be an integer for a stream, generators or an endless sequence, whose number of rows is "

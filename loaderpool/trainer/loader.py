@@ -230,8 +230,9 @@ class Loader:
         is_read = stream is not None and (stream.was_opened or self._core.pool is not None)  # a pool's at once
         if stream is not None and stream.is_one_shot and is_read and "source" not in changes:
             raise SourceError(
-                f"source is a {stream.kind}, which can be read only once, and this loader has read it. Pass a new one, "
-                "replace(source=...), or use an object whose __iter__ starts from the beginning each time"
+                f"source is a {stream.kind}, which can be read only once, and this loader has read "
+                "it. Pass a new one, replace(source=...), or use an object whose __iter__ returns "
+                "a new iterator each time"
             )
         hooks = self._core.tracker.hooks
         return type(self)(**{**arguments, **changes, "_hooks": hooks and hooks.anew()})

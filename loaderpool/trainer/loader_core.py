@@ -83,7 +83,7 @@ class LoaderCore:
             from loaderpool.cache.store import make_cache
 
             with InterruptsAllowed():  # it pickles function and source
-                shared = make_cache(cache, checked.payload, self.plan.size)
+                shared = make_cache(cache, checked.payload)
             undo.callback(shared.close)
             self.tracker.at_end = shared.warn
         if self.pool is not None and has_workers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.checks import whole_number
 from loaderpool.config import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts, check_workers
-from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted
+from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted, warn
 from loaderpool.system import capacity, machine
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
@@ -63,10 +63,8 @@ class Pool:
         if start not in ("fork", "spawn", None):
             raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
         can_fork = machine.can_fork_workers()
-        if start == "fork" and not can_fork:
-            raise ArgumentError(
-                'start="fork" needs os.fork and os.memfd_create, which this Python lacks. Remove start='
-            )
+        if not can_fork and not _program:
+            self._check_start(start)
         self._program = _program
         self._is_spawned = start == "spawn" or not (can_fork or _program)
         self._worker_pool: WorkerPool | None = None
@@ -74,6 +72,21 @@ class Pool:
         self._is_closed = False
         self._autotune: PoolWorkers | None = None  # from the first look at a loader on
         self._lock, self._lock_pid = threading.RLock(), os.getpid()
+
+    @staticmethod
+    def _check_start(start: Literal["fork", "spawn"] | None) -> None:
+        """Raise if workers shall be forked, which cannot be; warn if they are spawned only because of a refusal."""
+        refusal = machine.memory_file_refusal()
+        if start == "fork":
+            lacks = f"which this system refuses ({refusal})" if refusal else "which this Python lacks"
+            fix = f"{machine.ALLOW_MEMORY_FILES.capitalize()}, or remove start=" if refusal else "Remove start="
+            raise ArgumentError(f'start="fork" needs os.fork and os.memfd_create, {lacks}. {fix}')
+        if start is None and refusal:
+            warn(
+                f"Workers are spawned, because this system refuses memfd_create ({refusal}), which forked workers "
+                f"need. Start-up is slower and uses more memory. To use fork(), {machine.ALLOW_MEMORY_FILES}. "
+                'To silence this, pass workers=lp.Pool(n, start="spawn")'
+            )
 
     def __reduce__(self) -> Any:
         raise UnpicklableError("a Pool cannot be pickled, because it owns processes. Create it where it is used")

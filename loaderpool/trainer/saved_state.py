@@ -37,8 +37,9 @@ def check_resumable(stream: StreamSource | None, tracker: EpochTracker) -> None:
     """
     if stream is not None and stream.is_one_shot:
         raise StateError(
-            f"source is a {stream.kind}, which can be read only once, so its position cannot be saved. Pass an object "
-            "whose __iter__ starts from the beginning each time: to resume, items before the position are read again."
+            f"source is a {stream.kind}, which can be read only once, so its position cannot be "
+            "saved. Pass an object whose __iter__ returns a new iterator each time: to resume, "
+            "items before the position are read again."
         )
     if tracker.has_hooks:
         raise StateError(

@@ -7,14 +7,20 @@ import functools
 import io
 import pickle
 import types
+import typing
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ForwardRef, TypeVar
 
-from cloudpickle import Pickler, dumps
+from cloudpickle import Pickler
 from cloudpickle import cloudpickle as internals
+
+from loaderpool.system.annotations import LAZY_ATTRIBUTES, annotations_of, readable
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.system.walk import LazyImport
 
 # cloudpickle would make bytes of it, without its format and shape.
 VIEW_REFUSED = "cannot pickle a memoryview; convert it with numpy.asarray(...)"
+_TypeAliasType: Any = getattr(typing, "TypeAliasType", None)  # from Python 3.12 on
 
 
 def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
@@ -27,6 +33,13 @@ def send(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | Non
     """
     with io.BytesIO() as file:
         _Sender(file, buffer_callback).dump(value)
+        return file.getvalue()
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle anything that cloudpickle can, with classes by value where it has them by value."""
+    with io.BytesIO() as file:
+        CodePickler(file).dump(value)
         return file.getvalue()
 
 
@@ -43,7 +56,60 @@ def out_of_band(keep: Callable[[memoryview], object], least_bytes: int) -> Calla
     return is_in_band
 
 
-class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class CodePickler(Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle, for functions and classes with any annotations.
+
+    Without this, cloudpickle 3.1.3 fails on Python 3.14 for functions whose annotations cannot be
+    evaluated, and drops the annotations of classes. It fails for what `lazy import` names in Python
+    3.15, and finds no `type` alias of `__main__` again.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is ForwardRef:  # on Python 3.14, it holds the globals of its module
+            return ForwardRef, (obj.__forward_arg__,)
+        if kind is TypeVar:
+            return _reduce_type_variable(obj)
+        if kind is _TypeAliasType and internals._lookup_module_and_qualname(obj, obj.__name__) is None:
+            return _TypeAliasType, (obj.__name__, obj.__name__)  # its value may refer to itself
+        if kind is LazyImport:
+            return _imported, (obj.resolve(),)
+        reduced = super().reducer_override(obj)
+        return _with_annotations(obj, reduced) if issubclass(kind, type) else reduced
+
+    def _dynamic_class_reduce(self, cls: type) -> Any:
+        """Return the parts of a class that goes by value, even if it could be found by its name."""
+        return _with_annotations(cls, internals._dynamic_class_reduce(cls))
+
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        return super()._dynamic_function_reduce(readable(func))
+
+
+def _imported(value: Any) -> Any:
+    return value
+
+
+def _with_annotations(cls: type, reduced: Any) -> Any:
+    if isinstance(reduced, tuple) and len(reduced) > 2:
+        namespace: dict[str, Any] = reduced[2][0]
+        for name in LAZY_ATTRIBUTES:
+            namespace.pop(name, None)
+        if annotations := annotations_of(cls):
+            namespace["__annotations__"] = dict(annotations)
+    return reduced
+
+
+def _reduce_type_variable(variable: TypeVar) -> Any:
+    """Return the parts of a type variable, without a bound that cannot be evaluated."""
+    try:
+        return internals._typevar_reduce(variable)
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        return TypeVar, (variable.__name__,)
+
+
+class _Sender(CodePickler):
     def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None) -> None:
         # A dict: cloudpickle's chain of two dicts makes each object take three times as long.
         self.dispatch_table = {**copyreg.dispatch_table, **Pickler._dispatch_table}
@@ -67,7 +133,7 @@ class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
 
 def _by_itself(cls: type) -> bytes:
     try:
-        return bytes(dumps(cls))
+        return dumps(cls)
     except Exception:  # `ship` can send what this cannot, and has: the process that asks has the class
         return b""
 

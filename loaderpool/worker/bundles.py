@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loaderpool.errors import UnpicklableError
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.pickling import out_of_band, receive, send
 
 # Arrays of fewer bytes go into the pickle, and are copied once more there and once more out of it. Smaller: the calls
@@ -132,6 +133,8 @@ def frames(batches: Iterator[tuple[int, list[Any]]]) -> Generator[Frame, None, N
         try:
             pickled = send(items, out_of_band(buffers.append, _LARGE_BYTES))
         except Exception as error:
+            if is_of_a_handler(error):
+                raise
             raise UnpicklableError(
                 f"an item in the stream's batch from position {first} on cannot be pickled and sent to the workers: "
                 f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ thread's, and the same as without threads.
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import pickle
 import threading
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loaderpool.errors import ArgumentError, CacheError
 from loaderpool.plan.generators import BATCH, SAMPLE, CapturedGenerators
 from loaderpool.plan.order import Ticket
+from loaderpool.sources.varying import varying
 from loaderpool.system import clock
 from loaderpool.transport.payload.generators import made_by_setup, seeder
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
@@ -60,9 +62,10 @@ class Calls:
         self.captured = seeder(payload.get("generators", []), config)  # those that functions and source hold
         self._cached: CachedFunction | None = None
         if payload["cache"] is not None:
-            self._cached = CachedFunction(self._get, payload["fn"], payload["cache"], cell, self.captured)
+            self._cached = CachedFunction(source, payload["fn"], payload["cache"], cell, self.captured)
             names.remove("fn")
         self._first: Callable[[int], Any] = self._cached or self._get
+        self._varying = varying(source)
         # `range(n)`: a look-up of each would take a tenth of the time of a batch of tiny samples.
         self._items_are_indices = self._cached is None and type(source) is range and source == range(len(source))
         takes_rng: frozenset[str] = payload["takes_rng"]  # the names of those that do
@@ -83,6 +86,7 @@ class Calls:
         self._kept_of = 0
         maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
+        self.after_call: Callable[[], None] = end_stray  # by itself, so that no call pays for a choice
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
@@ -91,8 +95,6 @@ class Calls:
         self._get = self._payload["source"].__getitem__
         if self._cached is None:
             self._first = self._get
-        else:
-            self._cached.get = self._get
 
     def seed_what_setup_made(self) -> None:
         """Have the random generators that the hook `setup` has made seeded, too."""
@@ -110,6 +112,13 @@ class Calls:
 
             found = self._of_thread.streams = SampleStreams(self._seed)
         return found
+
+    def reader(self, epoch: int) -> Callable[[int], Any] | None:
+        """Return the function for `Opened.read`; None if all epochs have the same items."""
+        if self._varying is None:
+            return None
+        read = self._varying.item if self._cached is None else self._cached.of_epoch
+        return functools.partial(read, epoch)
 
     # ---- what the probe made ----
 
@@ -164,7 +173,7 @@ class Calls:
             value = self._sample(opened, start, position)
         else:
             value = self._batch(self._batch_fn, opened, start, stop, position)
-        end_stray()
+        self.after_call()
         return value
 
     def block(
@@ -398,13 +407,12 @@ class CachedFunction:
     result could not be kept: so a sample does not depend on who has met the item before.
 
     Attributes:
-        get: reads the item of an index.
         refusal: why the function cannot have a cache, once that is known: no matter of a single sample.
     """
 
     def __init__(
         self,
-        get: Callable[[int], Any],
+        source: Any,
         fn: Callable[[Any], Any],
         shared: SharedCache,
         cell: int,
@@ -413,16 +421,24 @@ class CachedFunction:
         from loaderpool.cache.setting import Count  # most loaders have no cache
 
         self._count = Count
-        self.get, self._fn, self._shared = get, fn, shared
+        self._source, self._fn, self._shared = source, fn, shared
         self._counts, self._watch, self._captured = shared.counts_of(cell), GlobalsWatch(), captured
         self.refusal: CacheError | None = None
 
     def __call__(self, index: int) -> Any:
         """Return what `fn` gives for this source index; CacheError: it is random, or its result is no pickle."""
+        return self._kept(index, index, self._source.__getitem__)
+
+    def of_epoch(self, epoch: int, index: int) -> Any:
+        """Return the same for an epoch of a `VaryingSource`, of which each record has one entry."""
+        get = functools.partial(self._source.item, epoch)
+        return self._kept(self._source.record(epoch, index), index, get)
+
+    def _kept(self, entry: int, index: int, get: Callable[[int], Any]) -> Any:
         store: Store | None = None
         try:
             store = self._shared.store()
-            pickled = store.get(index)
+            pickled = store.get(entry)
             if pickled is not None:
                 found = pickle.loads(pickled)
                 self._counts[self._count.HITS] += 1
@@ -432,7 +448,7 @@ class CachedFunction:
         for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()
             states = None if self._captured is None else self._captured.states()
-            value = self._fn(self.get(index))
+            value = self._fn(get(index))
             end_stray()  # a child that the function has forked shall not write
             if self._captured is not None and self._captured.states() != states:
                 self._refuse(_DREW.format("a random number generator that it holds", index))
@@ -450,7 +466,7 @@ class CachedFunction:
                 "A cache stores pickles: return arrays, numbers, strings, or objects of a module, from fn, or "
                 "remove cache="
             )
-        not_kept = None if store is None else store.put(index, made)
+        not_kept = None if store is None else store.put(entry, made)
         if not_kept is not None:
             self._counts[not_kept] += 1
         return value

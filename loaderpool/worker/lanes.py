@@ -21,9 +21,9 @@ import numpy.typing as npt
 from loaderpool.plan.generators import LANE, CapturedGenerators
 from loaderpool.plan.order import Plan, Ticket, first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
-from loaderpool.sources.stream import WorkerInfo
+from loaderpool.sources.stream import WorkerInfo, by_next
 from loaderpool.system import clock
-from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals
+from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
 from loaderpool.worker.rows import copy_of, share_memory
 from loaderpool.worker.tickets import Abandoned, Progress
 
@@ -76,6 +76,7 @@ class LaneItems:
         self.progress: Progress
         self.captured: CapturedGenerators | None = None
         self._times_items = self.is_timed = False
+        self.after_item: Callable[[], None] = end_stray
         self.run = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -273,18 +274,20 @@ class Lane:
             if not isinstance(made, Iterable):
                 kind = type(made).__name__
                 raise TypeError(f"make_generator must return an iterable, such as a generator, got {kind}")
-            items, is_over = iter(made), False
+            items = iter(made)
+            unread, is_over = by_next(items), False
             try:
                 while not is_over:
                     position, block = self._position, list[Any]()
                     wanted = 1 if owner.is_timed else max(1, min(at_once, self._needed))
                     progress.note_generator(owner.run, position)
                     started = clock.monotonic_ns()
-                    got = itertools.islice(items, wanted)
+                    got = itertools.islice(unread, wanted)
                     try:
                         block.extend(map(copy_of, got) if owner.copies else got)
                     finally:
                         self._position += len(block)  # also where it raises
+                    owner.after_item()
                     ended = clock.monotonic_ns()
                     self._needed -= len(block)
                     is_over = len(block) < wanted

@@ -121,7 +121,8 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
     if excluded is not None:
         raise WorkFailed(excluded, RuntimeError(excluded.text))
     calls.keep_only(epoch)
-    opened, started = Opened(Ticket(epoch=epoch), positions, indices), clock.monotonic_ns()
+    opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader(epoch))
+    started = clock.monotonic_ns()
     progress.note_thread(0, started, indices[0])
     try:
         result = calls.watched(calls.unit, opened, 0, len(indices))

@@ -48,6 +48,7 @@ class Work:
 
     Attributes:
         setup: the user's hook; None: there is none, or it has run.
+        check: ends this process if the user's code has forked it, or closed its descriptors.
         look_ahead: called while threads are waited for: it may `begin` more tickets, and tells whether more may come.
 
     Args:
@@ -69,6 +70,7 @@ class Work:
         self.plan: Plan = payload["plan"]
         self.unit: UnitKind = unit_of(config, payload["batch_fn"])
         self.setup: Callable[[], Any] | None = payload["setup"]
+        self.check: Callable[[], None] = end_stray
         self.given_spec: ElementSpec | None = payload["given_spec"]
         progress.timeout_s = config.limits.timeout_s or 0.0
         source = payload["source"]
@@ -116,7 +118,7 @@ class Work:
         try:
             with self.progress.setup():
                 setup()
-                end_stray()
+                self.check()
             self.calls.seed_what_setup_made()
         except self._catches as error:
             self.setup = setup
@@ -144,7 +146,7 @@ class Work:
     def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
         """Return what one call gives for these positions, as the function returned it; raises whatever it raises."""
         self.calls.keep_only(epoch)
-        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices)
+        opened = Opened(Ticket(epoch=epoch), np.array(positions), indices, self.calls.reader(epoch))
         fixed = None if self.form is None else self.form.fixed
         if self.calls.takes_out and fixed is not None:
             shapes = zip(fixed.row_shapes, fixed.dtypes, strict=True)
@@ -152,6 +154,16 @@ class Work:
         return self.calls.unit(opened, 0, len(indices))
 
     # ---- tickets ----
+
+    def suspect(self, is_suspect: bool) -> None:
+        """Run `check` after each call of the next ticket, if that ticket has ended workers.
+
+        Otherwise one check follows the ticket: it takes a system call, which tiny samples would feel.
+        """
+        self.calls.after_call = self.check if is_suspect else end_stray
+        if self.plan.lanes:
+            items: Any = self.items
+            items.after_item = self.check if is_suspect else end_stray
 
     def begin(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> bool:
         """Have threads begin with a ticket that is not to be filled before others were; False: they do not.
@@ -224,7 +236,10 @@ class Work:
             except self._catches as error:  # a stream's items cannot be unpickled here; or a generator raised
                 raise self.progress.failed(error, ticket.epoch) from None
             indices = self.plan.indices(ticket.epoch, positions) if len(positions) else []
-            read = self.items.reader if isinstance(self.items, StreamedItems) else None
+            if isinstance(self.items, StreamedItems):
+                read: Callable[[int], Any] | None = self.items.reader
+            else:
+                read = self.calls.reader(ticket.epoch)
             opened = Opened(ticket, positions, indices, read)
             if self.plan.rows_vary and ticket.batches > 1:
                 plan = self.plan.after(ticket.rest)
@@ -248,7 +263,8 @@ class Work:
         key = ticket.epoch, block, ticket.rest
         positions, indices = self._latest.get(key) or kept(self._latest, key, lambda: self._looked_up(*key), _PASSES)
         start, stop = at * self.plan.most_rows, (at + 1) * self.plan.most_rows
-        return Opened(ticket, positions[start:stop], indices[start:stop])
+        read = self.calls.reader(ticket.epoch)
+        return Opened(ticket, positions[start:stop], indices[start:stop], read)
 
     def _looked_up(self, epoch: int, block: int, rest: Start) -> tuple[_Positions, list[int]]:
         plan, batch = self.plan.after(rest), block * self._at_once

@@ -49,7 +49,7 @@ def test_the_oldest_and_newest_that_the_project_takes_are_tried() -> None:
     assert versions(1)[0] == oldest and versions(1)[-1] == (behind[0], behind[1] - 1)
     assert versions(2)[0] == (3, 7)  # the first that takes adapters, as loaderpool.adapters.keras_fit says
     assert versions(3)[0] == number(r'"jax\[cpu\]>=([\d.]+)"')
-    assert versions(4) == [number(r'"torch==(\d+\.\d+)\.')]
+    assert {*versions(4)} == {number(r'"torch==(\d+\.\d+)\.')}
     assert versions(5)[0] == number(r'"numpy>=([\d.]+)"')
 
 

@@ -165,3 +165,19 @@ def test_statistics_say_what_was_copied_and_why() -> None:
         "20,971,520 bytes: its memory is owned by a bytearray, not by NumPy",
         "800,000 bytes: it is smaller than 16 MiB",
     ]
+
+
+def test_statistics_name_a_malloc_without_mappings() -> None:
+    code = """
+        import numpy as np
+        import loaderpool as lp
+        from tests.support.notes import notes
+
+        large = np.ones(40 << 20, np.uint8)
+        with lp.Loader(range(4), lambda i: large[i], workers=1) as loader:
+            assert sum(int(batch.sum()) for batch in loader) == 4
+            (reason,) = notes(loader.statistics(), "copied into shared memory: ")
+        assert reason.startswith("41,943,040 bytes: malloc (glibc 2."), reason
+        assert reason.endswith("does not map large blocks separately"), reason
+    """
+    run_child(textwrap.dedent(code), env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}).check()

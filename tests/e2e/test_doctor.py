@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +16,25 @@ from tests.support.child import ChildResult, run_command
 
 @pytest.fixture
 def doctor(tmp_path: Path) -> Callable[..., ChildResult]:
-    def run(before: str = "") -> ChildResult:
-        return run_command("doctor", cwd=tmp_path, before=before)
+    def run(before: str = "", **options: Any) -> ChildResult:
+        return run_command("doctor", cwd=tmp_path, before=before, **options)
 
     return run
 
 
 def test_a_worker_is_killed_and_the_batches_are_the_same(doctor: Callable[..., ChildResult]) -> None:
     lines = doctor().check().stdout.splitlines()
-    assert [line[:18].strip() for line in lines] == ["CPUs", "memory", "file descriptors", "crash test"]
+    assert [line[:18].strip() for line in lines] == [
+        "CPUs", "memory", "file descriptors", "large arrays", "crash test",
+    ]  # fmt: skip
+    assert lines[3].endswith("shared with the workers in place")
     assert "passed: a worker was killed by SIGKILL and replaced; all 24 batches are bit-identical" in lines[-1]
+
+
+def test_a_malloc_without_mappings_is_named(doctor: Callable[..., ChildResult]) -> None:
+    result = doctor(env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}).check()
+    reason = r"malloc \(glibc 2\.\d+, or a library in its place\) does not map large blocks separately"
+    assert re.search(rf"^large arrays +copied for the workers: {reason}$", result.stdout, re.MULTILINE)
 
 
 def test_a_pool_that_raises_is_a_failed_check(doctor: Callable[..., ChildResult]) -> None:

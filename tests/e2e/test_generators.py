@@ -255,7 +255,8 @@ def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
 def test_mistakes_are_named() -> None:
     make: Any
     for make, settings, error, match in [
-        (nothing(), {}, lp.ArgumentError, "must be a function that returns a generator, got list"),
+        (nothing(), {}, lp.ArgumentError, "must be a function that returns a generator, got list$"),
+        ((n for n in ()), {}, lp.ArgumentError, "got generator: pass the generator function"),
         (of_shard, {}, lp.ArgumentError, r"must be callable as make_generator\(\)"),
         (nothing, {"shards": [1]}, lp.ArgumentError, r"must be callable as make_generator\(shard\)"),
         (of_shard, {"shards": range(1 << 23)}, lp.ArgumentError, "shards has 8,388,608 elements"),

@@ -32,7 +32,8 @@ RECORDED = {
     "augmented": "e44164145382e9af",
     "cached": "47a58142ee9ca259",
     "a file of lines": "4b9b8502725e6600",
-    "a mix": "c41087122d7573e8",
+    "a mix": "56e7edea06768bd9",
+    "a mix by size": "a94b9db3f2547ef0",
     "a stream": "28d34bfea75e5b22",
     "generators": "7b308a4ec9636dea",
     "generators that draw": "3b285e8bc103e9a7",
@@ -156,6 +157,11 @@ CASES: dict[str, Make] = {
     "a mix": loader(
         lambda folder: lp.mix([range(50), range(100, 300)], weights=[0.3, 0.7], seed=1), batch_size=16, seed=13
     ),
+    "a mix by size": loader(
+        lambda folder: lp.mix([range(50), range(100, 300)], seed=1),
+        batch_size=16,
+        seed=13,
+    ),
     "a stream": lambda folder: lambda **more: lp.Loader(
         Stream(), drawing, batch_size=8, shuffle=25, seed=14, **more
     ),
@@ -202,6 +208,14 @@ def digest_of(name: str, folder: Path, **more: Any) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_seeds_give_the_batches_that_they_gave(name: str, workers: int, tmp_path: Path) -> None:
     assert digest_of(name, tmp_path, workers=workers) == RECORDED[name]
+
+
+def test_a_mix_gives_the_first_epoch_that_it_gave(tmp_path: Path) -> None:
+    digest = Digest()
+    with CASES["a mix"](tmp_path)(workers=0) as made:
+        for batch in made:
+            digest.add(batch)
+    assert str(digest) == "5ca96f0d2f2ea185"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import os
@@ -17,6 +18,7 @@ from multiprocess import resource_tracker
 
 import loaderpool as lp
 from loaderpool.core.state import State
+from loaderpool.system import machine
 from tests.support.batches import assert_same, kill_worker, read, read_while, told_when
 from tests.support.child import run_child
 from tests.support.notes import bytes_copied, bytes_shared, notes
@@ -214,6 +216,44 @@ def test_where_there_is_no_memfd_a_pool_is_spawned_by_itself(monkeypatch: pytest
         lp.Pool(1, start="fork")
     with pytest.raises(lp.ArgumentError, match='cache="memory" needs workers'):
         lp.Loader(range(4), abs, workers=1, cache="memory")
+
+
+@pytest.fixture
+def refused_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seccomp filter that refuses memfd_create, as `SystemCallFilter=~memfd_create` of systemd."""
+
+    def refused(*_: object) -> Any:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+
+
+@pytest.mark.usefixtures("refused_memfd")
+def test_refused_memfd_spawns_workers_with_a_warning() -> None:
+    with pytest.warns(lp.LoaderpoolWarning, match=r"refuses memfd_create \(Operation not permitted\)"):
+        loader = loader_of(2, items=60)
+    with loader:
+        got = read(loader)
+        assert loader.statistics().workers_start == "spawn"
+    with loader_of(0, items=60) as loader:
+        assert_same(got, read(loader))
+
+
+@pytest.mark.usefixtures("refused_memfd")
+def test_spawned_pool_needs_no_memfd() -> None:
+    with spawned(1) as pool, loader_of(pool, items=60) as loader:  # a warning would be an error
+        assert read(loader)
+    assert lp.share(np.arange(5)).tolist() == list(range(5))
+
+
+@pytest.mark.usefixtures("refused_memfd")
+def test_refused_memfd_is_named() -> None:
+    with pytest.raises(lp.ArgumentError, match=r"memfd_create, which this system refuses \(Operation not permitted\)"):
+        lp.Pool(1, start="fork")
+    with pytest.raises(lp.CacheError, match="memfd_create"):
+        lp.Loader(range(4), abs, workers=0, cache="memory")
+    with pytest.raises(OSError, match="allow memfd_create in the seccomp profile"):
+        machine.create_memory_file("batches")
 
 
 def test_batches_that_are_kept_outlive_the_pool_and_workers_do_not() -> None:

@@ -17,7 +17,7 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
 from tests.support.child import run_child
-from tests.support.streams import Numbers, make
+from tests.support.streams import Numbers, Rewinding, make, rewinding
 
 ITEMS, BATCH = 101, 8
 
@@ -97,6 +97,39 @@ def test_an_iterator_is_read_once_and_says_so() -> None:
     calm = lp.Loader(iter(Numbers()), make, batch_size=BATCH, workers=0)
     with calm, calm.replace(batch_size=4) as other:  # nobody has read anything yet
         assert numbers_in(read(other)) == list(range(ITEMS))
+
+
+REWOUND = [1000 + number for number in range(1, 21)]
+
+
+REWOUND_IN = [{"batch_size": 3}, {"batch_size": None}, {"shuffle": 7}]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("settings", REWOUND_IN, ids=str)
+def test_a_rewinding_iterator_is_begun_once_a_pass(on: Place, settings: Any, workers: int) -> None:
+    with lp.Loader(Rewinding(), **settings, **on(workers)) as loader:
+        assert sorted(numbers_in(read_some(loader, 30))) == REWOUND
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_interleaved_rewinding_iterators_are_begun_once(on: Place, workers: int) -> None:
+    with lp.Loader(lp.interleave([20, 20], rewinding, 2, 3), batch_size=3, **on(workers)) as loader:
+        assert sorted(numbers_in(read_some(loader, 30))) == sorted(2 * REWOUND)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("settings", [{}, {"shuffle": 7}], ids=str)
+def test_a_lanes_rewinding_iterator_is_begun_once(on: Place, settings: Any, workers: int) -> None:
+    settings = {"shards": [20, 20], "batch_size": 3, **settings}
+    with lp.Loader.from_generator(rewinding, **settings, **on(workers)) as loader:
+        for _ in range(2):
+            assert sorted(numbers_in(read_some(loader, 30))) == sorted(2 * REWOUND)
+
+
+def read_some(loader: lp.Loader, most: int) -> list[Any]:
+    """Return the batches of a pass, or the first ones of one that has no end."""
+    return read(itertools.islice(loader, most))
 
 
 class NotMountedYet:

@@ -66,6 +66,55 @@ def seen(batches: Iterator[Any]) -> tuple[list[int], bytes]:
     return items, noise
 
 
+# ---- a worker that loses its own descriptors ----
+
+
+def closing(item: int) -> np.int64:
+    if item == 40:
+        os.closerange(3, 400)
+    return np.int64(item)
+
+
+def of_length(item: int) -> Any:
+    return np.full(1 + item % 3, closing(item))
+
+
+def closing_generator(shard: int) -> Iterator[Any]:
+    for item in range(64):
+        yield closing(item)
+
+
+@pytest.mark.parametrize("settings", [{}, {"fn": of_length, "pad": True}], ids=["fixed", "padded"])
+def test_only_a_sample_that_closes_descriptors_is_skipped(settings: dict[str, Any]) -> None:
+    settings = {"fn": closing, "batch_size": 32, "workers": 2, "on_error": "skip", **settings}
+    with lp.Loader(range(96), **settings) as loader:
+        got = [int(item) for batch in loader for item in np.reshape(batch, (len(batch), -1))[:, 0]]
+    assert got == [item for item in range(96) if item != 40]
+
+
+@pytest.mark.parametrize("batch_size", [4, 32, None])
+def test_an_error_names_the_sample_that_closed_descriptors(batch_size: int | None) -> None:
+    loader = lp.Loader(range(96), closing, batch_size=batch_size, workers=2)
+    with loader, pytest.raises(WorkerLostError, match="closed file descriptors") as raised:
+        list(loader)
+    assert raised.value.index == 40
+
+
+def test_an_error_names_the_item_that_closed_descriptors() -> None:
+    loader = lp.Loader.from_generator(closing_generator, shards=[0], batch_size=32, workers=1)
+    with loader, pytest.raises(WorkerLostError, match="item 40 of generator 0"):
+        list(loader)
+
+
+def test_an_error_names_the_setup_that_closed_descriptors() -> None:
+    def setup() -> None:
+        os.closerange(3, 400)
+
+    loader = lp.Loader(range(96), np.int64, batch_size=32, workers=1, setup=setup)
+    with loader, pytest.raises(WorkerLostError, match=r"setup.*\n.*closed file descriptors"):
+        list(loader)
+
+
 # ---- a worker ----
 
 
@@ -229,6 +278,18 @@ def test_when_the_trainer_dies_nothing_is_left(how: str, moment: str) -> None:
 @pytest.mark.parametrize("function", ["in_c", "spinning", "deaf", "parent"])
 def test_when_the_trainer_dies_busy_workers_and_their_children_end_too(function: str) -> None:
     assert run_child(trainer(function, "SIGKILL", "in a pass")).returncode == -signal.SIGKILL
+
+
+def test_stopped_processes_end_with_the_trainer() -> None:
+    """Supervisor and workers were stopped (SIGSTOP), so none of them sees the end of another one."""
+    stop = """
+it = iter(loader); next(it)
+pid = loader.statistics().workers[0].pid
+of = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+for each in (of, pid): os.kill(each, signal.SIGSTOP)
+DIE["SIGKILL"]()
+"""
+    assert run_child(TRAINER.replace("FN", "sleeping").replace("DIE_NOW", stop)).returncode == -signal.SIGKILL
 
 
 def test_each_of_two_passes_is_told_that_no_worker_is_left() -> None:

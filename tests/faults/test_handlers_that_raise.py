@@ -65,6 +65,102 @@ def test_sigterm_ends_a_training() -> None:
     assert (ended.returncode, ended.stdout) == (143, ""), ended.stderr
 
 
+_FINALIZED = """
+import gc, os, signal, sys, time, weakref
+import loaderpool as lp
+
+TRAINER = os.getpid()
+
+def numbers():
+    try:
+        yield from range(40)
+    finally:  # in the worker, for which close() waits
+        if WHERE == "in close":
+            os.kill(TRAINER, signal.SIGTERM)
+
+class Training:
+    def __init__(self):
+        self.loader = lp.Loader.from_generator(numbers, batch_size=4, workers=1)
+        next(iter(self.loader))
+
+def ends(loader):
+    if WHERE == "before close":
+        signal.raise_signal(signal.SIGTERM)
+    loader.close()
+
+class EndsItself(Training):
+    def __del__(self):
+        ends(self.loader)
+
+def batches_of(loader):
+    try:
+        yield from loader
+    finally:
+        ends(loader)
+
+def finalizer():
+    training = EndsItself()
+    del training
+
+def collected_finalizer():
+    training = EndsItself()
+    training.itself = training
+    del training
+    gc.collect()
+
+def weak_reference():
+    training = Training()
+    loader = training.loader
+    reference = weakref.ref(training, lambda _: ends(loader))
+    del training
+
+def finalize():
+    training = Training()
+    weakref.finalize(training, ends, training.loader)
+    del training
+
+def dropped_generator():
+    batches = batches_of(Training().loader)
+    next(batches)
+    del batches
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    WAY()
+    time.sleep(20)
+    print("it went on")
+"""
+
+
+@pytest.mark.parametrize("where", ["before close", "in close"])
+@pytest.mark.parametrize("way", ["finalizer", "collected_finalizer", "weak_reference", "finalize", "dropped_generator"])
+def test_sigterm_in_a_finalizer_ends_a_training(way: str, where: str) -> None:
+    """Python drops what a finalizer raises, so the signal comes once more after it."""
+    ended = run_child(_FINALIZED.replace("WHERE", repr(where)).replace("WAY", way), timeout_s=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "", "")
+
+
+def test_other_errors_of_finalizers_are_shown_as_before() -> None:
+    shown = run_child(
+        """
+        import sys
+        import numpy as np
+        import loaderpool as lp
+
+        class Broken:
+            def __del__(self):
+                raise LookupError("in a finalizer")
+
+        sys.unraisablehook = lambda dropped: print("shown:", dropped.exc_value)
+        with lp.Loader(range(8), np.float32, batch_size=4, workers=0) as loader:
+            list(loader)
+            broken = Broken()
+            del broken
+        """
+    ).check()
+    assert shown.stdout == "shown: in a finalizer\n"
+
+
 _WAITS = """
 import signal, time
 import numpy as np

@@ -65,6 +65,43 @@ def test_each_sources_records_come_in_order_and_all_before_any_comes_again(made:
         assert len(mixed) == stop
 
 
+@given(mixes(), st.integers(1, 4))
+@settings(max_examples=100)
+def test_each_epoch_goes_on_where_the_last_one_stopped(made: Any, epochs: int) -> None:
+    mixed, weights, sizes, stop = made
+    assume(len(mixed) < 1500)
+    taken: Counter[int] = Counter()
+    for epoch in range(epochs):
+        before, seen = taken.copy(), set()
+        for index in range(len(mixed)):
+            source, record = mixed.origin(index, epoch)
+            assert record == taken[source] % sizes[source] == mixed.item(epoch, index)
+            taken[source] += 1
+            seen.add(mixed.record(epoch, index))
+        of_epoch = taken - before
+        shares = [Fraction(weight) for weight in weights]
+        for source, weight in enumerate(shares):
+            if stop == "first":
+                assert of_epoch[source] <= sizes[source]
+            elif stop == "all" and weight:
+                assert of_epoch[source] >= sizes[source]
+            elif stop not in ("first", "all"):
+                assert abs(taken[source] - (epoch + 1) * stop * weight / sum(shares)) < 4
+        assert seen <= set(range(mixed.records)) and mixed.records == sum(sizes)
+
+
+@given(mixes(), st.integers(1, 3))
+@settings(max_examples=60)
+def test_a_mix_that_does_not_vary_is_the_same_in_each_epoch(made: Any, epoch: int) -> None:
+    mixed = made[0]
+    indices = range(len(mixed))
+    first, later = ([mixed.record(each, index) for index in indices] for each in (0, epoch))
+    if not mixed.varies:
+        assert first == later
+    elif epoch == 1 and made[3] in ("first", "all"):
+        assert first != later
+
+
 @given(mixes(), st.data())
 @settings(max_examples=60)
 def test_an_item_is_the_same_however_it_is_reached(made: Any, data: st.DataObject) -> None:

@@ -47,6 +47,32 @@ class Telling:
             yield number, os.getpid(), self.passes
 
 
+class Rewinding:
+    """Its own iterator, whose `__iter__` goes back to the start; items count these calls.
+
+    Args:
+        items: how many there are.
+    """
+
+    def __init__(self, items: int = 20) -> None:
+        self.items, self.passes, self.at = items, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes, self.at = self.passes + 1, 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.items:
+            raise StopIteration
+        self.at += 1
+        return 1000 * self.passes + self.at
+
+
+def rewinding(shard: int) -> Rewinding:
+    """Return what a generator function may return, of some items."""
+    return Rewinding(shard)
+
+
 class Large(Telling):
     """The same with a megabyte beside each."""
 

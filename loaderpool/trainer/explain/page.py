@@ -37,9 +37,9 @@ class Page:
 
     def __init__(self) -> None:
         nbytes = PAGE_BYTES + DELIVERIES.ring_bytes
-        try:
+        if machine.has_memory_files():
             self.map = machine.map_readable_file(NAME, nbytes)
-        except AttributeError:  # no Linux: nothing finds it, and the ring is read here
+        else:  # nothing finds it, and the ring is read here
             self.map = mmap.mmap(-1, nbytes)
         self._pid, self._written_ns = os.getpid(), 0
 

@@ -10,9 +10,12 @@ import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.walk import CODE, CONTAINERS, parts_of
-from loaderpool.transport.payload.pickler import PayloadPickler
+from loaderpool.transport.payload.in_memory import CURE, InMemoryError
+from loaderpool.transport.payload.pickler import PayloadPickler, is_multiprocessing
 from loaderpool.transport.pickling import out_of_band
 
+# Modules of `multiprocessing` with objects that a process can only get from the one that starts it.
+_SHARED_IN = frozenset({"connection", "heap", "queues", "sharedctypes", "synchronize"})
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
 _MOST_STEPS = 12
 
@@ -33,7 +36,7 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
 
     where = " → ".join(path) or "the payload"
     what = f"{where}, of type {shown_name(type(offender))}. Pickling it raised {type(error).__name__}: {error}"
-    return f"Cannot send this to the workers: {what}. {_advice(offender, path)}"
+    return f"Cannot send this to the workers: {what}. {_advice(offender, path, error)}"
 
 
 def _first_unpicklable(values: Iterable[object]) -> tuple[int, Exception] | None:
@@ -75,7 +78,9 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
     return [] if is_closed else [(part.label, part.value) for part in parts_of(obj)]
 
 
-def _advice(offender: Any, path: list[str]) -> str:
+def _advice(offender: Any, path: list[str], error: Exception) -> str:
+    if isinstance(error, InMemoryError):
+        return CURE
     if isinstance(offender, types.GeneratorType):
         return (
             "A generator cannot be copied. Pass the generator function to Loader.from_generator, or pass a list of "
@@ -88,4 +93,20 @@ def _advice(offender: Any, path: list[str]) -> str:
             "An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5(path, key), which "
             "each worker opens itself. In a function, open the file in setup=, which runs once in each worker."
         )
+    if _is_shared(offender):
+        return (
+            "Only processes that multiprocessing starts can share it. To share locks, queues and values with workers, "
+            "create them with manager = multiprocessing.Manager(), as manager.Lock() or manager.Value('i', 0). Put "
+            "shared arrays into a multiprocessing.shared_memory.SharedMemory or a numpy.memmap. A value that changes "
+            "between epochs can be a plain attribute, because each epoch uses your objects as they are when it begins."
+        )
+    if path[-1:] and path[-1].startswith("attribute ._authkey "):
+        return "Capture its proxies, such as values = manager.dict(), and not the manager itself."
     return "Open or create it in setup=, which runs once in each worker, or inside the function."
+
+
+def _is_shared(offender: Any) -> bool:
+    """Whether it is one of those objects of `multiprocessing` that its children share, and their forks inherit."""
+    kind = type(offender)
+    wrapper = type(getattr(offender, "_wrapper", None))  # of a RawValue, the type of which is one of ctypes
+    return any(is_multiprocessing(each) and each.__module__.partition(".")[2] in _SHARED_IN for each in (kind, wrapper))

@@ -10,12 +10,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.system import clock, machine, process
+from loaderpool.system.inheritance import inherit
+from loaderpool.transport.payload.handles import OpenHandles
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ def describe_load_error(error: BaseException, place: str = "the supervisor") -> 
             f"The module {error.name!r}, which the function or the source needs, cannot be imported in {place}. Put it "
             f"in a directory on sys.path{send * bool(process.node())}, or define the function in the script itself. "
             f"There, sys.path is {sys.path!r}."
+        )
+    if type(error).__name__ == "AuthenticationError":
+        return (
+            f"A proxy of a multiprocessing manager has another authentication key than {place}. Set "
+            "multiprocessing.current_process().authkey to the manager's key in the main process before you create the "
+            "loader."
         )
     return (
         f"Loading the function and the source in {place} raised {type(error).__name__}. Modules are imported again "
@@ -95,7 +102,9 @@ class Payloads:
         """Return a payload's pickle, the bytes of its arrays, its cache, how many data files hold some of them, and
         its random generators.
         """
-        (start, length), ranges, places, sizes, cache, generators = receive(self._arena.map[offset : offset + nbytes])
+        table = receive(self._arena.map[offset : offset + nbytes])
+        (start, length), ranges, places, sizes, cache, generators, bequests = table
+        inherit(bequests)  # before the pickle is loaded: a proxy in it connects to its manager at once
         pickled = self._arena.map[start : start + length]
         # Few mappings, without descriptors of their own: a source may be thousands of arrays.
         parts = [(self._arena.descriptor, *each) for each in ranges]
@@ -126,18 +135,26 @@ class ForkCheck:
     path again. A fork that uses an inherited SQLite connection can damage the database
     (https://www.sqlite.org/howtocorrupt.html, "Carrying an open database connection across a fork()"). So where the
     user's modules have such things once they are imported, workers are not forked (`core.processes`).
+
+    Attributes:
+        handles: files and connections; `handles.files` are those that a fork has to open again.
     """
 
     def __init__(self) -> None:
+        self.handles = OpenHandles()
         self._found: tuple[str, ...] = ()
 
-    def obstacles(self) -> Sequence[str]:
-        """Return what this process must not be forked with; empty: it may be. What was there once may come again."""
+    def obstacles(self, private: Collection[int]) -> Sequence[str]:
+        """Return what this process must not be forked with; empty: it may be. What was there once may come again.
+
+        Args:
+            private: the supervisor's own descriptors.
+        """
         if not self._found:
             until = clock.monotonic_s() + _GRACE_S
             while (threads := _threads()) and clock.monotonic_s() < until:
                 time.sleep(_LOOK_S)
-            self._found = (*_runtimes(), *_hdf5_files(), *_sqlite_connections(), *threads)
+            self._found = (*_runtimes(), *_hdf5_files(), *threads, *self.handles.obstacles(private))
         return self._found
 
 
@@ -173,18 +190,6 @@ def _hdf5_files() -> Iterator[str]:
         yield from (f"the open HDF5 file {path}" for path in sorted(paths))
 
 
-def _sqlite_connections() -> Iterator[str]:
-    connection: Any = getattr(sys.modules.get("sqlite3"), "Connection", None)
-    if connection is None:
-        return
-    for module in sys.modules.copy().values():
-        # Not by `isinstance`: some modules are replaced by objects that import more when they are asked.
-        if type(module) is ModuleType and not process.is_library(module.__name__):
-            for name, value in list(vars(module).items()):
-                if isinstance(value, connection):
-                    yield f"the SQLite connection {module.__name__}.{name}"
-
-
 def why_not_forked(obstacles: Sequence[str], node: str) -> str:
     """Return a warning's text; `node` is empty on the main process' machine."""
     more = f" and {len(obstacles) - 3} more" if len(obstacles) > 3 else ""
@@ -192,6 +197,6 @@ def why_not_forked(obstacles: Sequence[str], node: str) -> str:
     return (
         f"Workers{where} are started without fork() because of {', '.join(obstacles[:3])}{more} in the supervisor, "
         "which imports your modules. This is safe, but start-up is slower and uses more memory. To use fork(), start "
-        "threads and open files in setup= instead of at import time. Run no operation of a framework at import time, "
-        "and capture NumPy arrays instead of tensors."
+        "threads and open such files and connections in setup= instead of at import time or in __setstate__. Run no "
+        "operation of a framework at import time, and capture NumPy arrays instead of tensors."
     )

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, TypeVar
 
-import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.plan.generators import is_generator, is_generator_kind, number_of_global
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import LruCacheWrapper, is_found_by_name
-from loaderpool.transport.pickling import VIEW_REFUSED, generator_at, global_generator
+from loaderpool.transport.payload import in_memory
+from loaderpool.transport.pickling import VIEW_REFUSED, CodePickler, generator_at, global_generator
 
 # ---- frameworks ----
 
@@ -202,7 +202,7 @@ _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _by_identity: Any = object.__eq__
 
 
-class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class PayloadPickler(CodePickler):
     """cloudpickle, and also: a `numpy.memmap` goes by path, cached functions of `__main__` go, open files do not.
 
     What it pickles is loaded without an import of these `frameworks`; else it raises FrameworkNeededError. Functions
@@ -234,6 +234,8 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self._are_generators: dict[type, bool] = {}  # by kind
         self._frameworks, self.imports = frameworks, imports or FrameworkImports(frameworks)
         self.met: set[int] = set()  # ids of objects that are told apart by identity alone
+        # By class that was met, as `marks_of` gives them.
+        self._marks: dict[type, tuple[bytes, ...] | None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -248,7 +250,7 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         reduced = self._reduce(obj, kind)
         if reduced is NotImplemented and self.imports.of(home):
             if issubclass(kind, type):
-                reduced = internals._dynamic_class_reduce(obj)
+                reduced = self._dynamic_class_reduce(obj)
             elif issubclass(kind, types.FunctionType):
                 reduced = self._dynamic_function_reduce(obj)
         if isinstance(reduced, tuple) and len(reduced) > 2:
@@ -264,12 +266,18 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             are_generators = self._are_generators[kind] = is_generator_kind(kind)
         if are_generators and is_generator(obj):
             return self._reduce_generator(obj)
+        if kind not in self._marks:
+            self._marks[kind] = in_memory.marks_of(kind)
+        if (marks := self._marks[kind]) is not None:
+            in_memory.refuse(obj, marks)
         if kind is np.memmap:
             return _reduce_memmap(obj)
         if kind is memoryview:
             raise TypeError(VIEW_REFUSED)
         if kind is types.CodeType:
             return _reduce_code(obj)
+        if kind.__name__ == "Connection" and is_multiprocessing(kind):
+            raise TypeError("the number of its descriptor would be another file's")  # which pickle writes
         if type(kind).__name__ == "PyCArrayType" and not internals._should_pickle_by_reference(kind):
             raise TypeError("a ctypes array cannot be pickled; convert it with numpy.array(...)")
         if obj is dataclasses.MISSING:
@@ -336,6 +344,11 @@ class PayloadPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return framework_of(home_of(hint)) in self._frameworks or any(map(self._names_framework, parts))
 
 
+def is_multiprocessing(kind: type) -> bool:
+    """Whether a class is of `multiprocessing`, or of `multiprocess`, its copy."""
+    return str(kind.__module__).partition(".")[0] in ("multiprocessing", "multiprocess")
+
+
 @functools.lru_cache(maxsize=1000)  # each epoch asks again
 def _imported_inside(code: types.CodeType) -> tuple[str, ...]:
     here = [each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"]
@@ -356,7 +369,7 @@ def _reduce_code(code: types.CodeType) -> Any:
     return make, (*arguments[:_FILE_NAME], "".join(code.co_filename), *arguments[_FILE_NAME + 1 :])
 
 
-_FILE_NAME = 10  # of the arguments of `types.CodeType`, from Python 3.10 to 3.13
+_FILE_NAME = 10  # of the arguments of `types.CodeType`, from Python 3.10 to 3.15
 
 
 # Of itself a cached function is looked up by name where it arrives, which in `__main__` finds nothing. It is rebuilt

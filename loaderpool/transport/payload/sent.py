@@ -14,6 +14,7 @@ import numpy as np
 
 from loaderpool.memory.arena import Arena, Extent
 from loaderpool.memory.layout import aligned
+from loaderpool.system.inheritance import bequeath
 from loaderpool.system.interrupts import checkpoint
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.payload.structure import means_the_same
@@ -169,7 +170,7 @@ class Sent:
             ranges = [copied.extent for copied in self._copies]
             parts = [*self._copies, *self.placement.files]
             places = [(parts.index(home), offset, nbytes) for home, offset, nbytes in self.homes]
-            table = send((self._pickled, [*map(tuple, ranges)], places, sizes, cache, shipment.generators))
+            table = send((self._pickled, [*map(tuple, ranges)], places, sizes, cache, shipment.generators, bequeath()))
             self._extents.append(arena.put(table))
         except BaseException:
             self.give_back()

@@ -6,6 +6,7 @@ import collections
 import copy
 import json
 import os
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,43 @@ def test_what_python_notes_on_a_class_does_not_count() -> None:
     assert Scaler.__annotations__ == {}  # made by asking for it
     assert describe(Scaler(2), None, range(3)) == first
     assert describe(Scaler(3), None, range(3)) != first
+
+
+CLASS = """
+class Scaler:
+    by: {hint}
+    if True:
+        factor: int
+
+    def __call__(self, item: {hint}) -> {hint}:
+        return item
+"""
+
+
+def scaler_of(hint: str, **names: Any) -> Any:
+    """An instance of a class whose annotations are text only if they are so here."""
+    namespace = {"__name__": "the_script", **names}
+    exec(compile(CLASS.format(hint=hint), "script.py", "exec", dont_inherit=True), namespace)
+    return namespace["Scaler"]()
+
+
+def test_reading_annotations_of_a_class_does_not_count() -> None:
+    scaler = scaler_of("int")
+    first = describe(scaler, None, range(3))
+    assert type(scaler).__annotations__ == {"by": int, "factor": int}
+    assert type(scaler).__call__.__annotations__ == {"item": int, "return": int}
+    assert describe(scaler, None, range(3)) == first == describe(scaler_of("int"), None, range(3))
+    assert describe(scaler_of("str"), None, range(3)) != first
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="older Pythons evaluate annotations where they are written")
+def test_annotations_count_whether_they_have_values_or_not() -> None:
+    first = describe(scaler_of("Image"), None, range(3))
+    scaler = scaler_of("Image", Image=float)
+    assert describe(scaler, None, range(3)) == first
+    assert type(scaler).__annotations__["by"] is float
+    assert describe(scaler, None, range(3)) == first
+    assert describe(scaler_of("Picture"), None, range(3)) != first
 
 
 def test_a_source_goes_by_the_name_that_the_user_knows(tmp_path: Path) -> None:

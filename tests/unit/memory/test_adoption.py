@@ -9,6 +9,7 @@ import mmap
 import random
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +133,97 @@ def test_what_is_not_numpy_s_own_is_copied_with_the_reason(tmp_path: Path) -> No
         assert mappings(array) == before
 
 
-def test_a_block_of_a_heap_is_not_adopted() -> None:
+@pytest.mark.parametrize("is_learned", [True, False])
+def test_a_block_of_a_heap_is_not_adopted(is_learned: bool) -> None:
     def check() -> None:
+        machine._learn_header.cache_clear()
+        if is_learned:
+            assert why_copied(flat(np.zeros(LARGE, np.uint8))) is None
         ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: now even large blocks come from the heap
         array = np.zeros(LARGE, np.uint8)
         array[:] = 3
-        with pytest.raises(OSError, match="shares memory pages"):
+        with pytest.raises(OSError, match="shares memory pages" if is_learned else "not map large blocks separately"):
             place_of(flat(array))
 
     assert status_of_fork(check) == 0  # in a fork: it leaves malloc's heaps in another state
+
+
+class StandInMalloc:
+    """A malloc whose large blocks are mappings, with headers as some C library writes them.
+
+    Args:
+        offset: of a block in its mapping.
+        header: the two words before a block, from the length of its mapping.
+        returns: what `free` does with a mapping.
+    """
+
+    def __init__(self, offset: int, header: Callable[[int], tuple[int, int]], returns: bool = True) -> None:
+        self._offset, self._header, self._returns = offset, header, returns
+        self._mappings: dict[int, mmap.mmap] = {}
+
+    def function(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Take the place of `machine._c`."""
+        return {"malloc": self.malloc, "free": self.free}.get(name) or REAL_C(name, *arguments, **options)
+
+    def malloc(self, nbytes: int) -> int:
+        if nbytes < 100_000:  # in a page of the heap, in use as the one before it
+            content = (0).to_bytes(8, sys.byteorder) + (1009).to_bytes(8, sys.byteorder) + bytes(nbytes)
+            buffer = ctypes.create_string_buffer(content)
+            self._small = buffer
+            return ctypes.addressof(buffer) + 16
+        length = -(-(nbytes + self._offset) // mmap.PAGESIZE) * mmap.PAGESIZE
+        mapping = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = adoption.address_of(memoryview(mapping)) + self._offset
+        if self._offset >= 16:
+            words = b"".join(word.to_bytes(8, sys.byteorder) for word in self._header(len(mapping)))
+            mapping[self._offset - 16 : self._offset] = words
+        self._mappings[address] = mapping
+        return address
+
+    def free(self, address: int) -> None:
+        mapping = self._mappings.pop(address, None)
+        if mapping is not None and self._returns:
+            mapping.close()
+        elif mapping is not None:
+            KEPT.append(mapping)
+
+
+REAL_C = machine._c
+KEPT: list[mmap.mmap] = []
+UNMAPPED, UNKNOWN = "not map large blocks separately", "in an unknown way"
+MALLOCS = {
+    "glibc 2.36": (StandInMalloc(16, lambda length: (0, length + 2)), None),
+    "glibc 2.43": (StandInMalloc(16, lambda length: (0, length - 14)), None),
+    "other flags": (StandInMalloc(16, lambda length: (5, length + 8)), None),
+    "freed memory is kept": (StandInMalloc(16, lambda length: (0, length + 2), returns=False), UNMAPPED),
+    "blocks begin at pages": (StandInMalloc(0, lambda length: (0, 0)), UNMAPPED),
+    "blocks begin elsewhere": (StandInMalloc(64, lambda length: (0, length + 2)), UNMAPPED),
+    "no size": (StandInMalloc(16, lambda length: (0, 0)), UNKNOWN),
+    "a size in pages": (StandInMalloc(16, lambda length: (0, length // mmap.PAGESIZE + 2)), UNKNOWN),
+    "the flags of a heap": (StandInMalloc(16, lambda length: (0, length + 1)), UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("name", MALLOCS)
+def test_mapped_blocks_are_known_under_any_malloc(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    malloc, reason = MALLOCS[name]
+    monkeypatch.setattr(machine, "_c", malloc.function)
+    machine._learn_header.cache_clear()
+    address = malloc.malloc(LARGE)
+    try:
+        found = machine.why_not_replaceable(address, LARGE, adoption.NAME)
+        if reason is not None:
+            assert found is not None and reason in found
+            return
+        assert found is None
+        within = machine.why_not_replaceable(address, LARGE // 2, adoption.NAME)
+        assert within == "it shares memory pages with other data"
+    finally:
+        malloc.free(address)
+        machine._learn_header.cache_clear()
+        for mapping in KEPT:
+            mapping.close()
+        KEPT.clear()
 
 
 def test_nothing_is_adopted_while_another_thread_works() -> None:

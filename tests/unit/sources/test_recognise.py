@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import pytest
 
 from loaderpool.errors import ArgumentError, SourceError
 from loaderpool.sources.recognise import as_source
-from loaderpool.sources.stream import StreamSource
+from loaderpool.sources.stream import ReplicatedSource, StreamSource
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 LABELS = np.array([3, 1, 2, 0])
@@ -194,16 +195,69 @@ def test_what_can_only_be_iterated_is_a_stream(source: Any) -> None:
     assert stream.is_one_shot is not isinstance(source, OnlyIterable)
 
 
-def test_an_iterable_dataset_is_refused_with_advice() -> None:
+class OwnIterator(Items):
+    """Is its own iterator, beside its items by index."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError
+
+    def __next__(self) -> str:
+        raise AssertionError
+
+
+def test_an_iterator_with_items_by_index_is_read_by_index() -> None:
+    source = as_source(OwnIterator())
+    assert [source[index] for index in range(len(source))] == ["item 0", "item 1", "item 2"]
+
+
+REFUSALS = [TypeError, NotImplementedError, KeyError, io.UnsupportedOperation]
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_an_iterator_that_refuses_indices_is_a_stream(error: type[Exception]) -> None:
+    class Refusing(OwnIterator):
+        def __getitem__(self, index: int) -> str:
+            raise error("only in order")
+
+    class Unsized(OwnIterator):
+        def __len__(self) -> int:
+            raise error("unknown")
+
+    for source in (Refusing(), Unsized()):
+        assert isinstance(as_source(source), StreamSource)
+
+
+def test_an_iterator_whose_first_item_fails_is_still_indexed() -> None:
+    class Unmounted(OwnIterator):
+        def __getitem__(self, index: int) -> str:
+            raise OSError("not mounted yet")
+
+    assert len(as_source(Unmounted())) == 3
+
+
+def test_an_iterable_dataset_with_items_by_index_is_indexed() -> None:
+    home = "torch.utils.data.dataset"
+    kind = type("IterableDataset", (Items,), {"__module__": home, "__iter__": lambda self: self})
+    source = as_source(type("StreamingDataset", (kind,), {})())
+    assert [len(source), source[2]] == [3, "item 2"]
+
+
+@pytest.mark.parametrize(
+    ("home", "library"),
+    [("torch.utils.data", "PyTorch"), ("datasets.iterable_dataset", "Hugging Face Datasets")],
+)
+def test_an_iterable_dataset_is_named_with_advice(home: str, library: str) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError
 
     methods = {"__iter__": never, "__getitem__": never}
-    for home in ("torch.utils.data.dataset", "datasets.iterable_dataset"):
-        kind = type("IterableDataset", (), {"__module__": home, **methods})
-        for source in (kind(), type("OfUser", (kind,), {})()):
-            with pytest.raises(SourceError, match=r"^source is an IterableDataset: use Loader\.from_generator"):
-                as_source(source)
+    kind = type("IterableDataset", (), {"__module__": home, **methods})
+    for source in (kind(), type("OfUser", (kind,), {})()):
+        name = f"{type(source).__name__}, an IterableDataset of {library}"
+        with pytest.raises(SourceError, match=rf"^source is a {name}, .*__iter__, copies=1\)"):
+            as_source(source)
+        with pytest.raises(ArgumentError, match=rf"got {name}: pass its method __iter__, with"):
+            ReplicatedSource(source, None, None)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import signal
 import threading
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from loaderpool.errors import UnpicklableError
 from loaderpool.plan.order import Ticket
+from loaderpool.system.interrupts import gate_handlers
 from loaderpool.worker.bundles import FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
 from loaderpool.worker.tickets import Abandoned, StreamedItems
 from tests.support.batches import assert_same
@@ -51,6 +53,24 @@ def test_arrays_large_and_small_arrive_writable_and_apart(shape: tuple[int, ...]
 def test_an_item_that_cannot_travel_is_told_of() -> None:
     with pytest.raises(UnpicklableError, match=r"batch from position 100 on .*lock"):
         bundled([1, 2, {"lock": threading.Lock()}, 4], first=100)
+
+
+def test_a_handler_that_raises_while_an_item_is_pickled_stays_its_own_error() -> None:
+    class Slow:
+        def __reduce__(self) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return int, ()
+
+    def bark(*_: object) -> None:
+        raise TimeoutError("the storage is slow")
+
+    before = signal.signal(signal.SIGUSR1, bark)
+    try:
+        gate_handlers()
+        with pytest.raises(TimeoutError, match="the storage is slow"):
+            bundled([Slow()])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_bytes_that_are_no_longer_the_batchs_are_not_looked_at() -> None:

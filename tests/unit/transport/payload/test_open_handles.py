@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
+import multiprocess
 import numpy as np
 import pytest
 
@@ -60,3 +62,49 @@ def test_database_connections_are_named(connection: sqlite3.Connection, kind: st
     text = refused({"source": range(3), "fn": lambda index: handle.execute("select 1")})
     assert re.search(rf"closure variable 'handle' of function .*, of type sqlite3\.{kind}\.", text)
     assert "Open or create it in setup=" in text
+
+
+SHARED: dict[str, Callable[[], Any]] = {
+    "Lock": multiprocessing.Lock,
+    "RLock": multiprocessing.RLock,
+    "Semaphore": multiprocessing.Semaphore,
+    "BoundedSemaphore": multiprocessing.BoundedSemaphore,
+    "Event": multiprocessing.Event,
+    "Condition": multiprocessing.Condition,
+    "Barrier": lambda: multiprocessing.Barrier(2),
+    "Queue": multiprocessing.Queue,
+    "SimpleQueue": multiprocessing.SimpleQueue,
+    "JoinableQueue": multiprocessing.JoinableQueue,
+    "Value": lambda: multiprocessing.Value("i", 3),
+    "RawValue": lambda: multiprocessing.RawValue("i", 3),
+    "Array": lambda: multiprocessing.Array("i", 4),
+    "RawArray": lambda: multiprocessing.RawArray("i", 4),
+    "dill's Lock": lambda: multiprocess.Lock(),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_shared_objects_are_told_to_come_from_a_manager(kind: str) -> None:
+    """Of one that `setup=` makes, each worker would have its own: a lock that locks nothing."""
+    shared = SHARED[kind]()
+    text = refused({"source": range(3), "fn": lambda index: shared})
+    assert "closure variable 'shared' of function" in text
+    assert "multiprocessing.Manager()" in text and "SharedMemory" in text
+    assert "setup=" not in text
+
+
+@pytest.mark.parametrize("package", [multiprocessing, multiprocess], ids=lambda package: package.__name__)
+def test_an_end_of_a_pipe_is_refused(package: Any) -> None:
+    """Pickle writes the number of its descriptor, which is another file's in a worker."""
+    ours, theirs = package.Pipe()
+    with ours, theirs:
+        text = refused({"source": range(3), "fn": lambda index: ours})
+    assert "closure variable 'ours' of function" in text
+    assert "multiprocessing.Manager()" in text
+
+
+def test_a_manager_is_told_to_be_left_out() -> None:
+    with multiprocessing.get_context("fork").Manager() as manager:
+        text = refused({"source": range(3), "fn": lambda index: manager.dict()})
+    assert "closure variable 'manager' of function" in text
+    assert "Capture its proxies" in text

@@ -1,0 +1,136 @@
+"""Annotations of functions and classes, read so that none of them can fail.
+
+From Python 3.14 on (PEP 649), an annotation is evaluated only when it is read. That raises a
+NameError for a name that only the type checker imports (`if TYPE_CHECKING:`), and any other error
+of its expression. Reading the annotations of a class also stores them in the class.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from loaderpool.system.interrupts import is_of_a_handler
+
+_ARE_LAZY = sys.version_info >= (3, 14)
+_CACHES = ("__annotations__", "__annotations_cache__")
+# Attributes with which Python 3.14 and later keep the annotations of a class, evaluated or not.
+LAZY_ATTRIBUTES = frozenset(
+    {"__annotate__", "__annotate_func__", "__annotations_cache__"}
+    | {"__classdictcell__", "__conditional_annotations__"}
+)
+
+
+def annotations_of(named: Any, *, as_text: bool = False) -> Mapping[str, Any]:
+    """Return the annotations of a function, or those in the body of a class.
+
+    They are values. If one of them cannot be evaluated, all are text, as they would be after
+    `from __future__ import annotations`. If that fails too, there are none.
+
+    Args:
+        named: the function or class, which stays as it is.
+        as_text: from Python 3.14 on, evaluate none of them.
+    """
+    if not _ARE_LAZY:
+        return _evaluated(named)
+    for read in (_as_text,) if as_text else (_evaluated, _as_text):
+        try:
+            return read(named)
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+    return {}
+
+
+def _evaluated(named: Any) -> Mapping[str, Any]:
+    found = named.__annotations__ if not isinstance(named, type) else _kept(named)
+    if found is None:
+        annotate = _annotate_of(named)
+        found = annotate and annotate(1)  # annotationlib.Format.VALUE
+    return found or {}
+
+
+def _as_text(named: Any) -> Mapping[str, Any]:
+    annotate = _annotate_of(named)
+    if annotate is None:  # they were text before, or were assigned
+        return _evaluated(named)
+    from annotationlib import Format, call_annotate_function
+
+    texts: Mapping[str, Any] = call_annotate_function(annotate, Format.STRING, owner=named)
+    return texts
+
+
+def _kept(cls: type) -> Any:
+    found = (vars(cls).get(name) for name in _CACHES)
+    return next((each for each in found if isinstance(each, dict)), None)  # `type` has a descriptor
+
+
+def _annotate_of(named: Any) -> Any:
+    """Return the function that evaluates the annotations, or None."""
+    if not isinstance(named, type):
+        return named.__annotate__
+    if not _ARE_LAZY:
+        return None
+    from annotationlib import get_annotate_from_class_namespace  # `cls.__annotate__` changes `cls`
+
+    return get_annotate_from_class_namespace(vars(named))
+
+
+def readable(function: types.FunctionType) -> types.FunctionType:
+    """Return the function; or a copy with text annotations, if its own cannot be evaluated."""
+    try:
+        function.__annotations__  # noqa: B018  # which evaluates them
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        return _copied(function, annotations_of(function, as_text=True))
+    return function
+
+
+def _copied(function: types.FunctionType, annotations: Mapping[str, Any]) -> types.FunctionType:
+    """Return a function that has these annotations and shares all else with the given one."""
+    parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    made = types.FunctionType(function.__code__, *parts)
+    for name in ("__kwdefaults__", "__module__", "__qualname__", "__doc__"):
+        setattr(made, name, getattr(function, name))
+    made.__dict__.update(vars(function))
+    made.__annotations__ = dict(annotations)
+    return made
+
+
+def signature_of(function: Any, *, follow_wrapped: bool) -> inspect.Signature | None:
+    """Return the signature of a callable; None if it has none, as some functions of C.
+
+    From Python 3.14 on, its annotations are text, or missing if they cannot be read.
+    """
+    options: dict[str, Any] = {"annotation_format": 4} if _ARE_LAZY else {}  # annotationlib.Format.STRING
+    for find in (lambda: function, lambda: _without_annotations(function, follow_wrapped)):
+        try:
+            return inspect.signature(find(), follow_wrapped=follow_wrapped, **options)
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+    return None
+
+
+def _without_annotations(function: Any, follow_wrapped: bool = False) -> Callable[..., Any]:
+    """Return a callable with the same parameters, as far as Python code declares them."""
+    if follow_wrapped:
+        function = inspect.unwrap(function)
+    if isinstance(function, types.FunctionType):
+        return _copied(function, {})
+    if isinstance(function, types.MethodType):
+        return types.MethodType(_without_annotations(function.__func__), function.__self__)
+    if isinstance(function, functools.partial):
+        inner = _without_annotations(function.func)
+        return functools.partial(inner, *function.args, **function.keywords)
+    kind = type(function)
+    owner, name = (function, "__init__") if isinstance(function, type) else (kind, "__call__")
+    method = getattr(owner, name, None)
+    if not isinstance(method, types.FunctionType):
+        raise TypeError(f"{kind.__qualname__} has no signature in Python code")
+    return types.MethodType(_without_annotations(method), function)

@@ -1,0 +1,202 @@
+"""What a child process of `multiprocessing` has of its parent, for processes that `multiprocessing` does not start.
+
+That is the authentication key, without which a manager refuses a proxy, and the resource tracker, a process that
+unlinks what nobody else has unlinked. Without a tracker of the parent, a process that attaches to a segment of shared
+memory starts its own, which takes the segment for that process's and unlinks it when the process ends.
+
+The trainer calls `bequeath`. A process that loads the user's code calls `inherit` first. No process keeps the pipe of
+the trainer's tracker: the tracker ends when no process has its pipe, and when the trainer ends, newer Pythons wait for
+that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple
+
+from loaderpool.system import process
+
+_PACKAGES = ("multiprocessing", "multiprocess")  # the second one is a copy with keys and trackers of its own
+
+
+class Bequest(NamedTuple):
+    """What the children of one of the packages have of a process."""
+
+    authkey: bytes = b""
+    pipe: str = ""  # path of the pipe to the tracker; "": there is no tracker
+    inode: int = 0  # of the pipe: another file may have got its descriptor since
+
+
+_inherited: dict[str, Bequest] = {}  # by package
+_launched: set[str] = set()  # packages of which this process has a tracker of its own
+_registered: set[str] = set()  # names that such a tracker knows
+
+
+def bequeath() -> dict[str, Bequest]:
+    """Return what this process's children would have, by package. Runs in: the trainer, an actor of Ray's."""
+    found = {}
+    for package in _PACKAGES:
+        module = sys.modules.get(f"{package}.process")
+        if module is not None:
+            found[package] = Bequest(bytes(module.current_process().authkey))
+            with contextlib.suppress(KeyError, AttributeError, TypeError, OSError):  # there is no tracker
+                descriptor = sys.modules[f"{package}.resource_tracker"]._resource_tracker._fd
+                inode, pipe = os.fstat(descriptor).st_ino, f"/proc/{os.getpid()}/fd/{descriptor}"
+                found[package] = found[package]._replace(pipe=pipe, inode=inode)
+    return found
+
+
+def inherit(bequests: Mapping[str, Bequest]) -> None:
+    """Have this process's `multiprocessing` be as a child's, also if it is imported later. May be called again."""
+    if process.is_trainer():
+        return
+    if not any(isinstance(finder, _Imports) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Imports())
+        for name in _SETTLE.keys() & sys.modules.keys():
+            _SETTLE[name](sys.modules[name])
+    for package, bequest in bequests.items():
+        is_new = bequest.authkey != _inherited.get(package, Bequest()).authkey
+        _inherited[package] = bequest
+        if is_new and f"{package}.process" in sys.modules:
+            _set_authkey(package, sys.modules[f"{package}.process"])
+
+
+# ---- modules that are imported later; to import them here would cost each supervisor 9 ms
+
+
+class _Imports:
+    """A finder of modules that settles some of them once they are executed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name in _SETTLE:
+            for finder in sys.meta_path:
+                spec = None if finder is self else finder.find_spec(name, path, target)
+                if spec is not None:
+                    loader: Any = _Loader(spec.loader)
+                    spec.loader = loader
+                    return spec
+        return None
+
+
+class _Loader:
+    """Executes a module as another loader does, and settles it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _SETTLE[module.__name__](module)
+
+
+def _set_authkey(package: str, module: Any) -> None:
+    if authkey := _inherited.get(package, Bequest()).authkey:
+        module.current_process().authkey = authkey
+
+
+def _settle_tracker(package: str, module: Any) -> None:
+    tracker = module._resource_tracker
+    tracker._send = functools.partial(_send, package, tracker)
+    module.ensure_running = tracker.ensure_running = functools.partial(_ensure_running, package, tracker)
+
+
+_SETTLE: Mapping[str, Callable[[Any], None]] = {
+    f"{package}.{module}": functools.partial(settle, package)
+    for package in _PACKAGES
+    for module, settle in (("process", _set_authkey), ("resource_tracker", _settle_tracker))
+}
+
+
+# ---- the tracker
+
+
+def _send(package: str, tracker: Any, command: str, name: str, kind: str) -> None:
+    """Register or unregister a name with the trainer's tracker; without one, with this process's own."""
+    if command == "REGISTER" and kind == "shared_memory" and _is_attaching(sys._getframe(2)):
+        return
+    if package not in _launched:
+        with contextlib.suppress(OSError):
+            descriptor = _open_pipe(package)
+            try:
+                type(tracker)._send(_Once(tracker, descriptor), command, name, kind)
+            finally:
+                os.close(descriptor)
+            return
+    if command == "REGISTER":
+        _registered.add(name)
+    elif name not in _registered:  # another process's
+        return
+    if getattr(sys, "frozen", False):  # its executable is no Python, and would run the user's program
+        return
+    tracker.ensure_running()
+    type(tracker)._send(tracker, command, name, kind)
+
+
+def _is_attaching(frame: FrameType) -> bool:
+    """Whether this is a call of `SharedMemory()` for a segment that exists: whoever made it has it unlinked."""
+    return not frame.f_locals.get("create", True)
+
+
+class _Once:
+    """A tracker, for one message to another pipe."""
+
+    def __init__(self, tracker: Any, descriptor: int) -> None:
+        self._tracker, self._fd = tracker, descriptor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tracker, name)
+
+    def ensure_running(self) -> None:
+        """Do nothing: a tracker that has ended shows when it is written to."""
+
+    def _ensure_running_and_write(self, message: bytes) -> None:  # the same from Python 3.13 on
+        os.write(self._fd, message)
+
+
+def _ensure_running(package: str, tracker: Any) -> None:
+    """Have a tracker whose pipe this process keeps, as it starts processes that shall have it, too."""
+    if tracker._fd is not None:
+        type(tracker).ensure_running(tracker)
+        return
+    try:
+        tracker._fd = _open_pipe(package)
+    except OSError:
+        tracker._fd = _launch(package)
+        _launched.add(package)
+
+
+def _open_pipe(package: str) -> int:
+    """Open the pipe to the trainer's tracker. OSError: there is none."""
+    _, pipe, inode = _inherited.get(package, Bequest())
+    descriptor = os.open(pipe, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if os.fstat(descriptor).st_ino != inode:
+        os.close(descriptor)
+        raise FileNotFoundError(pipe)
+    return descriptor
+
+
+def _launch(package: str) -> int:
+    """Start a tracker, and return its pipe. It is no process of our group: that is killed at once in the end."""
+    read, write = os.pipe()
+    try:
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        code = f"from {package}.resource_tracker import main; main({read})"
+        launched = subprocess.Popen([sys.executable, *flags, "-c", code], pass_fds=[read], start_new_session=True)
+        launched.returncode = 0  # it outlives this process, and nobody waits for it
+    finally:
+        os.close(read)
+    return write

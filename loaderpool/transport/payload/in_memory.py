@@ -1,0 +1,68 @@
+"""Objects that pickle as the name of a store in this process's memory, empty in any other process.
+
+Most read as zeros there, or as missing files. So the pickler refuses them, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from loaderpool.system.interrupts import is_of_a_handler
+
+# By package and class, also for derived classes: bytes that the pickle of such an object has if its
+# data is in memory. Without any, its data always is. Modules are left out: libraries move classes.
+_STORES: Mapping[tuple[str, str], tuple[bytes, ...]] = {
+    ("deeplake", "DatasetView"): (b"mem://",),
+    ("fsspec", "AbstractFileSystem"): (
+        b"fsspec.implementations.memory",
+        b"memory://",
+        b"_protocol\x94\x8c\x06memory",  # an option target_protocol="memory", or remote_protocol
+    ),
+    ("fsspec", "MemoryFileSystem"): (),
+    ("icechunk", "IcechunkStore"): (b"in_memory_object_store",),
+    ("icechunk", "Repository"): (b"in_memory_object_store",),
+    ("icechunk", "Session"): (b"in_memory_object_store",),
+    ("lance", "LanceDataset"): (b"memory://",),
+    ("lance", "LanceFragment"): (b"memory://",),
+    ("obstore", "MemoryStore"): (),
+    ("rasterio", "MemoryFile"): (),
+    ("tensorstore", "KvStore"): (b"memory_key_value_store",),
+    ("tensorstore", "TensorStore"): (b"memory_key_value_store",),
+    ("tiledb", "Array"): (b"mem://",),
+    ("upath", "MemoryPath"): (),
+}
+
+CURE = "Save it in a directory, and open that in the workers, or read it into NumPy arrays, which all workers share."
+
+
+class InMemoryError(TypeError):
+    """The data of an object is in this process's memory, and its pickle has the name alone."""
+
+    def __init__(self) -> None:
+        super().__init__("its data is in the memory of this process, and its pickle is only a name")
+
+
+def marks_of(kind: type) -> tuple[bytes, ...] | None:
+    """Return the marks of a class in `_STORES`; None if it is no such store."""
+    for base in kind.__mro__:
+        marks = _STORES.get((str(base.__module__).partition(".")[0], base.__name__))
+        if marks is not None:
+            return marks
+    return None
+
+
+def refuse(obj: Any, marks: tuple[bytes, ...]) -> None:
+    """Raise `InMemoryError` if a store is in memory.
+
+    It is pickled by itself first. That is some hundred bytes, but for arrays in a `TensorStore`.
+    """
+    try:
+        pickled = pickle.dumps(obj, 5) if marks else b""
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        return  # the pickler that asks will raise the same
+    if not marks or any(mark in pickled for mark in marks):
+        raise InMemoryError
