@@ -16,6 +16,7 @@ import numpy as np
 
 from loaderpool.errors import ArgumentError, LoaderpoolError, brief
 from loaderpool.sources.sequence import BatchSequence
+from loaderpool.system.interrupts import is_of_a_handler
 
 if TYPE_CHECKING:
     from loaderpool.trainer.loader import Loader
@@ -127,7 +128,9 @@ def _checksum(value: Any) -> bytes:
     digest, file = hashlib.blake2b(digest_size=16), io.BytesIO()
     try:
         PayloadPickler(file, buffer_callback=out_of_band(digest.update, 0)).dump(value)
-    except Exception:
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
         return b"unpicklable"  # it never travelled (`__getstate__` left it out), so workers need no news of it
     digest.update(file.getbuffer())
     return digest.digest()

@@ -122,6 +122,18 @@ def is_of_a_handler(error: BaseException) -> bool:
     return _MARK in vars(error)
 
 
+class FailuresIgnored:
+    """A block that drops what the user's code raises in it, but for what a signal's handler raises."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return isinstance(error, Exception) and not is_of_a_handler(error)
+
+
 def gate_handlers() -> None:
     """Have the handlers that the program has now wait for blocks of `InterruptsHeld`. A handler may raise in it.
 
@@ -176,6 +188,7 @@ DROPPED_IN = {
     ("_weakrefset", "_remove"),
     ("weakref", "__call__"),  # of `finalize`
     ("weakref", "remove"),
+    ("loaderpool.errors", "brief"),  # by `reprlib`
     ("loaderpool.sources.files", "__del__"),
     ("loaderpool.core.session", "__del__"),
     ("loaderpool.core.session", "_on_death"),

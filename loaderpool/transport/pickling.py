@@ -13,6 +13,8 @@ from typing import Any
 from cloudpickle import Pickler, dumps
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.system.interrupts import is_of_a_handler
+
 # cloudpickle would make bytes of it, without its format and shape.
 VIEW_REFUSED = "cannot pickle a memoryview; convert it with numpy.asarray(...)"
 
@@ -68,7 +70,9 @@ class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
 def _by_itself(cls: type) -> bytes:
     try:
         return bytes(dumps(cls))
-    except Exception:  # `ship` can send what this cannot, and has: the process that asks has the class
+    except Exception as error:  # `ship` can send what this cannot, and has: the process that asks has the class
+        if is_of_a_handler(error):
+            raise
         return b""
 
 

@@ -18,6 +18,7 @@ from loaderpool.errors import ArgumentError, CacheError
 from loaderpool.plan.order import Ticket
 from loaderpool.sources.varying import varying
 from loaderpool.system import clock
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import share_memory
 from loaderpool.worker.tickets import MadeRows, Opened, Progress
@@ -412,7 +413,9 @@ class CachedFunction:
                 found = pickle.loads(pickled)
                 self._counts[self._count.HITS] += 1
                 return found
-        except Exception:  # not to be had now, or damaged: it is made again, and written over
+        except Exception as error:  # not to be had now, or damaged: it is made again, and written over
+            if is_of_a_handler(error):
+                raise
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
         for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()
@@ -431,6 +434,8 @@ class CachedFunction:
             made = pickle.dumps(value, 5)
             value = pickle.loads(made)
         except Exception as error:
+            if is_of_a_handler(error):
+                raise
             self._refuse(
                 f"The result of fn for source index {index}, a {type(value).__name__}, cannot be cached: {error}. "
                 "A cache stores pickles: return arrays, numbers, strings, or objects of a module, from fn, or "
