@@ -63,11 +63,15 @@ class Channel:
 
     Args:
         end: the socket.
-        wait_for_room: called by `send` while the channel is full, with what polls for room. None: a full channel is a
-            broken bound (the table in `messages.py`).
+        wait_for_room: called by `send` while the channel is full, with a poll object for room. None: a
+            full channel is a broken bound (the table in `messages.py`).
     """
 
-    def __init__(self, end: socket.socket, wait_for_room: Callable[[Any], None] | None = None) -> None:
+    def __init__(
+        self,
+        end: socket.socket,
+        wait_for_room: Callable[[Any], None] | None = None,
+    ) -> None:
         self._socket, self._wait_for_room, self._owner = end, wait_for_room, os.getpid()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)

@@ -103,7 +103,7 @@ def with_source_lines(text: str) -> str:
 def _with_source_line(frame: re.Match[str]) -> str:
     source = ""
     if frame[2] != "<string>":  # of `python -c`, dataclasses and namedtuples alike: another one's line would mislead
-        with FailuresIgnored():  # whatever others have put into linecache, the error must come through
+        with FailuresIgnored():  # others may have put anything into linecache
             source = linecache.getline(frame[2], int(frame[3])).strip()
     return f"{frame[0]}\n{frame[1]}  {source}" if source else frame[0]
 

@@ -93,7 +93,7 @@ class Release(NamedTuple):
 
 
 class Resize(NamedTuple):
-    """Main process -> supervisor: have as many workers as `Board.size` says, which may be newer than `workers`."""
+    """Main process -> supervisor: have as many workers as `Board.size` says, maybe a newer number."""
 
     workers: int
 

@@ -255,7 +255,7 @@ class Session:
 
 
 def _wait_for_room(supervisor: int, room: Any) -> None:
-    """Return when a supervisor has read something, or was killed, as it was stopped for too long."""
+    """Return when a supervisor has read something, or was killed because it was stopped."""
     watch = StopWatch()
     while not room.poll(watch.look_ms):
         if not machine.is_stopped(supervisor):

@@ -130,7 +130,7 @@ class Supervisor:
             self._workers.end_stopped()
             self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
             self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
-            self._note_size()  # where its message was sent at the same time as one before was counted
+            self._note_size()  # if it was stored while an earlier message was being counted
             self._state.tick()
 
     def _watched(self) -> list[tuple[WorkerProcess, int]]:

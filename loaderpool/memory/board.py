@@ -1,7 +1,7 @@
 """The board: a cell of counters for each worker and an "abandoned" mark for each run, at the arena's start.
 
-Every number has one writer (a worker its cell, the supervisor the marks, the main process `size`) and is written whole,
-so no lock is needed.
+Every number has one writer (a worker its cell, the supervisor the marks, the main process `size`) and is
+written whole, so no lock is needed.
 """
 
 from __future__ import annotations

@@ -222,8 +222,9 @@ class FileSource:
         except (LoaderpoolError, ImportError, NotImplementedError):
             raise
         except Exception as error:
-            is_systems = isinstance(error, OSError) and error.errno  # without a number it is a format's own
-            if is_systems or is_of_a_handler(error):
+            if isinstance(error, OSError) and error.errno:  # without a number it is a format's own
+                raise
+            if is_of_a_handler(error):
                 raise
             raise SourceError(
                 f"{path} cannot be read as {self.kind} ({type(error).__name__}: {error}). The file is truncated, "

@@ -123,7 +123,7 @@ def is_of_a_handler(error: BaseException) -> bool:
 
 
 class FailuresIgnored:
-    """A block that drops what the user's code raises in it, but for what a signal's handler raises."""
+    """A block whose exceptions are dropped, unless a signal's handler raised them."""
 
     __slots__ = ()
 

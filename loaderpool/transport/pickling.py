@@ -70,10 +70,10 @@ class _Sender(Pickler):  # type: ignore[misc]  # cloudpickle has no types
 def _by_itself(cls: type) -> bytes:
     try:
         return bytes(dumps(cls))
-    except Exception as error:  # `ship` can send what this cannot, and has: the process that asks has the class
+    except Exception as error:
         if is_of_a_handler(error):
             raise
-        return b""
+        return b""  # `ship` can send what this cannot, and has: the process that asks has the class
 
 
 def _known_class(number: str, pickled: bytes) -> Any:

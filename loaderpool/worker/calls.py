@@ -83,7 +83,7 @@ class Calls:
         self._kept_of = 0
         maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
-        self.after_call: Callable[[], None] = end_stray  # by itself, so that no call pays for a choice
+        self.after_call: Callable[[], None] = end_stray
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
@@ -413,9 +413,10 @@ class CachedFunction:
                 found = pickle.loads(pickled)
                 self._counts[self._count.HITS] += 1
                 return found
-        except Exception as error:  # not to be had now, or damaged: it is made again, and written over
+        except Exception as error:
             if is_of_a_handler(error):
                 raise
+            # Not to be had now, or damaged: it is made again, and written over.
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
         for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()

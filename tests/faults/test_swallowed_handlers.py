@@ -1,6 +1,6 @@
-"""An exception of a signal's handler is no failure of the user's code that it comes out of: it is never dropped.
+"""An exception of a signal's handler is no failure of the user's code, and is never dropped.
 
-Each object sends SIGALRM from one of its own methods, whose errors loaderpool catches: the handler raises there.
+Each object sends SIGALRM from one of its own methods, whose errors loaderpool catches.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CarryingError(Exception):
 
 
 class Loaded:
-    """Sends the signal when it is unpickled for the twelfth time: out of the cache, in the second epoch."""
+    """Sends the signal when it is unpickled for the twelfth time, out of the cache."""
 
     times = 0
 
