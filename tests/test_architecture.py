@@ -92,6 +92,19 @@ CLOCKS = {
 }  # fmt: skip
 
 
+# Where any exception may be dropped: in other processes or threads, where no handler of the program
+# runs; in tools; or in functions of `interrupts.DROPPED_IN`.
+DROPS_ANYTHING = {
+    "loaderpool.core.spawned",
+    "loaderpool.errors",
+    "loaderpool.ray",
+    "loaderpool.system.machine",
+    "loaderpool.tools",
+    "loaderpool.transport.payload.loaded",
+    "loaderpool.worker.bundles",
+}
+
+
 def room(name: str) -> str | None:
     """The room of one of our modules, or None where it has none: `loaderpool.memory.layout` -> `memory`."""
     inner = name.removeprefix(PACKAGE).removeprefix(".")
@@ -179,6 +192,24 @@ def clocks(module: Module) -> Iterator[str]:
     yield from _names_used(module, CLOCKS, {"time": "time"})
 
 
+def handlers_dropped(module: Module) -> Iterator[str]:
+    """A signal's handler may raise out of any code: `except Exception` must pass that on."""
+    if any(is_in(module.name, home) for home in DROPS_ANYTHING):
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            body = [each for statement in node.body for each in ast.walk(statement)]
+            passes = any(isinstance(each, ast.Raise) and each.exc is None for each in body)
+            if "Exception" in _names_in(node.type) and not passes:
+                yield f"{node.lineno}: drops what a handler raises: see `is_of_a_handler`"
+        elif isinstance(node, ast.Call) and ast.unparse(node).endswith("suppress(Exception)"):
+            yield f"{node.lineno}: use `FailuresIgnored`"
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+
+
 def _names_used(module: Module, names: set[str], owners: dict[str, str]) -> Iterator[str]:
     """Uses of names: of anything's attribute, or only of `owners` (with their aliases); imported, or as a string."""
     aliases = set(owners)
@@ -199,7 +230,7 @@ def _names_used(module: Module, names: set[str], owners: dict[str, str]) -> Iter
             yield f"{node.lineno}: {node.value!r}"
 
 
-RULES = (unassigned, upward, outside, linux_only, shared_locks, clocks)
+RULES = (unassigned, upward, outside, linux_only, shared_locks, clocks, handlers_dropped)
 
 
 # -- the package keeps them
@@ -267,6 +298,12 @@ def test_naming_a_source_brings_in_no_library_of_its_format() -> None:
 # -- the rules find what breaks them
 
 BREAKERS = [
+    (handlers_dropped, "loaderpool.core.run", "try: f()\nexcept Exception: pass", 1),
+    (handlers_dropped, "loaderpool.core.run", "try: f()\nexcept (OSError, Exception): g()", 1),
+    (handlers_dropped, "loaderpool.core.run", "with contextlib.suppress(Exception): f()", 1),
+    (handlers_dropped, "loaderpool.core.run", "with contextlib.suppress(OSError): f()", 0),
+    (handlers_dropped, "loaderpool.core.run", "try: f()\nexcept Exception:\n    if g(): raise", 0),
+    (handlers_dropped, "loaderpool.tools.top", "try: f()\nexcept Exception: pass", 0),
     (unassigned, "loaderpool.novelty", "", 1),
     (unassigned, "loaderpool.memory.anything", "", 0),
     (upward, "loaderpool.plan.order", "from loaderpool.worker import work", 1),

@@ -23,6 +23,7 @@ import numpy as np
 from loaderpool.plan.generators import is_generator
 from loaderpool.sources.recognise import Sized
 from loaderpool.system.annotations import annotations_of
+from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 from loaderpool.system.process import is_library
 from loaderpool.system.walk import CODE, LazyImport, cached_properties, parts_of
 
@@ -93,7 +94,7 @@ class _Identity:
             state = hashlib.blake2b(digest_size=8)
             pickler = _Pickler(types.SimpleNamespace(write=state.update), 4)
             pickler.identity, pickler.fast = self, fast
-            with contextlib.suppress(Exception):  # it is too deep
+            with FailuresIgnored():  # it is too deep
                 pickler.dump(value)
                 return state.hexdigest()
         return _name_of(type(value))
@@ -146,7 +147,9 @@ def _pickle_parts(value: Any) -> Any:
     try:
         reduce = copyreg.dispatch_table.get(type(value))
         parts = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-    except Exception:  # an open file, a lock
+    except Exception as error:  # an open file, a lock
+        if is_of_a_handler(error):
+            raise
         return None
     if isinstance(parts, str):
         return parts

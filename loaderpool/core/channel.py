@@ -17,7 +17,7 @@ import marshal
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.core.messages import KINDS, Message, decode, encode
@@ -57,17 +57,22 @@ class Received(NamedTuple):
 
 
 class Channel:
-    """One end. Blocks in `wait` only, and in `send` if `waits`.
+    """One end. Blocks in `wait` only, and in `send` if it may wait for room.
 
     A process that was forked from the one that has it can neither send nor receive; `close` in it closes its copy.
 
     Args:
         end: the socket.
-        waits: whether `send` waits for room. Else a full channel is a broken bound (the table in `messages.py`).
+        wait_for_room: called by `send` while the channel is full, with a poll object for room. None: a
+            full channel is a broken bound (the table in `messages.py`).
     """
 
-    def __init__(self, end: socket.socket, waits: bool = False) -> None:
-        self._socket, self.waits, self._owner = end, waits, os.getpid()
+    def __init__(
+        self,
+        end: socket.socket,
+        wait_for_room: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._socket, self._wait_for_room, self._owner = end, wait_for_room, os.getpid()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
@@ -107,11 +112,11 @@ class Channel:
                         self._socket.send(data, _DONTWAIT)
                     return
                 except BlockingIOError:
-                    if not self.waits:
+                    if self._wait_for_room is None:
                         raise AssertionError("there are more messages on their way than there can be") from None
                     room = select.poll()
                     room.register(self._socket, select.POLLOUT)
-                    room.poll()
+                    self._wait_for_room(room)
         except OSError as error:
             if error.errno not in _GONE:
                 raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import pickle
 import re
@@ -20,6 +19,7 @@ from loaderpool.errors import (
     counted,
 )
 from loaderpool.plan.order import generated_item, item_name
+from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 from loaderpool.transport.reports import (
     LOST_PIPES_STATUS,
     Failure,
@@ -103,7 +103,7 @@ def with_source_lines(text: str) -> str:
 def _with_source_line(frame: re.Match[str]) -> str:
     source = ""
     if frame[2] != "<string>":  # of `python -c`, dataclasses and namedtuples alike: another one's line would mislead
-        with contextlib.suppress(Exception):  # whatever others have put into linecache, the error must come through
+        with FailuresIgnored():  # others may have put anything into linecache
             source = linecache.getline(frame[2], int(frame[3])).strip()
     return f"{frame[0]}\n{frame[1]}  {source}" if source else frame[0]
 
@@ -157,7 +157,9 @@ def _of_both(error: _Error, original: Original | None, failure: Failure, message
         both: Any = type(cls.__name__, (cls,) if issubclass(cls, ours) else (ours, cls), members)
         found: _Error = rebuild(both, original._replace(attributes=kept))
         str(found)
-    except Exception:
+    except Exception as second:
+        if is_of_a_handler(second):
+            raise
         return error
     return found
 

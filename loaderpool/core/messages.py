@@ -9,7 +9,7 @@
 | `End` | main -> supervisor | one for each run and each loader |
 | `Extend` | main -> supervisor | one for each epoch; one for each batch of a stream that is read ahead |
 | `Release` | main -> supervisor | one for each slot |
-| `Resize` | main -> supervisor | one for each call |
+| `Resize` | main -> supervisor | one: the next is not sent before it is read |
 | `Filled`, `BatchFailed` | supervisor -> main | one for each slot, and one for a run without a slot |
 | `Loaded`, `LoaderFailed` | supervisor -> main | one for each loader |
 | `Ended` | supervisor -> main | one for each run and each loader |
@@ -92,7 +92,7 @@ class Release(NamedTuple):
 
 
 class Resize(NamedTuple):
-    """Main process -> supervisor: have so many workers from now on."""
+    """Main process -> supervisor: have as many workers as `Board.size` says, maybe a newer number."""
 
     workers: int
 

@@ -116,6 +116,7 @@ class WorkerPool:
 
     def _start(self) -> Session:
         workers, is_first = self.workers_wanted, not self.supervisor_restarts
+        self._resizes = self.arena.board.resizes  # `Resize` messages sent; unread ones are lost now
         settings = {"workers": workers, "max_restarts": self._restarts, "is_first": is_first, **self._program.settings}
         program = self._program._replace(settings=settings)
         session = self._make_session(self.arena, self._around, self._news, program)
@@ -136,7 +137,15 @@ class WorkerPool:
         self.check_usable()
         if self._program is SUPERVISOR:  # else nodes tell how many they have
             self.workers_wanted = workers
-        self.session.send(Resize(workers))
+        board = self.arena.board
+        with self.lock:  # or another session would take the place of this one
+            # SYNC: stored before the look; pairs with Supervisor._on_main, which counts a message
+            # before it reads the size. A message that is on its way brings this size, too: any number
+            # of calls beside a supervisor that reads nothing leaves one.
+            board.size = 1 + workers
+            if board.resizes == self._resizes:
+                self._resizes += 1
+                self.session.send(Resize(workers))
 
     def catch_up(self) -> None:
         """Take in what has arrived, without waiting."""

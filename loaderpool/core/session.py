@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -99,7 +100,8 @@ class Session:
                 undo.pop_all()
         finally:
             self.slots.close_descriptor()  # the mapping stays
-        self._channel = Channel(ours, waits=True)
+        # Not a method: that would be a cycle, and a closed session would stay until a collection.
+        self._channel = Channel(ours, functools.partial(_wait_for_room, self.pid))
         self._stop_watch = StopWatch()
         self._descriptors = self._channel.fileno(), self._wake_ends[0]
 
@@ -250,6 +252,16 @@ class Session:
         self.reap()
         # These refer to the pool: what is closed, and its descriptors, shall go without the collector of garbage.
         self.owner, self.listeners = None, {}
+
+
+def _wait_for_room(supervisor: int, room: Any) -> None:
+    """Return when a supervisor has read something, or was killed because it was stopped."""
+    watch = StopWatch()
+    while not room.poll(watch.look_ms):
+        if not machine.is_stopped(supervisor):
+            watch.runs()
+        elif watch.is_too_long():  # its death is met as any other
+            child_process.kill_group(supervisor)
 
 
 # ---- slots that consumers have views of: each is released when its last view dies

@@ -49,6 +49,7 @@ class Supervisor:
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._main_pid: int = start["trainer_pid"]
+        self._size: int = start["workers"]  # as it was asked for
         self._restarts: tuple[int, float] | None = start["max_restarts"]
         self._handlers: dict[int, Callable[[], None]] = {}
         most_messages = self._open(start)
@@ -133,6 +134,7 @@ class Supervisor:
         self._workers.end_stopped()
         self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
         self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
+        self._note_size()  # if it was stored while an earlier message was being counted
         self._state.tick()
 
     def _watched(self) -> list[tuple[WorkerProcess, int]]:
@@ -167,15 +169,26 @@ class Supervisor:
                 state.end(number, lent)
             case messages.End(number):  # a loader, or a run that had no slot
                 self._unload(number)
-            case messages.Resize(workers):
-                self._note_free_memory()
-                state.resize(workers)
+            case messages.Resize():
+                self._arena.board.resizes += 1  # SYNC: counted first; pairs with WorkerPool.resize
+                self._note_size()
             case messages.Look():
                 state.look(message)
             case messages.Found():
                 self._take_form(message)
             case messages.Load():
                 self._load(message, received)
+
+    def _note_size(self) -> None:
+        """Have the size of the latest resize, if that is another one."""
+        size = self._arena.board.size - 1
+        if size not in (-1, self._size):
+            self._size = size
+            self._resize(size)
+
+    def _resize(self, size: int) -> None:
+        self._note_free_memory()
+        self._state.resize(size)
 
     def _note_free_memory(self) -> None:
         self._state.slots.free_bytes = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
+from loaderpool.system.interrupts import is_of_a_handler
 
 Kind = Literal["leaf", "tuple", "dict", "namedtuple"]
 
@@ -311,6 +312,8 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except Exception as error:
+        if is_of_a_handler(error):
+            raise
         raise SpecMismatchError(f"{kind} cannot be converted to an array ({type(error).__name__}: {error})") from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
         raise SpecMismatchError(f"{kind} is not an array: {_ADVICE}")
@@ -335,6 +338,8 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
         array = np.array(values, dtype=object if isinstance(first, (str, bytes)) else None)
         return np.array(values, dtype=object) if array.dtype.kind in TEXT_KINDS else array
     except Exception as error:
+        if is_of_a_handler(error):
+            raise
         raise SpecMismatchError(
             f"a list becomes one array, but its {len(values)} parts do not stack ({error}). Return parts of one shape "
             "(pad them), or a tuple or dict of arrays"
@@ -391,6 +396,8 @@ def read_dtype(dtype: Any) -> tuple[np.dtype[Any], Text | None]:
     try:
         found = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
     except Exception as error:  # TensorFlow raises KeyError for tf.variant
+        if is_of_a_handler(error):
+            raise
         raise ArgumentError(
             f"dtype must be a NumPy dtype, got {brief(dtype)} ({type(error).__name__}: {shortened(str(error))})"
         ) from None

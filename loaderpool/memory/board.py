@@ -1,6 +1,7 @@
 """The board: a cell of counters for each worker and an "abandoned" mark for each run, at the arena's start.
 
-Every number has one writer (a worker its cell, the supervisor the marks) and is written whole, so no lock is needed.
+Every number has one writer (a worker its cell, the supervisor the marks, the main process `size`) and is
+written whole, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ _FIELDS_PER_CELL = 16  # 128 bytes: two cache lines, so that neighbours' prefetc
 # Runs share marks by number modulo this; a mark is reused long after its run ended.
 RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
-_LOADING, _CELLS, _LOST, _BEGUN = range(_MARKS_START + RUN_MARKS, _MARKS_START + RUN_MARKS + 4)
-BOARD_BYTES = -(-(_BEGUN + 1) * 8 // 4096) * 4096
+_VALUES_START = _MARKS_START + RUN_MARKS
+_LOADING, _CELLS, _LOST, _BEGUN, _RESIZES, _SIZE = range(_VALUES_START, _VALUES_START + 6)
+BOARD_BYTES = -(-(_SIZE + 1) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
@@ -83,6 +85,10 @@ class Board:
     loading = _Value(_LOADING)  # the loader that is loaded, 0: none; who dies then has died of the import
     cells = _Value(_CELLS)  # that workers have had, from the first on
     lost = _Value(_LOST)  # workers or nodes that died before they were told to, over all supervisors of the pool
+    resizes = _Value(_RESIZES)  # messages `Resize` that were read, by all supervisors of the pool
+
+    # Written by the main process.
+    size = _Value(_SIZE)  # 1 + the workers, or nodes, of the latest resize; 0: there was none
 
     def workers(self) -> list[tuple[int, int, int]]:
         """Return number, pid and cell of each worker that there is."""

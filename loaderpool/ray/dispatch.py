@@ -31,7 +31,6 @@ from loaderpool.core.messages import (
     LoaderFailed,
     Message,
     NodeIs,
-    Resize,
     Ticket,
     Warn,
 )
@@ -64,6 +63,7 @@ class Dispatcher(Supervisor):
         settings = SimpleNamespace(**start["cluster"])
         self._is_first, self._timeout_s = start["is_first"], settings.node_timeout_s
         super().__init__({**start, "workers": 0})
+        self._size = settings.nodes
         self._tick_ms = int(BEAT_S * 500)  # half a beat
         self._stored: dict[int, Any] = {}  # by loader: its payload in the cluster's stores
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
@@ -97,11 +97,8 @@ class Dispatcher(Supervisor):
 
     # ---- what the main process says
 
-    def _on_main(self, received: Received) -> None:
-        if isinstance(received.message, Resize):
-            self._cluster.wanted = received.message.workers
-        else:
-            super()._on_main(received)
+    def _resize(self, size: int) -> None:
+        self._cluster.wanted = size
 
     def _load(self, message: Load, received: Received) -> None:
         super()._load(message, received)

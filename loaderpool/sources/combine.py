@@ -108,8 +108,8 @@ def mix(
         sources: List or tuple of sources that can be read by index.
         weights: Relative weight of each source; 0 leaves it out. Default: its length, so every item appears once.
         seed: Seed of the order, at least 0; use different ones for nested mixes. Default: 0.
-        stop: End of an epoch. `"first"`: before a source would repeat. `"all"`: after each source was
-            read once. Or a number of items. Default: `"first"`.
+        stop: End of an epoch. `"first"`: before a source would repeat. `"all"`: after each source
+            was read once. Or a number of items. Default: `"first"`.
 
     Raises:
         SourceError: If a source cannot be read by index.

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief
 from loaderpool.sources.recognise import position_of
 from loaderpool.sources.tables import import_extra
+from loaderpool.system.interrupts import is_of_a_handler
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _SHORT_OFFSETS = 1 << 32
@@ -128,6 +129,8 @@ class FileSource:
         except (LoaderpoolError, NotImplementedError):
             raise
         except Exception as error:
+            if is_of_a_handler(error):
+                raise
             raise SourceError(f"{self.where(record)} cannot be read: {type(error).__name__}: {error}") from error
 
     def __repr__(self) -> str:
@@ -220,6 +223,8 @@ class FileSource:
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno:  # without a number it is a format's own
+                raise
+            if is_of_a_handler(error):
                 raise
             raise SourceError(
                 f"{path} cannot be read as {self.kind} ({type(error).__name__}: {error}). The file is truncated, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loaderpool.errors import SourceError
+from loaderpool.system.interrupts import is_of_a_handler
 
 _UNSAID = object()
 
@@ -24,7 +25,9 @@ class BatchSequence:
         """Whether there is a batch for any number: `num_batches` is None, or there is no length at all."""
         try:
             return self._num_batches() is None
-        except Exception:  # `len` tells
+        except Exception as error:  # `len` tells
+            if is_of_a_handler(error):
+                raise
             return False
 
     def __len__(self) -> int:

@@ -145,6 +145,18 @@ class _DropHook:
             send_again(number)
 
 
+class FailuresIgnored:
+    """A block whose exceptions are dropped, unless a signal's handler raised them."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return isinstance(error, Exception) and not is_of_a_handler(error)
+
+
 def gate_handlers() -> None:
     """Have the handlers that the program has now wait for blocks of `InterruptsHeld`. A handler may raise in it.
 
@@ -204,6 +216,7 @@ DROPPED_IN = {
     ("_weakrefset", "_remove"),
     ("weakref", "__call__"),  # of `finalize`
     ("weakref", "remove"),
+    ("loaderpool.errors", "brief"),  # by `reprlib`
     ("loaderpool.sources.files", "__del__"),
     ("loaderpool.core.session", "__del__"),
     ("loaderpool.core.session", "_on_death"),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from loaderpool.system.annotations import LAZY_ATTRIBUTES
+from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.process import is_library
 
 # Values that are entered. More: the line that makes a loader is slower than its pickling where there are many objects.
@@ -177,8 +178,10 @@ def _of_items(value: Any, kind: type) -> Iterator[Part]:
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object and their names; nothing of its class is called."""
-    with contextlib.suppress(Exception):  # a proxy's own code, or it has none
-        yield from list(object.__getattribute__(value, "__dict__").items())
+    attributes: list[tuple[str, Any]] = []
+    with FailuresIgnored():  # a proxy's own code, or it has none
+        attributes = list(object.__getattribute__(value, "__dict__").items())
+    yield from attributes
     for cls in type(value).__mro__:
         if "__slots__" in vars(cls):
             for name, member in vars(cls).items():

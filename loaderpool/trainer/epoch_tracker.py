@@ -14,7 +14,6 @@ one, a few batches are made ahead: enough that a training's second epoch finds i
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
 import threading
 import traceback
@@ -26,7 +25,7 @@ from loaderpool.config import LoaderConfig
 from loaderpool.errors import LoaderpoolError, StateError
 from loaderpool.plan.order import LanePlaces, Plan, Position
 from loaderpool.system import clock
-from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
+from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, InterruptsHeld
 
 if TYPE_CHECKING:
     from loaderpool.core.delivery import Delivery
@@ -162,7 +161,7 @@ def _without_frames(error: BaseException) -> BaseException:
     """A copy of the same class, arguments, text and attributes; a plain error of that text where that fails."""
     from loaderpool.transport.reports import original_of, rebuild  # which `import loaderpool` shall not wait for
 
-    with contextlib.suppress(Exception):  # of the user's class
+    with FailuresIgnored():  # of the user's class
         copy = rebuild(type(error), original_of(error))
         vars(copy).update(vars(error))
         if str(copy) == str(error):

@@ -20,6 +20,7 @@ from loaderpool.memory.call_times import CallTimes, read_call_times
 from loaderpool.memory.recorder import DELIVERIES, RecordRing
 from loaderpool.plan.order import generated_item
 from loaderpool.system import capacity, clock, machine
+from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.page import PAGE_BYTES, Page, told_of
 from loaderpool.trainer.explain.window import (
@@ -102,7 +103,7 @@ class Observer:
 
     def close(self) -> None:
         """Take the page down. What was seen is kept: of what comes now there is no engine to tell."""
-        with contextlib.suppress(Exception):  # a look shall not hinder a close
+        with FailuresIgnored():  # a look shall not hinder a close
             if self._taken and self._is_taking:
                 self._latest.append(self.now())
         self._is_closed = True
@@ -212,7 +213,7 @@ class Observer:
 
 def _refresh_page(observer: weakref.ref[Observer]) -> None:
     """Have the page tell of a loader as it is now. Runs in: a thread that waits, and for which nothing comes."""
-    with contextlib.suppress(Exception):  # a look shall end no training
+    with FailuresIgnored():  # a look shall end no training
         found = observer()
         if found is not None and found._page is not None and found._page.is_old:
             found._page.write(found._told(found.latest()))

@@ -134,8 +134,10 @@ class _Sender(CodePickler):
 def _by_itself(cls: type) -> bytes:
     try:
         return dumps(cls)
-    except Exception:  # `ship` can send what this cannot, and has: the process that asks has the class
-        return b""
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        return b""  # `ship` can send what this cannot, and has: the process that asks has the class
 
 
 def _known_class(number: str, pickled: bytes, own: int | None = None) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SourceError, UnpicklableError
 from loaderpool.system import process
+from loaderpool.system.interrupts import FailuresIgnored, InterruptsHeld
 
 # What we raise ourselves while a stream is read. Other errors of ours come from a loader that the stream itself reads.
 OURS: tuple[type[LoaderpoolError], ...] = (MemoryLimitError, SourceError, UnpicklableError)
@@ -50,7 +51,7 @@ def rebuild(cls: type[_Exception], original: Original) -> _Exception:
     error: _Exception = builtin.__new__(cls, *original.args)
     builtin.__init__(error, *original.args)
     for name, value in original.attributes.items():
-        with contextlib.suppress(Exception):  # read-only
+        with FailuresIgnored():  # read-only
             object.__setattr__(error, name, value)
     return error
 
@@ -135,21 +136,25 @@ def describe_failure(
     position: int | None = None,
     load_advice: str = "",
 ) -> Failure:
-    """Describe an exception; never raises, whatever the exception's own methods do."""
-    return Failure(
-        type_name=shown_name(type(error)),
-        text=_text(error),
-        traceback_text=_traceback(error),
-        pickled=_pickled(error),
-        index=index,
-        indices=indices[:1000],
-        epoch=epoch,
-        position=position,
-        worker=worker,
-        load_advice=load_advice,
-        node=process.node(),
-        unseen=_unseen(error) if process.node() and isinstance(error, FileNotFoundError) else "",
-    )
+    """Describe an exception, whatever the exception's own methods raise.
+
+    Signals' handlers run when that is done: what they raise would be dropped with the rest.
+    """
+    with InterruptsHeld():
+        return Failure(
+            type_name=shown_name(type(error)),
+            text=_text(error),
+            traceback_text=_traceback(error),
+            pickled=_pickled(error),
+            index=index,
+            indices=indices[:1000],
+            epoch=epoch,
+            position=position,
+            worker=worker,
+            load_advice=load_advice,
+            node=process.node(),
+            unseen=_unseen(error) if process.node() and isinstance(error, FileNotFoundError) else "",
+        )
 
 
 def what_ended(error: BaseException, epoch: int) -> Failure | LoaderpoolError:
@@ -245,7 +250,7 @@ def unpickled(failure: Failure) -> Original | None:
     """Return what travelled of the exception itself, or None."""
     from loaderpool.transport.pickling import receive
 
-    with contextlib.suppress(BaseException):
+    with InterruptsHeld(), contextlib.suppress(BaseException):
         original: Original | None = receive(failure.pickled) if failure.pickled else None
         return original
     return None

@@ -19,6 +19,7 @@ from loaderpool.plan.generators import BATCH, SAMPLE, CapturedGenerators
 from loaderpool.plan.order import Ticket
 from loaderpool.sources.varying import varying
 from loaderpool.system import clock
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.payload.generators import made_by_setup, seeder
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import share_memory
@@ -86,7 +87,7 @@ class Calls:
         self._kept_of = 0
         maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
-        self.after_call: Callable[[], None] = end_stray  # by itself, so that no call pays for a choice
+        self.after_call: Callable[[], None] = end_stray
         # Gives `out` its structure, once the batches' form is known.
         self.unflatten: Callable[[Sequence[Any]], Any] | None = None
 
@@ -443,7 +444,10 @@ class CachedFunction:
                 found = pickle.loads(pickled)
                 self._counts[self._count.HITS] += 1
                 return found
-        except Exception:  # not to be had now, or damaged: it is made again, and written over
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            # Not to be had now, or damaged: it is made again, and written over.
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
         for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()
@@ -461,6 +465,8 @@ class CachedFunction:
             made = pickle.dumps(value, 5)
             value = pickle.loads(made)
         except Exception as error:
+            if is_of_a_handler(error):
+                raise
             self._refuse(
                 f"The result of fn for source index {index}, a {type(value).__name__}, cannot be cached: {error}. "
                 "A cache stores pickles: return arrays, numbers, strings, or objects of a module, from fn, or "

@@ -9,7 +9,6 @@ dropped.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -23,6 +22,7 @@ from loaderpool.plan.order import Plan, Ticket, first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo, by_next
 from loaderpool.system import clock
+from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
 from loaderpool.worker.rows import copy_of, share_memory
 from loaderpool.worker.tickets import Abandoned, Progress
@@ -249,7 +249,7 @@ class Lane:
     def close(self) -> None:
         """End the generator; the lane stands at its start."""
         try:
-            with contextlib.suppress(Exception):  # of a `finally` of the user's, for which no consumer asked
+            with FailuresIgnored():  # of a `finally` of the user's, for which no consumer asked
                 if self._made is not None:
                     self._made.close()
         finally:

@@ -16,6 +16,7 @@ from loaderpool.element.structure import can_write, convert_leaf
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
 from loaderpool.plan.order import item_name
+from loaderpool.system.interrupts import is_of_a_handler
 
 # What a Python number may stand in for without loss, as NumPy's weak promotion has it.
 _WEAK_KINDS: dict[type, str] = {int: "iuf", float: "f"}
@@ -125,8 +126,10 @@ class Converter:
                     count += len(column)
                 elif not self._write_scalars(component, array, row, column, kinds):
                     return False
-        except (TypeError, ValueError, OverflowError):  # of another dtype, or number of axes; or too large
-            return False
+        except (TypeError, ValueError, OverflowError) as error:
+            if is_of_a_handler(error):
+                raise
+            return False  # of another dtype, or number of axes; or too large
         return len(waiting) == count
 
     def _write_scalars(

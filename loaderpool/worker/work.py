@@ -158,7 +158,7 @@ class Work:
     def suspect(self, is_suspect: bool) -> None:
         """Run `check` after each call of the next ticket, if that ticket has ended workers.
 
-        Otherwise one check follows the ticket: it takes a system call, which tiny samples would feel.
+        Otherwise one check follows the ticket: its system call would slow tiny samples down.
         """
         self.calls.after_call = self.check if is_suspect else end_stray
         if self.plan.lanes:

@@ -1,4 +1,4 @@
-"""A mix in a loader: each epoch goes on in each source where the epoch before stopped, wherever batches are made."""
+"""A mix in a loader: each epoch goes on in each source where the epoch before stopped."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_replay_makes_the_sample_of_that_epoch() -> None:
     with lp.Loader(mixed(33), double, batch_size=4, workers=0) as loader:
         epochs = rows_of(loader, 3)
         for epoch, rows in enumerate(epochs):
-            assert [lp.replay(loader, index, epoch) for index in (0, 17, 32)] == [rows[0], rows[17], rows[32]]
+            for index in (0, 17, 32):
+                assert lp.replay(loader, index, epoch) == rows[index]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.core.messages import Release
 from tests.support.batches import kill_supervisor, supervisor_of
 from tests.support.child import run_child
 from tests.support.processes import end_all, is_alive, parents, wait_gone, wait_until
@@ -154,6 +156,80 @@ def test_a_pool_with_a_stopped_supervisor_ends(end: str) -> None:
         assert not wait_gone([supervisor, *workers], DEADLINE_S)
     finally:
         end_all([supervisor])
+
+
+class Stopped:
+    """A loader whose supervisor is stopped in the block."""
+
+    def __init__(self) -> None:
+        self.loader = lp.Loader(range(400), np.int64, batch_size=4, workers=2)
+        self.rows = [int(row) for batch in self.loader for row in batch]
+        self.supervisor = supervisor_of(self.loader)
+
+    def __enter__(self) -> None:
+        os.kill(self.supervisor, signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self.supervisor, signal.SIGCONT)
+
+    def in_a_thread(self, work: Callable[[], object]) -> None:
+        """Do it in a thread, which must come to its end."""
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def resize_often(loader: lp.Loader, last: int) -> None:
+    for number in range(10_000):
+        loader.resize(1 + number % 2)
+    loader.resize(last)
+
+
+def has_workers(loader: lp.Loader, count: int) -> bool:
+    return len(loader.statistics().workers) == count
+
+
+def test_resizing_beside_a_stopped_supervisor_waits_for_nobody() -> None:
+    """From some 2,700 calls on it waited for room, and Ctrl-C did not end that."""
+    stopped = Stopped()
+    with stopped.loader as loader:
+        with stopped:
+            stopped.in_a_thread(lambda: resize_often(loader, last=3))
+        wait_until(lambda: has_workers(loader, 3), DEADLINE_S)
+        assert [int(row) for batch in loader for row in batch] == stopped.rows
+
+
+def test_a_supervisor_in_a_stopped_ones_place_has_the_latest_size() -> None:
+    stopped = Stopped()
+    with stopped.loader as loader:
+        os.kill(stopped.supervisor, signal.SIGSTOP)  # for good
+        stopped.in_a_thread(lambda: resize_often(loader, last=3))
+        assert [int(row) for batch in loader for row in batch] == stopped.rows
+        wait_until(lambda: has_workers(loader, 3), DEADLINE_S)
+        stopped.in_a_thread(lambda: resize_often(loader, last=1))
+        wait_until(lambda: has_workers(loader, 1), DEADLINE_S)
+
+
+def test_one_resize_at_most_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = Stopped()
+    with stopped.loader as loader, stopped:
+        sent: list[Any] = []
+        session = loader._core.pool.worker_pool.session  # type: ignore[union-attr]
+        send = session.send
+        monkeypatch.setattr(session, "send", lambda message: (sent.append(message), send(message)))
+        resize_often(loader, last=2)
+        assert len(sent) == 1
+
+
+def test_a_full_channel_ends_a_stopped_supervisor(tmp_path: Path) -> None:
+    """No call fills it: this is for a bound that is broken."""
+    stopped = Stopped()
+    with stopped.loader as loader:
+        session = loader._core.pool.worker_pool.session  # type: ignore[union-attr]
+        os.kill(stopped.supervisor, signal.SIGSTOP)
+        stopped.in_a_thread(lambda: [session.send(Release(0, 0, 0)) for _ in range(10_000)])
+        assert [int(row) for batch in loader for row in batch] == stopped.rows
 
 
 # ---- an import that takes long

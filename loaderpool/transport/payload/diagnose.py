@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.walk import CODE, CONTAINERS, parts_of
 from loaderpool.transport.payload.in_memory import CURE, InMemoryError
 from loaderpool.transport.payload.pickler import PayloadPickler, is_multiprocessing
@@ -51,6 +52,8 @@ def _first_unpicklable(values: Iterable[object]) -> tuple[int, Exception] | None
         except MemoryError:
             raise
         except Exception as error:
+            if is_of_a_handler(error):
+                raise
             return at, error
         pickler.clear_memo()
     return None

@@ -34,7 +34,10 @@ _STORES: Mapping[tuple[str, str], tuple[bytes, ...]] = {
     ("upath", "MemoryPath"): (),
 }
 
-CURE = "Save it in a directory, and open that in the workers, or read it into NumPy arrays, which all workers share."
+CURE = (
+    "Save it in a directory, and open that in the workers, or read it into NumPy arrays, "
+    "which all workers share."
+)  # fmt: skip
 
 
 class InMemoryError(TypeError):

@@ -24,6 +24,7 @@ import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.plan.generators import is_generator, is_generator_kind, number_of_global
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import LruCacheWrapper, is_found_by_name
 from loaderpool.transport.payload import in_memory
@@ -130,7 +131,9 @@ def _imports_submodule(package: types.ModuleType, key: str) -> bool:
     try:
         spec = package.__spec__
         names = spec.loader.get_code(spec.name).co_names  # type: ignore[union-attr]  # either may be missing: below
-    except Exception:
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
         return True  # no code to look at; by value is never wrong, and the other answer could import TensorFlow
     wanted = (key, f"{package.__name__}.{key}")
     return any(name == each or name.startswith(f"{each}.") for name in names for each in wanted)
