@@ -186,15 +186,15 @@ class Auto(NamedTuple):
     """Bounds within which a pool finds its number of workers while training runs; `workers="auto"` is `Auto()`."""
 
     fewest: int = 1
-    most: int | None = None  # None: four for each CPU that may be used, and at least 32: workers may wait for a disk
+    most: int | None = None  # None: four for each CPU, and at least 32 on a machine: workers may wait for a disk
 
-    def bounds(self, cpus: int) -> tuple[int, int]:
-        """The fewest and the most workers on a machine with so many CPUs."""
-        return self.fewest, self.most or min(MAX_WORKERS, max(4 * cpus, 32, self.fewest))
+    def bounds(self, cpus: int, processes: int = 1) -> tuple[int, int]:
+        """The fewest and the most workers with so many CPUs, beside other processes that have pools, too."""
+        return self.fewest, self.most or min(MAX_WORKERS, max(4 * cpus, 32 // processes, self.fewest))
 
-    def first(self, cpus: int) -> int:
+    def first(self, cpus: int, processes: int = 1) -> int:
         """How many there are at first."""
-        fewest, most = self.bounds(cpus)
+        fewest, most = self.bounds(cpus, processes)
         return min(most, max(fewest, cpus))
 
 

@@ -30,7 +30,7 @@ from loaderpool.cache.setting import MEMORY, Cache, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import CacheError, brief, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
-from loaderpool.system import capacity, machine
+from loaderpool.system import capacity, machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 from loaderpool.system.process import why_not_apart
 
@@ -274,7 +274,7 @@ def make_cache(cache: Cache, payload: Mapping[str, Any], items: int) -> SharedCa
 
         plan = plan._replace(fields=describe(payload["fn"], payload["setup"], payload["source"]))
     elif cache.max_bytes is None:
-        plan = plan._replace(max_bytes=capacity.available_memory_bytes() // _MEMORY_SHARE)
+        plan = plan._replace(max_bytes=ranks.memory_bytes() // _MEMORY_SHARE)
     return SharedCache.create(plan)
 
 
