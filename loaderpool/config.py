@@ -105,7 +105,8 @@ class Limits:
     """Resource limits of a loader: memory for buffered batches, time per sample, and worker restarts.
 
     Args:
-        memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free memory, up to 2 GiB.
+        memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free memory, up to 2 GiB;
+            divided by the processes of a distributed training on this machine.
         timeout_s: Longest time of one sample in seconds; a longer one is an error. Default: `None`, no limit.
         restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any. Default: `(50, 60)`.
         restarts_per_item: Crashes of one task, at least 2, before it is given up; the last two must be at the same
