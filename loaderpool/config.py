@@ -105,7 +105,8 @@ class Limits:
     """Resource limits of a loader: memory for buffered batches, time per sample, and worker restarts.
 
     Args:
-        memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free memory, up to 2 GiB.
+        memory: Bytes for buffered batches, or a string such as `"512MiB"`. Default: 25 % of free memory, up to 2 GiB;
+            divided by the processes of a distributed training on this machine.
         timeout_s: Longest time of one sample in seconds; a longer one is an error. Default: `None`, no limit.
         restarts: Worker restarts allowed in 60 s, or a pair of a number and seconds; `None`: any. Default: `(50, 60)`.
         restarts_per_item: Crashes of one task, at least 2, before it is given up; the last two must be at the same
@@ -186,15 +187,15 @@ class Auto(NamedTuple):
     """Bounds within which a pool finds its number of workers while training runs; `workers="auto"` is `Auto()`."""
 
     fewest: int = 1
-    most: int | None = None  # None: four for each CPU that may be used, and at least 32: workers may wait for a disk
+    most: int | None = None  # None: four for each CPU, and at least 32 on a machine: workers may wait for a disk
 
-    def bounds(self, cpus: int) -> tuple[int, int]:
-        """The fewest and the most workers on a machine with so many CPUs."""
-        return self.fewest, self.most or min(MAX_WORKERS, max(4 * cpus, 32, self.fewest))
+    def bounds(self, cpus: int, processes: int = 1) -> tuple[int, int]:
+        """The fewest and the most workers with so many CPUs, beside other processes that have pools, too."""
+        return self.fewest, self.most or min(MAX_WORKERS, max(4 * cpus, 32 // processes, self.fewest))
 
-    def first(self, cpus: int) -> int:
+    def first(self, cpus: int, processes: int = 1) -> int:
         """How many there are at first."""
-        fewest, most = self.bounds(cpus)
+        fewest, most = self.bounds(cpus, processes)
         return min(most, max(fewest, cpus))
 
 

@@ -31,7 +31,7 @@ from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import CacheError, brief, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
 from loaderpool.sources.varying import varying
-from loaderpool.system import capacity, machine
+from loaderpool.system import capacity, machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 from loaderpool.system.process import why_not_apart
 
@@ -283,7 +283,7 @@ def make_cache(cache: Cache, payload: Mapping[str, Any]) -> SharedCache:
 
         plan = plan._replace(fields=describe(payload["fn"], payload["setup"], source))
     elif cache.max_bytes is None:
-        plan = plan._replace(max_bytes=capacity.available_memory_bytes() // _MEMORY_SHARE)
+        plan = plan._replace(max_bytes=ranks.memory_bytes() // _MEMORY_SHARE)
     return SharedCache.create(plan)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.errors import PoolBrokenError
-from loaderpool.system import clock, machine
+from loaderpool.system import capacity, clock, machine
 
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
 _ONE_THREAD = (
@@ -82,6 +82,8 @@ class Surroundings(NamedTuple):
 def _environment() -> dict[str, str]:
     """Return the environment of the processes that run the user's code."""
     variables = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
+    for name in capacity.OPENMP_BINDING:  # with one thread, it would bind all workers to the same CPU
+        variables.pop(name, None)
     variables["CUDA_VISIBLE_DEVICES"] = ""
     variables["JAX_PLATFORMS"] = "cpu"  # or JAX would want the GPU that it is told of, or the main process' TPU
     if "jax" in sys.modules:  # set at run time, it would not travel, and workers would make float32 of what is float64

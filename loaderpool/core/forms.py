@@ -14,13 +14,13 @@ from loaderpool.errors import MemoryLimitError, SpecMismatchError, shortened
 from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.memory.layout import BatchForm, FixedLayout, batch_form
 from loaderpool.plan.order import Plan
-from loaderpool.system import capacity
+from loaderpool.system import capacity, ranks
 
 if TYPE_CHECKING:
     from loaderpool.worker.tickets import Probe
 
 _DEFAULT_BYTES = 2 << 30  # of a run's slots; no more than
-_SHARE_OF_FREE = 4  # ... this part of what is free
+_SHARE_OF_FREE = 4  # ... this part of what is free, divided by the processes of the training on this machine
 _RUNS = 4  # for so many at the same time the limit has all slots that they want, if batches are tiny
 _LEAST_SLOTS = 2  # one is filled while the consumer has views of another
 _CALLS_AHEAD = 8  # for each thread. Less: threads idle while one call takes much longer than others
@@ -74,7 +74,7 @@ def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:
 def memory_limit(config: LoaderConfig) -> int:
     """Return how many bytes the slots of a run may have."""
     limit = config.limits.memory
-    return min(_DEFAULT_BYTES, capacity.available_memory_bytes() // _SHARE_OF_FREE) if limit is None else limit
+    return min(_DEFAULT_BYTES, ranks.memory_bytes() // _SHARE_OF_FREE) if limit is None else limit
 
 
 def _room_of(form: BatchForm, config: LoaderConfig) -> int:

@@ -21,7 +21,7 @@ from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, fo
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
 from loaderpool.plan.order import item_name
-from loaderpool.system import clock, machine
+from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.process import RestartLimit
 
@@ -93,7 +93,8 @@ class WorkerPool:
         self.has_nodes = program is not None
         self.places: dict[int, NodePlace] = {}
         # Texts of what came up in other processes, for the user to be warned of in a line of his.
-        self.due_warnings: collections.deque[str] = collections.deque()
+        advice = "" if self.has_nodes else capacity.openmp_advice()
+        self.due_warnings: collections.deque[str] = collections.deque([advice] if advice else ())
         self._begins_by_s: float | None = clock.monotonic_s() + _BEGINS_S if self.hands_over_files else None
         self.imports_anew = not self.hands_over_files  # workers are no forks, and import modules themselves
         self.on_idle: Callable[[], None] | None = None

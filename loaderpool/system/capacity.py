@@ -27,6 +27,50 @@ def usable_cpu_count() -> int:
     return max(1, min(counts))
 
 
+# Settings by which OpenMP binds threads to CPUs: a process that loads it is bound to the first one.
+OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def openmp_binding() -> str:
+    """Return the setting, as "name=value", by which OpenMP has left this process one CPU of several; "": none has.
+
+    A process that something else has bound to a CPU looks alike, if such a variable is set, too.
+    """
+    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) > 1:
+        return ""
+    others = [os.cpu_count() or 1, int((cgroup_cpu_quota() or 2) + 0.5)]
+    others += [_count_of(text) for path in _cgroup_directories("cpuset") if (text := _cpuset(path))]
+    if min(others) < 2:
+        return ""
+    values = {name: os.environ.get(name, "").strip() for name in OPENMP_BINDING}
+    if values["OMP_PROC_BIND"].lower() == "false":  # which the others do not undo, but that of Intel's and LLVM's
+        values = {"KMP_AFFINITY": values["KMP_AFFINITY"]}
+    if {"none", "disabled"} & set(values["KMP_AFFINITY"].lower().split(",")):
+        del values["KMP_AFFINITY"]
+    return next((f"{name}={value}" for name, value in values.items() if value), "")
+
+
+def openmp_advice() -> str:
+    """Return what users are told of `openmp_binding`; "": nothing."""
+    binding = openmp_binding()
+    name = binding.partition("=")[0]
+    text = (
+        f"This process may use 1 of {os.cpu_count()} CPUs, and so may its workers. {binding} is set, with which OpenMP "
+        f"binds a process to one CPU when it imports a library such as torch. Unset {name}, unless this is intended."
+    )
+    return text * bool(binding)
+
+
+def _cpuset(path: str) -> str:
+    return (read_file(f"{path}/cpuset.cpus.effective") or read_file(f"{path}/cpuset.effective_cpus")).strip()
+
+
+def _count_of(cpus: str) -> int:
+    """How many CPUs a list of the kernel's has: "0-3,8" has 5."""
+    ranges = [part.partition("-") for part in cpus.split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+
+
 def cgroup_cpu_quota() -> float | None:
     """CPUs' worth of time that this process's cgroups grant (v2 and v1), or None without a quota."""
     quotas = []

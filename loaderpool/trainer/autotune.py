@@ -16,7 +16,7 @@ import weakref
 from typing import NamedTuple
 
 from loaderpool.errors import counted, readable_s
-from loaderpool.system import capacity, clock
+from loaderpool.system import capacity, clock, ranks
 from loaderpool.trainer.explain.verdicts import Verdict, find_verdict
 from loaderpool.trainer.explain.window import (
     FIRST_STEPS,
@@ -238,4 +238,4 @@ class PoolWorkers:
     def _more_in_memory(self, now: Snapshot) -> int:
         """How many more workers there is memory for, where each takes as much of its own as those that there are."""
         own = max((capacity.private_bytes(each.pid) for each in now.by_worker.values() if each.pid), default=0)
-        return int(capacity.available_memory_bytes() * _MEMORY_SHARE) // own if own else self._most
+        return int(ranks.memory_bytes() * _MEMORY_SHARE) // own if own else self._most

@@ -77,6 +77,7 @@ class Observer:
             "is_stream": plan.is_open and not plan.lanes,
             "cpus": min(float(capacity.usable_cpu_count()), capacity.cgroup_cpu_quota() or math.inf),
             "machine_cpus": float(os.cpu_count() or 1),
+            "cpu_advice": capacity.openmp_advice(),
             "lanes": plan.lanes,
         }
         self._latest: collections.deque[Snapshot] = collections.deque(maxlen=_KEPT)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loaderpool.checks import whole_number
 from loaderpool.config import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts, check_workers
 from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted, warn
-from loaderpool.system import capacity, machine
+from loaderpool.system import machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def first_workers(workers: int | Auto) -> int:
     """A number of workers to begin with."""
-    return workers.first(capacity.usable_cpu_count()) if isinstance(workers, Auto) else workers
+    return workers.first(ranks.usable_cpu_count(), ranks.local_count()) if isinstance(workers, Auto) else workers
 
 
 def shared_pool(arguments: Mapping[str, Any]) -> Pool | None:
@@ -157,7 +157,7 @@ class Pool:
         if self._autotune is None:
             from loaderpool.trainer.autotune import PoolWorkers  # not before the first batch is there
 
-            self._autotune = PoolWorkers(*auto.bounds(capacity.usable_cpu_count()))
+            self._autotune = PoolWorkers(*auto.bounds(ranks.usable_cpu_count(), ranks.local_count()))
         workers = self._autotune.look(loader, now, self._workers)
         if workers is not None:
             with InterruptsHeld(), self._turn():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from loaderpool.cache.setting import FULL, NO_COUNTS, Count
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.memory.call_times import SlowItem
-from loaderpool.system import clock
+from loaderpool.system import clock, ranks
 from loaderpool.trainer.epoch_tracker import Counters, EpochTracker
 from loaderpool.trainer.explain.window import Decision, Snapshot
 from loaderpool.trainer.observer import Observer
@@ -84,8 +84,10 @@ def take_statistics(tracker: EpochTracker, engine: Engine | None, observer: Obse
     told = EngineStatistics() if engine is None else engine.statistics()
     cached = NO_COUNTS if engine is None or engine.cache is None else engine.cache.counts()
     of_shards = (f"{repeated:,} rows are repeated in each epoch, so that all shards have equally many batches",)
+    processes = ranks.local_count()
+    of_ranks = (f"this is one of {processes} processes of a training: defaults for memory and workers are divided",)
     return Statistics(
-        **{**vars(told), "notes": told.notes + of_shards * bool(repeated)},
+        **{**vars(told), "notes": told.notes + of_shards * bool(repeated) + of_ranks * (processes > 1)},
         iterations=counters.passes,
         epoch=tracker.epoch,
         batches=counters.batches,

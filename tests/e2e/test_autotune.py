@@ -38,7 +38,7 @@ def train(batches: Iterator[np.ndarray], step_s: float, until: float, is_enough:
 
 def begins_with(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever CPUs there are."""
-    monkeypatch.setattr(Auto, "first", lambda bounds, cpus: workers)
+    monkeypatch.setattr(Auto, "first", lambda bounds, *_: workers)
 
 
 def test_it_has_more_workers_where_training_waits_and_batches_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ class Explanation:
 def explain(window: Window) -> Explanation:
     """Return the explanation of a window."""
     found = find_verdict(window)
+    found = found._replace(why=f"{found.why} {window.cpu_advice}".rstrip())
     return Explanation(
         **found._asdict(),
         wait_share=window.wait_share,

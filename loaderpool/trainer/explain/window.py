@@ -171,6 +171,7 @@ class Snapshot(Sums):
     lanes: int = 0  # generators that run at once, each in one thread of one worker; 0: there are none
     cpus: float = 1.0  # that may be used, after affinity and cgroups
     machine_cpus: float = 0.0  # that the machine has, where these are more
+    cpu_advice: str = ""  # what is wrong with the CPUs that may be used
 
     def since(self, first: Sums) -> Sums:
         """Return what has come since then."""

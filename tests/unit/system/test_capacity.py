@@ -1,9 +1,12 @@
-"""What the kernel counts of a process, where it can be read."""
+"""What the kernel counts of a process, where it can be read; which CPUs are left to it."""
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
+
+import pytest
 
 from loaderpool.system import capacity
 
@@ -15,3 +18,54 @@ def test_cpu_time_of_a_process_is_what_its_own_clock_says() -> None:
     before = time.process_time()
     told = capacity.process_cpu_s(os.getpid())
     assert before <= told <= time.process_time()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "own", "cpuset", "quota", "settings", "told"),
+    [
+        (64, 1, None, None, {}, ""),  # bound on purpose
+        (64, 64, None, None, {"OMP_PROC_BIND": "true"}, ""),
+        (64, 2, None, None, {"OMP_PROC_BIND": "true"}, ""),
+        (1, 1, None, None, {"OMP_PROC_BIND": "true"}, ""),
+        (64, 1, "5\n", None, {"OMP_PROC_BIND": "true"}, ""),  # the container has no other
+        (64, 1, "0-3,8\n", None, {"OMP_PROC_BIND": "true"}, "OMP_PROC_BIND=true"),
+        (64, 1, None, 1.0, {"OMP_PROC_BIND": "true"}, ""),
+        (64, 1, None, 1.6, {"OMP_PROC_BIND": "true"}, "OMP_PROC_BIND=true"),
+        (64, 1, None, None, {"OMP_PROC_BIND": "close,spread"}, "OMP_PROC_BIND=close,spread"),
+        (64, 1, None, None, {"OMP_PROC_BIND": "FALSE"}, ""),
+        (64, 1, None, None, {"OMP_PROC_BIND": "false", "OMP_PLACES": "cores"}, ""),
+        (64, 1, None, None, {"OMP_PROC_BIND": "", "OMP_PLACES": "cores"}, "OMP_PLACES=cores"),
+        (64, 1, None, None, {"GOMP_CPU_AFFINITY": "0-63"}, "GOMP_CPU_AFFINITY=0-63"),
+        (
+            64,
+            1,
+            None,
+            None,
+            {"KMP_AFFINITY": "granularity=fine,compact,1,0"},
+            "KMP_AFFINITY=granularity=fine,compact,1,0",
+        ),
+        (64, 1, None, None, {"KMP_AFFINITY": "verbose,none"}, ""),
+        (64, 1, None, None, {"KMP_AFFINITY": "disabled", "OMP_PLACES": "cores"}, "OMP_PLACES=cores"),
+    ],
+)
+def test_openmp_is_named_if_it_left_one_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    cpus: int,
+    own: int,
+    cpuset: str | None,
+    quota: float | None,
+    settings: dict[str, str],
+    told: str,
+) -> None:
+    for name in capacity.OPENMP_BINDING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    if cpuset is not None:
+        (tmp_path / "cpuset.cpus.effective").write_text(cpuset)
+    monkeypatch.setattr(capacity, "_cgroup_directories", lambda _: iter([str(tmp_path)]))
+    monkeypatch.setattr(capacity, "cgroup_cpu_quota", lambda: quota)
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(own)))
+    assert capacity.openmp_binding() == told

@@ -1,0 +1,154 @@
+"""How many processes of a training share this machine, by what their launchers set, and which part each one has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from loaderpool.config import Auto
+from loaderpool.system import capacity, ranks
+
+LAUNCHERS = [
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "PMI_LOCAL_SIZE",
+    "PALS_LOCAL_SIZE",
+    "HOROVOD_LOCAL_SIZE",
+    "LOCAL_SIZE",
+    "CROSS_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_NODEID",
+    "SLURM_CPUS_ON_NODE",
+    "MASTER_ADDR",
+    "WORLD_SIZE",
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "jax._src.distributed", raising=False)
+
+
+def setenv(monkeypatch: pytest.MonkeyPatch, settings: str) -> None:
+    for each in settings.split():
+        monkeypatch.setenv(*each.split("=", 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ("", 1),
+        ("LOCAL_WORLD_SIZE=8", 8),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE=4", 4),
+        ("MPI_LOCALNRANKS=4", 4),
+        ("MV2_COMM_WORLD_LOCAL_SIZE=4", 4),
+        ("PMI_LOCAL_SIZE=12", 12),
+        ("HOROVOD_LOCAL_SIZE=2", 2),
+        ("CROSS_SIZE=1 LOCAL_SIZE=8", 8),
+        ("LOCAL_SIZE=8", 1),  # DeepSpeed sets both
+        ("LOCAL_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_SIZE=4", 4),
+        ("SLURM_STEP_TASKS_PER_NODE=1 LOCAL_WORLD_SIZE=8", 8),
+        ("SLURM_STEP_TASKS_PER_NODE=4", 4),
+        ("SLURM_STEP_TASKS_PER_NODE=4(x2),3 SLURM_NODEID=1", 4),
+        ("SLURM_STEP_TASKS_PER_NODE=4(x2),3 SLURM_NODEID=2", 3),
+        ("SLURM_STEP_TASKS_PER_NODE=4(x2),3 SLURM_NODEID=3", 1),
+        ("SLURM_STEP_TASKS_PER_NODE=some SLURM_NODEID=0", 1),
+        ("MASTER_ADDR=localhost WORLD_SIZE=4", 4),
+        ("MASTER_ADDR=127.0.0.1 WORLD_SIZE=4", 4),
+        ("MASTER_ADDR=10.0.0.7 WORLD_SIZE=4", 1),
+        ("WORLD_SIZE=4", 1),
+        ("LOCAL_WORLD_SIZE=0", 1),
+        ("LOCAL_WORLD_SIZE=-3", 1),
+        ("LOCAL_WORLD_SIZE=many", 1),
+    ],
+)
+def test_processes_are_counted_by_what_launchers_set(
+    monkeypatch: pytest.MonkeyPatch, settings: str, count: int
+) -> None:
+    setenv(monkeypatch, settings)
+    assert ranks.local_count() == count
+
+
+@pytest.mark.parametrize(
+    ("address", "count"),
+    [("localhost:1234", 3), ("127.0.0.1:1234", 3), ("[::1]:1234", 3), ("10.0.0.7:1", 1), (None, 1)],
+)
+def test_processes_of_jax_are_counted_on_one_machine(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, count: int
+) -> None:
+    state = SimpleNamespace(coordinator_address=address, num_processes=3)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))  # type: ignore[arg-type]
+    assert ranks.local_count() == count
+
+
+def machine_of(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, own: int, launchers: int, quota: float | None = None
+) -> None:
+    """Have this process be bound to some CPUs, and the process that launched it to others."""
+    masks = {os.getppid(): set(range(launchers)), 0: set(range(own))}
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    monkeypatch.setattr(os, "sched_getaffinity", masks.__getitem__)
+    monkeypatch.setattr(capacity, "cgroup_cpu_quota", lambda: quota)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "own", "launchers", "quota", "settings", "share"),
+    [
+        (64, 64, 64, None, "", 64),
+        (64, 64, 64, None, "LOCAL_WORLD_SIZE=8", 8),
+        (64, 64, 64, 16.0, "LOCAL_WORLD_SIZE=8", 2),
+        (2, 2, 2, None, "LOCAL_WORLD_SIZE=8", 1),
+        (64, 8, 64, None, "LOCAL_WORLD_SIZE=8", 8),  # each is bound to its own
+        (64, 16, 16, None, "LOCAL_WORLD_SIZE=8", 2),  # all are bound to the same
+        (64, 32, 64, None, "OMPI_COMM_WORLD_LOCAL_SIZE=8", 8),  # four are bound to each socket
+        (64, 8, 64, None, "SLURM_STEP_TASKS_PER_NODE=8 SLURM_CPUS_ON_NODE=64", 8),
+        (64, 16, 64, None, "SLURM_STEP_TASKS_PER_NODE=8 SLURM_CPUS_ON_NODE=16", 2),
+        (64, 1, 64, None, "LOCAL_WORLD_SIZE=2", 1),
+    ],
+)
+def test_cpus_are_divided_among_processes(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, own: int, launchers: int, quota: float | None, settings: str, share: int
+) -> None:
+    machine_of(monkeypatch, cpus, own, launchers, quota)
+    setenv(monkeypatch, settings)
+    assert ranks.usable_cpu_count() == share
+
+
+def test_a_launcher_that_is_gone_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_of(monkeypatch, 64, 16, 64)
+    monkeypatch.setattr(os, "getppid", lambda: 2**22 + 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(16)} if not pid else os.kill(pid, 0))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert ranks.usable_cpu_count() == 2
+
+
+def test_memory_is_divided_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 64 << 30)
+    assert ranks.memory_bytes() == 64 << 30
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert ranks.memory_bytes() == 8 << 30
+
+
+@pytest.mark.parametrize(
+    ("auto", "cpus", "processes", "first", "bounds"),
+    [
+        (Auto(), 64, 1, 64, (1, 256)),
+        (Auto(), 8, 8, 8, (1, 32)),
+        (Auto(), 1, 8, 1, (1, 4)),
+        (Auto(), 1, 64, 1, (1, 4)),
+        (Auto(), 2, 1, 2, (1, 32)),
+        (Auto(2, 8), 1, 8, 2, (2, 8)),  # of each process
+        (Auto(6), 1, 8, 6, (6, 6)),
+    ],
+)
+def test_auto_is_bounded_by_the_share(
+    auto: Auto, cpus: int, processes: int, first: int, bounds: tuple[int, int]
+) -> None:
+    assert (auto.first(cpus, processes), auto.bounds(cpus, processes)) == (first, bounds)
