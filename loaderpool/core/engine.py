@@ -18,7 +18,8 @@ from loaderpool.plan.order import Position
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.payload.captured_state import CapturedState
-from loaderpool.transport.payload.ship import named_parts, place, put_shipment, ship
+from loaderpool.transport.payload.module_versions import note_modules, version_warnings
+from loaderpool.transport.payload.ship import Shipment, named_parts, place, put_shipment, ship
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
@@ -79,8 +80,15 @@ class PoolEngine:
                 from loaderpool.core.stream.reader import ship_beside
 
                 shipment, for_reader = ship_beside(for_workers, stream, self.config, self.plan, pool.hands_over_files)
+        modules = shipment.modules
+        if stream is not None and isinstance(for_reader, Shipment):
+            modules |= for_reader.modules
+        if not pool.hands_over_files:
+            note_modules(modules, pool.modules)
         for warning in shipment.warnings:
             warn(warning)
+        for text in version_warnings(modules, pool.modules):
+            warn(text)
         self._without, self._packed_items = shipment.without, shipment.packed_items
         with pool.lock:
             self.number = pool.take_number()

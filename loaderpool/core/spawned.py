@@ -35,6 +35,7 @@ from loaderpool.core.supervisor import Supervisor
 from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import capacity, interrupts, machine, process
+from loaderpool.transport.payload.modules import ModuleStore, keep
 from loaderpool.transport.reports import LOST_PIPES_STATUS
 from loaderpool.worker.own_process import serve, settle_process
 
@@ -196,6 +197,7 @@ class SpawnedPool(WorkerPool):
 
     hands_over_files = False
     _make_arena = staticmethod(lambda: shared(Arena))
+    _make_modules = ModuleStore  # workers cannot add to it
     _make_session = SpawnedSession
 
 
@@ -246,6 +248,7 @@ class SpawnedWorkers(Processes):
     def _launch(self, number: int, cell: int, is_forked: bool) -> WorkerProcess:
         ours, theirs = _spawning.Pipe()
         own = {"channel": theirs, "arena": self._arena.name, "slots": self._slots.name}
+        own["modules"] = self._settings["modules"].frames()
         told = {**self._settings, **self._told(number, cell), **own}
         started = _spawning.Process(target=exec, args=(_BOOT, {"start": told}), name=f"{_NAME}{number}", daemon=False)
         with theirs, _starting:
@@ -296,6 +299,7 @@ def main(start: dict[str, Any]) -> None:
     faulthandler.enable(sys.stderr or os.open(os.devnull, os.O_WRONLY), all_threads=False)
     ends = functools.partial(os._exit, LOST_PIPES_STATUS)  # after the main process, or as the function has closed it
     channel: Any = Connected(start["channel"], queue.SimpleQueue(), lambda: os.getppid() == start["trainer_pid"], ends)
+    keep(ModuleStore(frames=start["modules"]))
     arena, slots = shared(Arena, start["arena"]), shared(SlotFile, start["slots"])
     payloads = LatePayloads(arena, start)
     serve(SpawnedWorker(start["number"], start["cell"], channel, arena, slots, payloads, start["forms"]).run)

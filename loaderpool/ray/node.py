@@ -42,6 +42,7 @@ from loaderpool.memory.arena import Arena, Extent, map_memory_file
 from loaderpool.memory.board import Field
 from loaderpool.system import clock, machine, process
 from loaderpool.system.machine import StopWatch
+from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.payload.ship import Shipment, put_shipment
 from loaderpool.transport.pickling import receive
 
@@ -128,7 +129,8 @@ class NodeActor:
         self._heard_s = clock.monotonic_s()  # when the latest beat came
         settings = {"node": self._at[1], "workers": workers, "max_restarts": DEFAULT_RESTARTS}
         program, news = Program("loaderpool.ray.node", settings=settings), threading.Condition()
-        self._session = Session(self._arena, Surroundings.of_now(), news, program)
+        self._modules = ModuleStore.create()
+        self._session = Session(self._arena, Surroundings.of_now(self._modules), news, program)
         threading.Thread(target=self._read, name="loaderpool-reader", daemon=True).start()
 
     def _read(self) -> None:
@@ -162,8 +164,13 @@ class NodeActor:
 
     # ---- loaders
 
-    async def load(self, number: int, payload: tuple[bytes, list[Any]]) -> Any:
-        """Load a payload: a pickle, and its arrays, which lie in the node's store. May raise MemoryLimitError."""
+    async def load(self, number: int, payload: tuple[bytes, list[Any], bytes]) -> Any:
+        """Load a payload: a pickle, its arrays, which lie in the node's store, and the dispatcher's modules.
+
+        Raises:
+            MemoryLimitError: There is no memory for it.
+        """
+        self._modules.extend(payload[2])
         shipment = Shipment(payload[0], tuple(map(memoryview, payload[1])))
         # On a thread: a node that copies gigabytes is no dead one.
         put = await asyncio.to_thread(put_shipment, self._arena, shipment)

@@ -277,7 +277,7 @@ class StreamFeeds:
             self.placement = place(shipment)
             self._extents, offset, nbytes = put_shipment(self.pool.arena, shipment, self.placement)
             files = self.placement.descriptors
-            own = self.pool.arena, (offset, nbytes), files, Surroundings.of_now()
+            own = self.pool.arena, (offset, nbytes), files, Surroundings.of_now(self.pool.modules)
             self._reader = functools.partial(ReaderProcess, *own)
 
     def ahead(self) -> tuple[int, int, int]:

@@ -41,6 +41,7 @@ class Shipment(NamedTuple):
     packed_items: int = 0  # items of the source that are packed (`packing`), in buffers, too
     warnings: tuple[Warning, ...] = ()  # for large lists and dicts, and generators of random numbers, that are copied
     without: frozenset[str] = frozenset()  # frameworks: code of modules that import one is in the pickle by value
+    modules: frozenset[str] = frozenset()  # whose functions and classes are in the pickle by name
 
 
 def ship(payload: dict[str, object], *, without: frozenset[str] | None = None) -> Shipment:
@@ -101,7 +102,7 @@ def _shipment(payload: dict[str, object], frameworks: frozenset[str]) -> Shipmen
             parts = named_parts(payload)
             large = large_data(parts, sources, pickler.is_by_value)
             told = (*map(LargeDataWarning, large), *map(LoaderpoolWarning, copied_generators(parts)))
-        return Shipment(file.getvalue(), tuple(buffers), packed, told, frameworks)
+        return Shipment(file.getvalue(), tuple(buffers), packed, told, frameworks, frozenset(pickler.homes))
 
 
 # ---- where its arrays go: into files in which they stand already or are adopted, or by a copy into the arena ----
