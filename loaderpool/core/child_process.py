@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from loaderpool.errors import PoolBrokenError
 from loaderpool.system import capacity, clock, machine
+from loaderpool.transport.payload.modules import ModuleStore
 
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
 _ONE_THREAD = (
@@ -66,17 +67,18 @@ class Surroundings(NamedTuple):
     environment: Mapping[str, str]
     path: list[str]
     argv: list[str]
+    modules: ModuleStore
 
     @classmethod
-    def of_now(cls) -> Surroundings:
-        """Return those of this moment."""
+    def of_now(cls, modules: ModuleStore) -> Surroundings:
+        """Return those of this moment, and the pool's store of modules."""
         directory = None
         with contextlib.suppress(FileNotFoundError):
             directory = os.getcwd()
         # As imports read it: what is no str is passed over, "" is the working directory.
         path = [str(entry) or directory for entry in sys.path if isinstance(entry, str)]
         argv = [str(argument) for argument in getattr(sys, "argv", ())]
-        return cls(directory, _environment(), [entry for entry in path if entry is not None], argv)
+        return cls(directory, _environment(), [entry for entry in path if entry is not None], argv, modules)
 
 
 def _environment() -> dict[str, str]:
@@ -111,8 +113,9 @@ def start(
         descriptors: what it inherits.
         is_apart: Ctrl-C and Ctrl-Z of the terminal are not for it.
     """
-    directory = around.directory
-    told = {"path": around.path, "argv": around.argv, "descriptors": list(descriptors)}
+    directory, modules = around.directory, around.modules.descriptor
+    descriptors = [*descriptors, modules]
+    told = {"path": around.path, "argv": around.argv, "modules": modules, "descriptors": descriptors}
     content = marshal.dumps({**program.settings, **told, **settings})
     file = machine.create_memory_file("start")
     try:

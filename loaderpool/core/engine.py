@@ -27,6 +27,7 @@ from loaderpool.sources.stream import nothing_there
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.payload.generators import Registry, roots_of, seeder
 from loaderpool.transport.payload.glance import Glance
+from loaderpool.transport.payload.module_versions import note_modules, version_warnings
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.payload.structure import means_the_same
 from loaderpool.transport.pickling import receive
@@ -96,8 +97,13 @@ class PoolEngine:
         with InterruptsAllowed():
             self.generators = Registry(roots)
         shipped = self._ship(None)
+        modules = frozenset[str]().union(*(each.modules for each in shipped if isinstance(each, Shipment)))
+        if not pool.hands_over_files:
+            note_modules(modules, pool.modules)
         for warning in shipped[0].warnings:
             warn(warning)
+        for text in version_warnings(modules, pool.modules):
+            warn(text)
         try:
             self._send(shipped)
         except BaseException:

@@ -24,6 +24,7 @@ from loaderpool.plan.order import item_name
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.process import RestartLimit
+from loaderpool.transport.payload.modules import ModuleStore
 
 # A supervisor begins in a tenth of a second. Shorter: an interpreter that comes over a slow network would be suspected.
 _BEGINS_S = 60.0
@@ -67,6 +68,7 @@ class WorkerPool:
 
     Attributes:
         arena: shared memory beside the slots; it outlives supervisors.
+        modules: the user's modules as its processes have first imported them.
         places: of nodes, by number.
         has_nodes: its workers are nodes with workers of their own.
         workers_wanted: how many there shall be.
@@ -81,13 +83,18 @@ class WorkerPool:
 
     hands_over_files = True
     _make_arena: Callable[[], Arena] = staticmethod(Arena.create)
+    _make_modules: Callable[[], ModuleStore] = staticmethod(ModuleStore.create)
     _make_session: type[Session] = Session
 
     def __init__(self, workers: int, restarts: tuple[int, float] | None, program: Program | None = None) -> None:
         self.workers_wanted, self._restarts = workers, restarts
         self._program = program or SUPERVISOR
         try:
-            self.arena = self._make_arena()
+            with contextlib.ExitStack() as undo:
+                self.modules = self._make_modules()
+                undo.callback(self.modules.close)
+                self.arena = self._make_arena()
+                undo.pop_all()
         except OSError as error:  # too many open files, say
             raise PoolBrokenError(f"Could not start the worker pool: {error}") from error
         self.has_nodes = program is not None
@@ -105,13 +112,14 @@ class WorkerPool:
         self._deaths = SupervisorDeaths(restarts)
         self._broken: Callable[[], LoaderpoolError] | None = None  # makes the error that nothing can go on
         self.owner_pid = os.getpid()
-        self._around = Surroundings.of_now()
+        self._around = Surroundings.of_now(self.modules)
         self.lock = threading.RLock()  # held while anything changes
         self._news = threading.Condition(self.lock)
         try:
             self.session = self._start()
         except BaseException:
             self.arena.close_descriptor()
+            self.modules.close()
             raise
         live.add(self)
 
@@ -292,6 +300,7 @@ class WorkerPool:
                 loader.on_close()
             self.session.close()
             self.arena.close_descriptor()
+            self.modules.close()
             if self.lock.acquire(timeout=1.0):
                 try:
                     self._news.notify_all()

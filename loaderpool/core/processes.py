@@ -26,6 +26,7 @@ from loaderpool.system.machine import StopWatch
 from loaderpool.system.open_files import OpenFile
 from loaderpool.transport.payload.handles import forget_connections
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
+from loaderpool.transport.payload.modules import ModuleStore, keep
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.own_process import become_worker, serve, settle_libraries
 from loaderpool.worker.tickets import WorkFailed
@@ -305,7 +306,7 @@ class Processes:
         files = [file for of_loader in self._payloads.files.values() for file in of_loader]
         return child_process.start(
             child_process.Program("loaderpool.core.processes", f"loaderpool-worker-{number}"),
-            child_process.Surroundings(None, os.environ, start["path"], start["argv"]),
+            child_process.Surroundings(None, os.environ, start["path"], start["argv"], ModuleStore(start["modules"])),
             settings,
             [settings["arena"], settings["slots"], channel, stacks, *files],
             is_apart=False,  # it is of the supervisor's group, and ends with it
@@ -397,6 +398,7 @@ def main(start: Mapping[str, Any]) -> None:
     """Runs in: a worker that is no fork, from the first import to its end."""
     process.become("worker", start["node"])
     become_worker(start["supervisor_pid"])
+    keep(ModuleStore(start["modules"]))
     StackFile(start["stacks"]).arm()
     arena, slots = Arena(start["arena"], start["arena_bytes"]), SlotFile(start["slots"])
     channel = Channel(socket.socket(fileno=start["channel"]))

@@ -37,6 +37,7 @@ from loaderpool.core.worker import Worker
 from loaderpool.memory.arena import Arena, SlotFile
 from loaderpool.system import capacity, interrupts, machine, process
 from loaderpool.system.open_files import OpenFile
+from loaderpool.transport.payload.modules import ModuleStore, keep
 from loaderpool.transport.reports import LOST_PIPES_STATUS
 from loaderpool.worker.own_process import serve, settle_process
 
@@ -197,6 +198,7 @@ class SpawnedPool(WorkerPool):
     """A pool of such workers."""
 
     hands_over_files = False
+    _make_modules = ModuleStore  # workers cannot add to it
     _make_session = SpawnedSession
 
     @staticmethod
@@ -249,6 +251,7 @@ class SpawnedWorkers(Processes):
     def _launch(self, number: int, cell: int, files: Sequence[OpenFile] | None) -> WorkerProcess:
         ours, theirs = _spawning.Pipe()
         own = {"channel": theirs, "arena": self._arena.name, "slots": self._slots.name}
+        own["modules"] = self._settings["modules"].frames()
         told = {**self._settings, **self._told(number, cell), **own}
         started = _spawning.Process(target=exec, args=(_BOOT, {"start": told}), name=f"{_NAME}{number}", daemon=False)
         with theirs, _starting:
@@ -299,6 +302,7 @@ def main(start: dict[str, Any]) -> None:
     faulthandler.enable(sys.stderr or os.open(os.devnull, os.O_WRONLY), all_threads=False)
     ends = functools.partial(os._exit, LOST_PIPES_STATUS)  # after the main process, or as the function has closed it
     channel: Any = Connected(start["channel"], queue.SimpleQueue(), lambda: os.getppid() == start["trainer_pid"], ends)
+    keep(ModuleStore(frames=start["modules"]))
     arena, slots = shared(Arena, start["arena"]), shared(SlotFile, start["slots"])
     payloads = LatePayloads(arena, start)
     serve(SpawnedWorker(start["number"], start["cell"], channel, arena, slots, payloads, start["forms"]).run)

@@ -29,6 +29,7 @@ from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import reports
 from loaderpool.transport.payload.loaded import ForkCheck, Payloads, describe_load_error, why_not_forked
+from loaderpool.transport.payload.modules import ModuleStore, keep
 from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
 
@@ -463,6 +464,7 @@ def serve(start: Mapping[str, Any], program: Callable[[Mapping[str, Any]], Super
     if os.getppid() != start["trainer_pid"]:
         return  # it died while we started
     machine.raise_descriptor_limit()
+    keep(ModuleStore(start["modules"]))
     try:
         supervisor = program(start)
     except ProcessLookupError:

@@ -43,6 +43,7 @@ from loaderpool.ray.cluster import BEAT_S, Cluster, Node
 from loaderpool.ray.node import Made
 from loaderpool.system import clock, machine
 from loaderpool.transport import reports
+from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure
 
 _GROUP_BYTES = 16 << 20  # tickets at hand go in one call, up to this; one object of 19 MB is 0.6 of the CPU of four
@@ -65,6 +66,7 @@ class Dispatcher(Supervisor):
         super().__init__({**start, "workers": 0})
         self._size = settings.nodes
         self._tick_ms = int(BEAT_S * 500)  # half a beat
+        self._modules = ModuleStore(start["modules"])  # nodes import what it has imported
         self._stored: dict[int, Any] = {}  # by loader: its payload in the cluster's stores
         self._losses: collections.deque[tuple[str, str]] = collections.deque(maxlen=_KEPT)
         self._untold: dict[int, NodeIs] = {}  # by node: the latest, which the main process does not know
@@ -125,7 +127,7 @@ class Dispatcher(Supervisor):
         if loader not in self._stored:
             pickled, buffers, *_, generators = self._payloads.read(loader, *self._payloads.places[loader])
             arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-            self._stored[loader] = self._cluster.put((pickled, arrays, generators))
+            self._stored[loader] = self._cluster.put((pickled, arrays, generators, self._modules.frames()))
         node.orders.append(("load", loader, self._stored[loader]))
         self._go_on(node)
 

@@ -42,6 +42,7 @@ from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.memory.board import Field
 from loaderpool.system import clock, machine, process
 from loaderpool.system.machine import StopWatch
+from loaderpool.transport.payload.modules import ModuleStore
 from loaderpool.transport.payload.sent import Sent
 from loaderpool.transport.payload.ship import Shipment
 from loaderpool.transport.pickling import receive
@@ -129,7 +130,8 @@ class NodeActor:
         self._heard_s = clock.monotonic_s()  # when the latest beat came
         settings = {"node": self._at[1], "workers": workers, "max_restarts": DEFAULT_RESTARTS}
         program, news = Program("loaderpool.ray.node", settings=settings), threading.Condition()
-        self._session = Session(self._arena, Surroundings.of_now(), news, program)
+        self._modules = ModuleStore.create()
+        self._session = Session(self._arena, Surroundings.of_now(self._modules), news, program)
         threading.Thread(target=self._read, name="loaderpool-reader", daemon=True).start()
 
     def _read(self) -> None:
@@ -163,12 +165,15 @@ class NodeActor:
 
     # ---- loaders
 
-    async def load(self, number: int, payload: tuple[bytes, list[Any], bytes]) -> Any:
-        """Load a payload: a pickle, its arrays, which lie in the node's store, and its random generators.
+    async def load(self, number: int, payload: tuple[bytes, list[Any], bytes, bytes]) -> Any:
+        """Load a payload: a pickle, its arrays, which lie in the node's store, its random generators, and the
+        dispatcher's modules.
 
-        May raise MemoryLimitError.
+        Raises:
+            MemoryLimitError: There is no memory for it.
         """
-        pickled, arrays, generators = payload
+        pickled, arrays, generators, modules = payload
+        self._modules.extend(modules)
         shipment = Shipment(pickled, tuple(map(memoryview, arrays)), generators=generators)
         # On a thread: a node that copies gigabytes is no dead one.
         sent = self._sent[number] = await asyncio.to_thread(Sent, self._arena, shipment)

@@ -12,6 +12,11 @@ wall_ns = time.time_ns
 process_cpu_ns = time.process_time_ns
 
 
+def boot_ns() -> int:
+    """Return the time since the machine was started. Only Linux has this clock."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 def wait_until(is_so: Callable[[], bool], at_most_s: float) -> None:
     """Return when it is so, or after so many seconds."""
     ends_s = monotonic_s() + at_most_s

@@ -83,6 +83,13 @@ def create_memory_file(name: str) -> int:
         raise OSError(error.errno, text) from None
 
 
+def create_log_file(name: str) -> int:
+    """Make such a file of which each write, of any process, goes to the end; returns its descriptor."""
+    descriptor = create_memory_file(name)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+    return descriptor
+
+
 def map_readable_file(name: str, nbytes: int) -> mmap.mmap:
     """Map such a file, which others find under /proc, and which goes with the mapping."""
     descriptor = create_memory_file(name)
@@ -165,6 +172,17 @@ def start_time(pid: int) -> int:
     """When a process began, which tells it from a later one of the same pid; 0: it is gone, a zombie, or not told."""
     state, began = _stat_of(pid)
     return 0 if state in ("", "Z", "X") else began
+
+
+_IMPORTED_NS = clock.wall_ns()
+
+
+def process_started_ns() -> int:
+    """Return when this process began, by the clock of file systems; where the kernel does not tell, a moment later."""
+    ticks = start_time(os.getpid())
+    if not ticks:
+        return _IMPORTED_NS
+    return clock.wall_ns() - clock.boot_ns() + ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 def is_stopped(pid: int) -> bool:

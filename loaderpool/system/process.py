@@ -50,14 +50,27 @@ _DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 def is_installed(name: str) -> bool:
     """Whether a module that is imported is a package's, not the user's own: it lies where packages are installed."""
     file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and _lies_where_packages_do(file)
+
+
+def _lies_where_packages_do(file: str) -> bool:
     # Windows has both separators in one path.
-    return isinstance(file, str) and not _DIRECTORIES.isdisjoint(file.replace(os.sep, "/").split("/"))
+    return not _DIRECTORIES.isdisjoint(file.replace(os.sep, "/").split("/"))
 
 
 def is_library(module: str | None) -> bool:
     """Whether a module is no code of the user's own: ours, Python's, or a package's."""
-    root = (module or "").partition(".")[0]
-    return root == "loaderpool" or root in sys.stdlib_module_names or is_installed(module or "")
+    return _is_ours_or_pythons(module or "") or is_installed(module or "")
+
+
+def is_library_file(module: str, file: str) -> bool:
+    """Return the same for a module that is not imported yet, and will be from this file."""
+    return _is_ours_or_pythons(module) or _lies_where_packages_do(file)
+
+
+def _is_ours_or_pythons(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root == "loaderpool" or root in sys.stdlib_module_names
 
 
 # ---- files ----

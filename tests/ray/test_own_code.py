@@ -12,7 +12,9 @@ from types import ModuleType
 import pytest
 
 import loaderpool as lp
-from tests.support.ray_cluster import RayCluster
+from tests.support.batches import read_while
+from tests.support.processes import strike
+from tests.support.ray_cluster import RayCluster, impatient_pool
 
 TEXT = """
 import os
@@ -58,3 +60,26 @@ def test_the_working_directory_goes_along(
     assert len(told) == 8
     assert all(os.path.dirname(file) == directory for file, directory in told)
     assert all(file != own_module.__file__ for file, _ in told)
+
+
+def test_nodes_that_start_later_import_the_first_version(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All machines mount the folder in which the module is edited."""
+    path = tmp_path / "edited_module.py"
+    text = "import time\n\ndef told(item):\n    time.sleep(0.002)\n    return 'first'\n"
+    path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("edited_module")
+
+    def edit() -> None:
+        path.write_text(text.replace("first", "second version"))
+        strike(cluster.actors)
+
+    options = {"runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}}}
+    pool = impatient_pool(cluster.address, 5, nodes=1, actor_options=options)
+    with pool, lp.Loader(range(600), module.told, batch_size=4, workers=pool) as loader:
+        got = read_while(loader, {20: edit})
+        assert loader.statistics().nodes_lost == 1
+    sys.modules.pop("edited_module", None)
+    assert {str(each) for batch in got for each in batch} == {"first"}

@@ -326,7 +326,7 @@ class StreamFeeds:
         if isinstance(shipment, Shipment):
             self.sent = sent = Sent(self.pool.arena, shipment, place(shipment, earlier=earlier))
             files = sent.placement.descriptors
-            own = self.pool.arena, (sent.offset, sent.nbytes), files, Surroundings.of_now()
+            own = self.pool.arena, (sent.offset, sent.nbytes), files, Surroundings.of_now(self.pool.modules)
             self._make_reader = functools.partial(ReaderProcess, *own)
 
     def means(self, shipment: Shipment) -> bool:

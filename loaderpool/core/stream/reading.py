@@ -29,6 +29,7 @@ from loaderpool.system import fault_points, process
 from loaderpool.system.interrupts import InterruptsHeld, gate_handlers
 from loaderpool.transport.payload.generators import seeder
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
+from loaderpool.transport.payload.modules import ModuleStore, keep
 from loaderpool.transport.reports import Failure, describe_failure, what_ended
 from loaderpool.worker.bundles import Frame, frames
 from loaderpool.worker.own_process import become_worker, end_stray, serve, settle_libraries
@@ -130,6 +131,7 @@ def main(start: Mapping[str, Any]) -> None:
     """The reader process, from the first import to its end."""
     process.become("reader")
     become_worker(start["trainer_pid"])  # the thread that started us lives until we are gone
+    keep(ModuleStore(start["modules"]))
     if isinstance(sys.stderr, io.TextIOWrapper):
         faulthandler.enable()
     serve(functools.partial(_serve, start, socket.socket(fileno=start["control"])))

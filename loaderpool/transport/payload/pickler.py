@@ -239,10 +239,19 @@ class PayloadPickler(CodePickler):
         self.met: set[int] = set()  # ids of objects that are told apart by identity alone
         # By class that was met, as `marks_of` gives them.
         self._marks: dict[type, tuple[bytes, ...] | None] = {}
+        self.homes: set[str] = set()  # modules of functions and classes that go by name, and modules that go
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if not self._frameworks or not issubclass(kind, _NAMED):
+        if not issubclass(kind, _NAMED):
+            return self._reduce(obj, kind)
+        reduced = self._reduce_named(obj, kind)
+        if reduced is NotImplemented or issubclass(kind, types.ModuleType):
+            self.homes.add(home_of(obj))
+        return reduced
+
+    def _reduce_named(self, obj: Any, kind: type) -> Any:
+        if not self._frameworks:
             return self._reduce(obj, kind)
         if self._stand_in_of(obj) is not None:
             return stand_in_of, (framework_of(obj.__module__), obj.__name__)

@@ -42,6 +42,7 @@ class Shipment(NamedTuple):
     generators: bytes = b""  # a pickle of the random generators with their keys, and of those in modules; empty: none
     keys: tuple[bytes, ...] = ()  # of these generators
     imports: FrameworkImports | None = None  # what was found out about modules
+    modules: frozenset[str] = frozenset()  # whose functions and classes are in the pickle by name
 
     @property
     def pickled_bytes(self) -> int:
@@ -132,7 +133,7 @@ def _shipment(
             if like is None:
                 told += tuple(map(LoaderpoolWarning, _unseeded(registry, payload["config"])))
         made = file.getvalue(), tuple(buffers), packed, told, frameworks, generators, keys
-        return Shipment(*made, pickler.imports)
+        return Shipment(*made, pickler.imports, frozenset(pickler.homes))
 
 
 def _pickled_generators(generators: list[Any], registry: Registry, frameworks: frozenset[str]) -> bytes:

@@ -1,0 +1,125 @@
+"""The user's modules as the trainer has imported them, compared with the versions that the workers import.
+
+Runs in: the trainer. Nothing of the user's is called.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import marshal
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from importlib.machinery import SourceFileLoader
+from typing import Any
+
+from loaderpool.system import machine, process
+from loaderpool.system.walk import CODE, walk
+from loaderpool.transport.payload.modules import KeptModule, ModuleStore, status_of
+from loaderpool.transport.payload.pickler import home_of
+
+_MOST_NAMED = 5  # modules in a warning
+# Modules that are looked into, nearest first, at 5 us each. More: loaders are made more slowly in a large project.
+_MOST_MODULES = 100
+
+
+def note_modules(homes: Iterable[str], store: ModuleStore) -> None:
+    """Put the user's modules into the store, for workers that are spawned: these cannot add what they import first."""
+    for name, module in _users_modules(homes).items():
+        if store.find(name) is None:
+            with contextlib.suppress(Exception):  # it cannot be compiled now
+                loader: Any = module.__spec__.loader  # type: ignore[union-attr]
+                status, folders = status_of(loader.path), getattr(module, "__path__", None)
+                code = marshal.dumps(loader.get_code(name))
+                store.add(KeptModule(name, loader.path, folders and list(folders), status, code))
+
+
+def version_warnings(homes: Iterable[str], store: ModuleStore) -> list[str]:
+    """Return warnings of modules of which this process has another version than the workers.
+
+    Functions are compared, and no other values. A file that is older than this process, and that the pool has imported
+    as it is now, is not looked into.
+
+    Args:
+        homes: Modules whose functions and classes travel by name.
+        store: Of the pool.
+    """
+    newer: list[str] = []  # in the workers
+    older: list[str] = []
+    for name, module in _users_modules(homes).items():
+        loader: Any = module.__spec__.loader  # type: ignore[union-attr]
+        status, kept = status_of(loader.path), store.find(name)
+        is_older = kept is not None and kept.status != status
+        if not is_older and status[0] <= machine.process_started_ns():
+            continue
+        with contextlib.suppress(Exception):  # it cannot be compiled now
+            code = loader.get_code(name) if kept is None else marshal.loads(kept.code)
+            if _differs(module, loader.path, code):
+                (older if is_older else newer).append(f"{name} ({loader.path})")
+    texts = []
+    if newer:
+        texts.append(
+            f"These files were edited after this process imported them, and the workers import the new version: "
+            f"{_shown(newer)}. To have one version, call importlib.reload() or restart Python, and create the loader "
+            "again"
+        )
+    if older:
+        texts.append(
+            f"The workers of this pool have another version of these modules than this process: {_shown(older)}. They "
+            "keep the code that they imported first. To use the new version, create a new pool"
+        )
+    return texts
+
+
+def _shown(modules: list[str]) -> str:
+    more = [f"{len(modules) - _MOST_NAMED} more"] if len(modules) > _MOST_NAMED else []
+    return ", ".join([*modules[:_MOST_NAMED], *more])
+
+
+def _users_modules(homes: Iterable[str]) -> dict[str, types.ModuleType]:
+    """Return the user's modules of plain source files: these, and those that they refer to."""
+    found: dict[str, types.ModuleType] = {}
+    waiting, seen = collections.deque(homes), {"__main__"}
+    while waiting and len(found) < _MOST_MODULES:
+        name = waiting.popleft()
+        if name in seen:
+            continue
+        seen.add(name)
+        module = sys.modules.get(name)
+        if type(module) is types.ModuleType and not process.is_library(name):
+            waiting += [name.rpartition(".")[0], *map(home_of, list(vars(module).values()))]
+            if type(getattr(vars(module).get("__spec__"), "loader", None)) is SourceFileLoader:
+                found[name] = module
+    return found
+
+
+def _differs(module: types.ModuleType, path: str, code: types.CodeType) -> bool:
+    """Return whether the module has a function that this code does not define."""
+
+    def enters(value: Any) -> bool:
+        return isinstance(value, CODE) and getattr(value, "__module__", module.__name__) == module.__name__
+
+    defined = {_digest(each) for each in _nested(code)}
+    roots = {name: value for name, value in vars(module).items() if enters(value)}
+    codes = (found.value.__code__ for found in walk(roots, enters) if type(found.value) is types.FunctionType)
+    return any(each.co_filename == path and _digest(each) not in defined for each in codes)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield each
+            yield from _nested(each)
+
+
+def _digest(code: types.CodeType) -> Any:
+    """Return what an edit changes: what the code does, and where it stands."""
+    constants = tuple(map(_constant, code.co_consts))
+    return code.co_name, code.co_firstlineno, code.co_code, code.co_names, constants
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _digest(value)
+    return ("frozenset", *sorted(map(repr, value))) if type(value) is frozenset else repr(value)
