@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ _LOCK_TIMEOUT_S = 1.0
 # Objects that take no more, in their pickle and in arrays beside it, are pickled and compared as each epoch begins.
 # Larger: an epoch's start takes longer than some 10 ms. Smaller: of more objects only a glance is taken.
 _COMPARED_BYTES = 1_000_000
+_MOST_TRIES = 3
 # What workers and the reader of a stream are sent; in place of the latter why there is none, or None: no stream.
 _Shipments = tuple[Shipment, "Shipment | str | None"]
 
@@ -214,7 +216,7 @@ class PoolEngine:
             return
         changes, advice = dict[str, str](), ""
         try:
-            shipped = self._ship(self._like)
+            shipped = self._ship_again()
             if not self._are_changed(shipped, is_whole):
                 if is_glance:  # or it would show the same each time
                     glance.renew()
@@ -251,8 +253,9 @@ class PoolEngine:
             LoaderpoolWarning: where a filter makes an error of it.
         """
         changes = self._glance.changes()
-        if changes and self._is_stable and not self.is_closed and self.version.sent.means(self._ship(self._like)[0]):
-            changes = {}
+        if changes and self._is_stable and self._size <= _COMPARED_BYTES and not self.is_closed:
+            with contextlib.suppress(UnpicklableError):
+                changes = changes if self._are_changed(self._ship_again(), is_whole=True) else {}
         self._glance.warn(changes, "These values changed after the workers got them; replay uses the new ones")
 
     def _are_changed(self, shipped: _Shipments, is_whole: bool) -> bool:
@@ -263,13 +266,23 @@ class PoolEngine:
         if not self.is_outdated and is_read_same and self.version.sent.means(for_workers):
             return False
         if not is_whole and self._is_stable:
-            again = self._ship(self._like)
+            again = self._ship_again()
             self._is_stable = all(
                 means_the_same(one.pickled, other.pickled)
                 for one, other in zip(shipped, again, strict=True)
                 if isinstance(one, Shipment) and isinstance(other, Shipment)
             )
         return is_whole or self._is_stable or bool(self._glance.changes())
+
+    def _ship_again(self) -> _Shipments:
+        """Pickle all that travels once more. Another thread may be changing it: then it is tried again."""
+        for _ in range(_MOST_TRIES):
+            try:
+                return self._ship(self._like)
+            except UnpicklableError as error:
+                if not isinstance(error.__cause__, RuntimeError):  # "dictionary changed size during iteration"
+                    raise
+        return self._ship(self._like)
 
     def _ship(self, like: _Shipments | None) -> _Shipments:
         """Pickle all that travels, and note how large it is."""

@@ -466,6 +466,27 @@ def test_a_handle_that_was_opened_since_is_named_and_later_changes_are_seen(tmp_
         assert shown(loader) == [2]
 
 
+class Racing(Staged):
+    """Pickling it fails now and then, as where another thread changes a dict meanwhile."""
+
+    failures = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        if type(self).failures:
+            type(self).failures -= 1
+            raise RuntimeError("dictionary changed size during iteration")
+        return vars(self)
+
+
+def test_objects_that_another_thread_changes_meanwhile_are_pickled_again() -> None:
+    dataset = Racing()
+    with lp.Loader(dataset, batch_size=8, workers=1) as loader:
+        assert shown(loader) == [0]
+        dataset.stage, Racing.failures = 1, 1
+        assert shown(loader) == [1]
+        assert not Racing.failures
+
+
 def test_a_change_that_workers_cannot_load_is_an_error_until_it_is_mended() -> None:
     dataset = Staged()
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:

@@ -22,6 +22,7 @@ import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.errors import brief, warn
+from loaderpool.system.process import is_installed
 from loaderpool.system.walk import CONTAINERS, LruCacheWrapper, attributes_of, is_found_by_name, is_users
 from loaderpool.transport.payload.large_data import CALLED
 from loaderpool.transport.payload.pickler import FrameworkImports
@@ -30,6 +31,9 @@ from loaderpool.transport.payload.pickler import FrameworkImports
 _MOST_VALUES = 100
 # Items of a container, and elements of an array, evenly spread. More: fewer others are compared.
 _MOST_ITEMS = 12
+# Steps from an argument to objects of packages that are looked into. More: what they keep for themselves is in the way.
+_NEAR = 2
+_MOST_ATTRIBUTES = 500  # of an object; more are data
 _QUICK = frozenset({int, float, bool, type(None)})
 _SIMPLE: tuple[type, ...] = (str, bytes, complex, range, np.number, np.bool_, np.dtype, PurePath)
 # A longer text is compared by its identity alone: a copy of it is not held for this.
@@ -53,7 +57,8 @@ class _Holder(NamedTuple):
     kind: type
     name: str  # as code writes it
     read: _Read  # returns what it holds, by keys
-    tokens: dict[Any, Any]  # of what it held
+    size: int  # how many it held
+    tokens: dict[Any, Any]  # of these, as far as there was time
 
 
 class Glance:
@@ -76,24 +81,26 @@ class Glance:
         self._holders: list[_Holder] = []
         self._stored = set[str]()  # variables that functions assign themselves, as for a cache
         entered, left = set[int](), _MOST_VALUES
-        waiting = [(-1, name, name, part) for name, part in self._parts.items()]
-        for parent, key, name, value in waiting:  # which grows meanwhile
-            read = None if id(value) in entered else self._reader_of(value)
-            if read is None:
+        waiting = [(-1, name, name, part, 0) for name, part in self._parts.items()]
+        for parent, key, name, value, depth in waiting:  # which grows meanwhile
+            read = None if id(value) in entered else self._reader_of(value, depth)
+            if read is None or not left:
                 continue
             entered.add(id(value))
             held = read(value)
-            if not 0 < len(held) <= left:
+            compared = {each: held[each] for each in itertools.islice(held, left)}
+            if not compared:
                 continue
-            left -= len(held)
-            tokens = {each: _token(part) for each, part in held.items()}
+            left -= len(compared)
+            tokens = {each: _token(part) for each, part in compared.items()}
             if type(value) is types.FunctionType:
                 self._stored.update(_stored_by(value.__code__))
             number = len(self._holders)
-            self._holders.append(_Holder(parent, key, type(value), name, read, tokens))
+            self._holders.append(_Holder(parent, key, type(value), name, read, len(held), tokens))
+            depth += not _is_ours(type(value))
             waiting += (
-                (number, each, _name_of(value, name, each), part)
-                for each, part in held.items()
+                (number, each, _name_of(value, name, each), part, depth)
+                for each, part in compared.items()
                 if type(part) not in _QUICK and each != _WHOLE
             )
 
@@ -106,8 +113,8 @@ class Glance:
             value = parent.get(holder.key)
             held = holder.read(value) if type(value) is holder.kind else {}  # else its holder has another one
             seen.append(held)
-            tokens = dict(zip(held, map(_token, held.values()), strict=True))
-            if tokens != holder.tokens and held:
+            tokens = {each: _token(held[each]) for each in holder.tokens if each in held}
+            if held and (tokens != holder.tokens or len(held) != holder.size):
                 found.update(self._told_of(holder, value, held, tokens))
         return found
 
@@ -115,13 +122,14 @@ class Glance:
         self, holder: _Holder, value: Any, held: dict[Any, Any], tokens: dict[Any, Any]
     ) -> Iterator[tuple[str, str]]:
         before = holder.tokens
-        if before.get(_WHOLE) != tokens.get(_WHOLE):  # other items are compared then
-            yield holder.name, "has other contents"
+        new = held.keys() - before.keys() if holder.size == len(before) else set[Any]()
+        if before.get(_WHOLE) != tokens.get(_WHOLE) or (len(held) != holder.size and not new and tokens == before):
+            yield holder.name, "has other contents"  # of which others are compared now
             return
-        for key in {**before, **tokens}:
+        for key in (*before, *new):
             if key in self._stored and holder.kind is types.FunctionType:
                 continue
-            if key not in tokens or key not in before or before[key] != tokens[key]:
+            if key not in tokens or before[key] != tokens[key]:
                 yield _name_of(value, holder.name, key), _become(before.get(key, _NOTHING), held.get(key, _NOTHING))
 
     def defined_again(self) -> dict[str, str]:
@@ -158,8 +166,8 @@ class Glance:
         fix = ", ".join(f"{argument}={name}" for argument, name in again.items() if name in named)
         warn(f"{preface}:\n  {shown}\n{advice or f'To use the new values everywhere: loader = loader.replace({fix})'}")
 
-    def _reader_of(self, value: Any) -> _Read | None:
-        """Return what reads what a value holds; None: it is not looked into."""
+    def _reader_of(self, value: Any, depth: int) -> _Read | None:
+        """Return what reads what a value holds; None: it is not looked into. `depth`: steps from an argument to it."""
         kind = type(value)
         if kind in _QUICK or issubclass(kind, (*_SIMPLE, types.ModuleType)):
             return None
@@ -177,7 +185,8 @@ class Glance:
             return None if issubclass(kind, np.memmap) else _of_array
         if kind.__module__ == "torch" and hasattr(kind, "_version"):
             return _of_tensor
-        if is_users(value) or issubclass(kind, (dict, *CONTAINERS)):
+        is_near = depth <= _NEAR and is_installed(kind.__module__)  # a library's dataset, or what it holds
+        if is_near or is_users(value) or issubclass(kind, (dict, *CONTAINERS)):
             return _reader_of_object(kind)
         return None
 
@@ -231,6 +240,10 @@ def _become(before: Any, now: Any) -> str:
     return f"is now another {type(now).__qualname__}"
 
 
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "loaderpool"
+
+
 class _Item(NamedTuple):
     """The key of an item, or its number; other keys are names of attributes and variables."""
 
@@ -248,7 +261,7 @@ def _name_of(holder: Any, name: str, key: Any) -> str:
         return f"{holder.__qualname__}.{key}"
     if issubclass(kind, functools.partial) and key in holder.keywords:
         return str(key)
-    if issubclass(kind, (types.MethodType, functools.partial)) or kind.__module__.partition(".")[0] == "loaderpool":
+    if issubclass(kind, (types.MethodType, functools.partial)) or _is_ours(kind):
         return name  # what the user never sees
     return f"{name}.{key}"
 
@@ -333,7 +346,8 @@ def _reader_of_object(kind: type) -> _Read:
             held.update(attributes_of(value))
         else:
             with contextlib.suppress(AttributeError):  # it has none
-                held.update(object.__getattribute__(value, "__dict__"))
+                attributes = object.__getattribute__(value, "__dict__")
+                held.update(attributes if len(attributes) <= _MOST_ATTRIBUTES else {})
         if travels:
             held["__class__"] = kind
         return held

@@ -146,7 +146,34 @@ def test_many_attributes_are_looked_at_as_far_as_there_is_time() -> None:
     assert glance.changes() == {"source.size": "was 3, is 5"}
 
 
-def test_objects_of_libraries_are_told_apart_and_not_looked_into() -> None:
+def test_an_object_of_many_attributes_is_looked_at_in_part() -> None:
+    holder = Settings()
+    for number in range(150):
+        setattr(holder, f"attribute_{number}", number)
+    glance = glance_at(source=holder)
+    holder.size = 5
+    assert glance.changes() == {"source.size": "was 3, is 5"}
+    glance.renew()
+    holder.more = 1  # type: ignore[attr-defined]
+    assert glance.changes() == {"source": "has other contents"}
+
+
+def test_datasets_of_packages_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loaderpool.transport.payload.glance.is_users", lambda value: False)
+    monkeypatch.setattr("loaderpool.transport.payload.glance.is_installed", lambda name: name == __name__)
+    subset = Settings()
+    subset.dataset = Settings()  # type: ignore[attr-defined]
+    subset.dataset.transform = Settings()  # type: ignore[attr-defined]
+    subset.dataset.transform.inner = Settings()  # type: ignore[attr-defined]
+    glance = glance_at(source=subset)
+    subset.dataset.transform.inner.size = 4  # type: ignore[attr-defined]
+    assert glance.changes() == {}
+    subset.dataset.size = 4  # type: ignore[attr-defined]
+    subset.dataset.transform.size = 5  # type: ignore[attr-defined]
+    assert glance.changes() == {"source.dataset.size": "was 3, is 4", "source.dataset.transform.size": "was 3, is 5"}
+
+
+def test_random_generators_are_told_apart_and_not_looked_into() -> None:
     holder = Settings()
     holder.rng = np.random.default_rng(0)  # type: ignore[attr-defined]
     glance = glance_at(source=holder)
