@@ -184,7 +184,7 @@ class PoolEngine:
     # ---- the user's objects, as they are when a pass begins
 
     def refresh(self, is_whole: bool = False) -> None:
-        """Have later runs use the functions and objects as they are now: by a new version, if they have changed.
+        """Use the functions and objects as they are now for later runs: send a new version if they have changed.
 
         Runs in: the thread on which a pass begins, one at a time.
 
@@ -259,7 +259,7 @@ class PoolEngine:
         self._glance.warn(changes, "These values changed after the workers got them; replay uses the new ones")
 
     def _are_changed(self, shipped: _Shipments, is_whole: bool) -> bool:
-        """Whether objects that were pickled again differ from what workers have."""
+        """Return whether objects that were pickled again differ from those of the workers."""
         for_workers, for_reader = shipped
         feeds = self.feeds
         is_read_same = not isinstance(for_reader, Shipment) or (feeds is not None and feeds.means(for_reader))
@@ -324,7 +324,7 @@ class PoolEngine:
             self.feeds.begin()
 
     def _renew_feeds(self, for_reader: Shipment | str) -> None:
-        """Have later passes read the stream as it is sent now. The pool's lock is held."""
+        """Read the stream as it is sent now in later passes. The pool's lock is held."""
         from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
 
         before = self.feeds
@@ -356,7 +356,7 @@ class PoolEngine:
         return self._versions[-1]
 
     def reseed(self) -> None:
-        """Have later runs seed random generators by the keys that they have now."""
+        """Seed random generators by their present keys in later runs."""
         self.is_outdated = True
 
     def statistics(self) -> EngineStatistics:
@@ -410,7 +410,7 @@ class PoolEngine:
     # ---- what is said of versions; the pool's lock is held
 
     def on_found(self, version: Version, message: Found) -> None:
-        """What batches look like is known, if it is what those of the present version do."""
+        """Take over the form of the batches if the present version has found it."""
         if version is self.version:
             self.known_form, _ = receive(message.content)
             self.found = message

@@ -119,7 +119,7 @@ class PoolRun:
 
     @property
     def is_current(self) -> bool:
-        """Whether its batches are made of what the loader is now."""
+        """Return whether its batches are made of the present version of the loader."""
         return self.version is self._engine.version
 
     @property

@@ -181,7 +181,7 @@ class Supervisor:
                 self._load(message, received)
 
     def _note_size(self) -> None:
-        """Have the size of the latest resize, if that is another one."""
+        """Resize to the size of the latest request, if it differs."""
         size = self._arena.board.size - 1
         if size not in (-1, self._size):
             self._size = size

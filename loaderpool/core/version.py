@@ -102,7 +102,7 @@ class Version:
             self.look()
 
     def look(self) -> None:
-        """Have the first sample made; of a stream, once its item is there."""
+        """Request the first sample; of a stream, once its item is there."""
         feeds = self._engine.feeds
         if feeds is None:
             self._pool.session.send(Look(self.number, 0))

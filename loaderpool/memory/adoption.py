@@ -71,7 +71,7 @@ class DataFile:
             self.is_shared = False
 
     def is_equal(self, address: int, nbytes: int, offset: int) -> bool:
-        """Whether a part of the file has the same bytes as a range of memory."""
+        """Return whether a part of the file has the same bytes as a range of memory."""
         compare = ctypes.CDLL(None).memcmp
         compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
         with mmap.mmap(self.descriptor, self.nbytes, mmap.MAP_PRIVATE) as view:  # private, so that its address is had

@@ -93,7 +93,7 @@ class CapturedGenerators:
         return id(_adapted(generator).holder) in self._adapted
 
     def add(self, generator: Any, key: bytes) -> None:
-        """Have another generator seeded, unless it is known."""
+        """Add a generator to those that are seeded, unless it is known."""
         adapted = _adapted(generator)
         if id(adapted.holder) in self._adapted:
             return
@@ -136,7 +136,7 @@ class CapturedGenerators:
 
 
 class _Adapted:
-    """What can be done with a generator of some kind.
+    """Access to the state of a generator of one kind.
 
     Attributes:
         holder: the object that has the state: of a `Generator` its bit generator.

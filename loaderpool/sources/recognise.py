@@ -214,7 +214,7 @@ def _refusal(obj: Any) -> str:
 
 
 def _has_items(obj: Any) -> bool:
-    """Whether an object that is an iterator, or an IterableDataset, can be read by index as well.
+    """Return whether an object that is an iterator, or an IterableDataset, can be read by index as well.
 
     Its length and first item are asked for, because it may inherit methods that refuse.
     """

@@ -36,7 +36,7 @@ class Columns:
 
     @property
     def present_size(self) -> int:
-        """How many rows all columns have by now."""
+        """The present number of rows that all columns have."""
         return min(map(len, self._columns), default=self._size)
 
     def map(self, function: Callable[[Any, str], Any]) -> Columns:

@@ -66,7 +66,7 @@ def _cpuset(path: str) -> str:
 
 
 def _count_of(cpus: str) -> int:
-    """How many CPUs a list of the kernel's has: "0-3,8" has 5."""
+    """Return the number of CPUs in a list of the kernel: "0-3,8" has 5."""
     ranges = [part.partition("-") for part in cpus.split(",")]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
 

@@ -1,8 +1,8 @@
-"""What a child process of `multiprocessing` has of its parent, for processes that `multiprocessing` does not start.
+"""The authentication key and resource tracker of `multiprocessing`, for processes that it does not start.
 
-That is the authentication key, without which a manager refuses a proxy, and the resource tracker, a process that
-unlinks what nobody else has unlinked. Without a tracker of the parent, a process that attaches to a segment of shared
-memory starts its own, which takes the segment for that process's and unlinks it when the process ends.
+Its own children have both from their parent. Without the key, a manager refuses a proxy. The tracker is a process that
+unlinks segments that no process has unlinked. Without the parent's tracker, a process that attaches to a segment of shared
+memory starts its own, which unlinks the segment when that process ends.
 
 The trainer calls `bequeath`. A process that loads the user's code calls `inherit` first. No process keeps the pipe of
 the trainer's tracker: the tracker ends when no process has its pipe, and when the trainer ends, newer Pythons wait for
@@ -27,7 +27,7 @@ _PACKAGES = ("multiprocessing", "multiprocess")  # the second one is a copy with
 
 
 class Bequest(NamedTuple):
-    """What the children of one of the packages have of a process."""
+    """The key and the tracker that children of one of the packages have of a process."""
 
     authkey: bytes = b""
     pipe: str = ""  # path of the pipe to the tracker; "": there is no tracker
@@ -54,7 +54,7 @@ def bequeath() -> dict[str, Bequest]:
 
 
 def inherit(bequests: Mapping[str, Bequest]) -> None:
-    """Have this process's `multiprocessing` be as a child's, also if it is imported later. May be called again."""
+    """Set up this process's `multiprocessing` as a child's, also if it is imported later. May be called again."""
     if process.is_trainer():
         return
     if not any(isinstance(finder, _Imports) for finder in sys.meta_path):
@@ -147,7 +147,7 @@ def _send(package: str, tracker: Any, command: str, name: str, kind: str) -> Non
 
 
 def _is_attaching(frame: FrameType) -> bool:
-    """Whether this is a call of `SharedMemory()` for a segment that exists: whoever made it has it unlinked."""
+    """Return whether this is a call of `SharedMemory()` for a segment that exists: its maker has it unlinked."""
     return not frame.f_locals.get("create", True)
 
 
@@ -168,7 +168,7 @@ class _Once:
 
 
 def _ensure_running(package: str, tracker: Any) -> None:
-    """Have a tracker whose pipe this process keeps, as it starts processes that shall have it, too."""
+    """Start or open a tracker and keep its pipe, because this process starts others that use it, too."""
     if tracker._fd is not None:
         type(tracker).ensure_running(tracker)
         return

@@ -160,7 +160,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def wake_when_orphaned() -> None:
-    """Have the kernel continue this process, if it is stopped, when its parent ends: then it can end too.
+    """Ask the kernel to continue this process, if it is stopped, when its parent ends: then it can end too.
 
     The kernel sends SIGCONT, which does nothing to a process that runs, whenever a thread ends that was the parent.
     """

@@ -47,17 +47,17 @@ class OpenFile(NamedTuple):
 
     @property
     def is_read(self) -> bool:
-        """Whether it can be read."""
+        """Return whether it can be read."""
         return self.flags & _ACCESS != os.O_WRONLY
 
     @property
     def is_written(self) -> bool:
-        """Whether it can be written."""
+        """Return whether it can be written."""
         return self.flags & _ACCESS != os.O_RDONLY
 
     @property
     def is_append(self) -> bool:
-        """Whether each write goes to the file's end, wherever the position is."""
+        """Return whether each write goes to the file's end, wherever the position is."""
         return bool(self.flags & os.O_APPEND)
 
 
@@ -132,7 +132,7 @@ def can_be_reopened(file: OpenFile) -> bool:
 
 
 def is_writable(descriptor: int) -> bool:
-    """Whether a descriptor was opened for writing."""
+    """Return whether a descriptor was opened for writing."""
     return fcntl.fcntl(descriptor, fcntl.F_GETFL) & _ACCESS != os.O_RDONLY
 
 
@@ -157,7 +157,7 @@ def reopen(files: Iterable[OpenFile]) -> None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Whether this process has locked the file, by flock(2) or fcntl(2)."""
+    """Return whether this process has locked the file, by flock(2) or fcntl(2)."""
     with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file:
         return "\nlock:" in file.read()
     return False

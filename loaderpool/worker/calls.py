@@ -98,7 +98,7 @@ class Calls:
             self._first = self._get
 
     def seed_what_setup_made(self) -> None:
-        """Have the random generators that the hook `setup` has made seeded, too."""
+        """Add the random generators that the hook `setup` has made to those that are seeded."""
         known = self._payload.get("generators", [])
         pairs = [*known, *made_by_setup(self._payload, known)]
         if len(pairs) > len(known):

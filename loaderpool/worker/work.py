@@ -101,7 +101,7 @@ class Work:
         self._writes_rows = False
 
     def seed_captured(self, pairs: list[tuple[Any, bytes]]) -> None:
-        """Have these random generators seeded by these keys."""
+        """Seed these random generators by these keys from now on."""
         calls = self.calls
         calls.captured = seeder(pairs, self.config)
         calls.kept.clear()

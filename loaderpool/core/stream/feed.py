@@ -271,7 +271,7 @@ class ReaderThread:
 
     @property
     def is_free(self) -> bool:
-        """Whether the next pass can be read: the latest one was read to its end, or abandoned."""
+        """Return whether the next pass can be read: the latest one was read to its end, or abandoned."""
         return self.latest.is_over or self.latest.end is not None
 
     def run(self, work: Callable[[], None]) -> None:
@@ -330,7 +330,7 @@ class StreamFeeds:
             self._make_reader = functools.partial(ReaderProcess, *own)
 
     def means(self, shipment: Shipment) -> bool:
-        """Whether this is the stream as readers are sent it."""
+        """Return whether a shipment has the stream that readers are sent."""
         return self.sent is not None and self.sent.means(shipment)
 
     def retire(self) -> None:
@@ -343,7 +343,7 @@ class StreamFeeds:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is read any more, and the memory of all passes was given back."""
+        """Return whether all reading has ended and the memory of all passes was given back."""
         return not self._feeds and all(thread.is_gone for thread in [*self._threads, *self._ended])
 
     def ahead(self) -> tuple[int, int, int]:

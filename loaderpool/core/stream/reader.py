@@ -113,7 +113,7 @@ class ReaderProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def begin(self, data: socket.socket, epoch: int, start: int) -> None:
-        """Have a pass read and sent over a socket; start the process if there is none.
+        """Order a pass over a socket; start the process if there is none.
 
         Raises:
             ValueError: the arena's descriptor is closed.

@@ -109,7 +109,7 @@ def _advice(offender: Any, path: list[str], error: Exception) -> str:
 
 
 def _is_shared(offender: Any) -> bool:
-    """Whether it is one of those objects of `multiprocessing` that its children share, and their forks inherit."""
+    """Return whether it is an object of `multiprocessing` that its children share and their forks inherit."""
     kind = type(offender)
     wrapper = type(getattr(offender, "_wrapper", None))  # of a RawValue, the type of which is one of ctypes
     return any(is_multiprocessing(each) and each.__module__.partition(".")[2] in _SHARED_IN for each in (kind, wrapper))

@@ -62,7 +62,7 @@ class _Holder(NamedTuple):
 
 
 class Glance:
-    """What the functions and objects of one loader held at a moment.
+    """The contents of the functions and objects of one loader at a moment.
 
     Args:
         parts: the functions and the source, by argument.
@@ -191,7 +191,7 @@ class Glance:
         return None
 
     def _travels(self, code: Any) -> bool:
-        """Whether a function or class is the user's, and is sent itself, not its name."""
+        """Return whether a function or class is the user's, and is sent itself, not its name."""
         by_name = is_found_by_name(code) and not (code.__module__ and self._imports.of(code.__module__))
         return is_users(code) and not by_name
 

@@ -91,7 +91,7 @@ class OpenHandles:
 
 
 def _is_shared_on_purpose(file: OpenFile) -> bool:
-    """Whether a file that is read and written is memory or a lock, which no code reads by its position."""
+    """Return whether a file that is read and written is memory or a lock, which no code reads by its position."""
     path = open_files.path_of(file.descriptor)
     return path.startswith("/memfd:") or open_files.is_locked(file.descriptor) or path in open_files.mapped_paths()
 
@@ -117,7 +117,7 @@ def _paths_of(connection: Any) -> list[str]:
 
 
 def forget_connections() -> None:
-    """Have `multiprocessing`'s proxies connect anew. Runs in: a fork, first thing.
+    """Drop the connections of `multiprocessing`'s proxies, which then connect again. Runs in: a fork, first thing.
 
     Its own hook for forks would also count the fork as one more user of each object, for ever.
     """
@@ -195,7 +195,7 @@ def _peer(number: int) -> str:
 
 
 def _has_ended(pipe: int) -> bool:
-    """Whether nothing is in a pipe, and nothing can come."""
+    """Return whether a pipe is empty and stays so."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return [event for _, event in poll.poll(0)] == [select.POLLHUP]

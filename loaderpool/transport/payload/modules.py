@@ -121,7 +121,7 @@ class ModuleStore:
 
 
 def keep(store: ModuleStore) -> None:
-    """Have this process import the user's modules as the store has them, and put others in as they are imported."""
+    """Import the user's modules from the store from now on, and add others as they are imported."""
     sys.meta_path.insert(0, _Finder(store))
 
 

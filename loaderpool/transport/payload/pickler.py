@@ -357,7 +357,7 @@ class PayloadPickler(CodePickler):
 
 
 def is_multiprocessing(kind: type) -> bool:
-    """Whether a class is of `multiprocessing`, or of `multiprocess`, its copy."""
+    """Return whether a class is of `multiprocessing`, or of `multiprocess`, its copy."""
     return str(kind.__module__).partition(".")[0] in ("multiprocessing", "multiprocess")
 
 

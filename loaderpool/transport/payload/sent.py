@@ -64,7 +64,7 @@ class CopiedArrays:
 
 @dataclass
 class Placement:
-    """Where the arrays of one shipment lie. Ownership: holds the files, which must outlive the loader."""
+    """The places of the arrays of one shipment. Ownership: holds the files, which must outlive the loader."""
 
     files: list[DataFile] = field(default_factory=list)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # by buffer: number of file, offset
@@ -206,7 +206,7 @@ class Sent:
             self.homes.append((home, offset, buffer.nbytes))
 
     def holds(self, number: int, buffer: memoryview) -> bool:
-        """Whether an array has the same bytes as the one of this number."""
+        """Return whether an array has the same bytes as the one of this number."""
         if number >= len(self.homes):
             return False
         home, offset, nbytes = self.homes[number]
@@ -219,7 +219,7 @@ class Sent:
         return home.is_equal(address_of(buffer), nbytes, offset)
 
     def means(self, shipment: Shipment) -> bool:
-        """Whether a shipment of the same payload means the same."""
+        """Return whether a shipment of the same payload means the same."""
         if shipment.keys != self._keys or len(shipment.buffers) != len(self.homes):
             return False
         if hash(shipment.pickled) != self._known:

@@ -46,7 +46,7 @@ class Shipment(NamedTuple):
 
     @property
     def pickled_bytes(self) -> int:
-        """How many bytes pickling had to write: all but the user's own arrays."""
+        """The number of bytes that pickling had to write: all but the user's own arrays."""
         if not self.packed_items:
             return len(self.pickled)
         from loaderpool.memory.adoption import is_in_passing  # which few loaders need

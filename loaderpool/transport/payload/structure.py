@@ -1,4 +1,4 @@
-"""Whether two pickles of the same variables mean the same: their structure is compared, not their bytes.
+"""Comparison of two pickles of the same variables by their structure, not their bytes.
 
 Pickles of equal objects differ: by which of two equal strings are one object, by the order of attributes and of sets,
 and by what objects have computed and kept. So both are unpickled to symbols: a call of a class or function is a
@@ -28,7 +28,7 @@ _ADDED_TO_CLASSES = frozenset({"__slotnames__", "__annotations_cache__"})
 
 
 def means_the_same(before: bytes, now: bytes) -> bool:
-    """Whether two pickles have the same structure. Arrays that they do not hold count by their order alone."""
+    """Return whether two pickles have the same structure. Arrays that they do not hold count by their order alone."""
     if before == now:
         return True
     try:
@@ -39,7 +39,7 @@ def means_the_same(before: bytes, now: bytes) -> bool:
 
 
 class _Node:
-    """What a class or function would have made."""
+    """A stand-in for the result of a class or function."""
 
     symbols: _Symbols  # of the class
     label: tuple[str, Any]  # of the class: module and name, or the node that made it
