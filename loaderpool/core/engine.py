@@ -44,7 +44,7 @@ _LOCK_TIMEOUT_S = 1.0
 _COMPARED_BYTES = 1_000_000
 _MOST_TRIES = 3
 # What workers and the reader of a stream are sent; in place of the latter why there is none, or None: no stream.
-_Shipments = tuple[Shipment, "Shipment | str | None"]
+_Shipments = tuple[Shipment, Shipment | str | None]
 
 
 class PoolEngine:

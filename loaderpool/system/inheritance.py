@@ -1,8 +1,8 @@
 """The authentication key and resource tracker of `multiprocessing`, for processes that it does not start.
 
 Its own children have both from their parent. Without the key, a manager refuses a proxy. The tracker is a process that
-unlinks segments that no process has unlinked. Without the parent's tracker, a process that attaches to a segment of shared
-memory starts its own, which unlinks the segment when that process ends.
+unlinks segments that no process has unlinked. Without the parent's tracker, a process that attaches to a segment
+starts its own, which unlinks the segment when that process ends.
 
 The trainer calls `bequeath`. A process that loads the user's code calls `inherit` first. No process keeps the pipe of
 the trainer's tracker: the tracker ends when no process has its pipe, and when the trainer ends, newer Pythons wait for

@@ -120,16 +120,7 @@ def test_a_large_list_is_warned_of_in_the_caller_s_line_with_the_line_that_mends
             assert len(read(loader)) == 2
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [np.random.default_rng(1), np.random.RandomState(1), random.Random(1)],
-    ids=lambda each: type(each).__name__,
-)
-def test_a_generator_of_random_numbers_that_workers_would_copy_is_warned_of(numbers: Any) -> None:
-    with pytest.warns(
-        lp.LoaderpoolWarning, match=r"closure variable 'numbers'.* repeat the same .*in place of numbers"
-    ):
-        lp.Loader(range(8), lambda i: numbers.bytes(i), batch_size=4, workers=1).close()
+def test_global_generators_are_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw, load = random.random, lambda i, rng: draw() + np.random.rand() + rng.random()
