@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,8 @@ class PoolEngine:
         with pool.lock:
             self.number = self.settings["loader"] = pool.take_number()
         self.cache = cache
-        self.runs: dict[int, PoolRun] = {}
+        self.runs: dict[int, PoolRun] = {}  # that the supervisor has
+        self._begun: weakref.WeakSet[PoolRun] = weakref.WeakSet()  # also those that begin again after its death
         self.counts = DeliveryCounts()
         self.lent: list[dict[int, None]] = []  # of each run: slots that have views
         self.is_closed = self.is_outdated = False
@@ -171,6 +173,7 @@ class PoolEngine:
             self.check(self.version)
             feed = None if self.feeds is None else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
             run = PoolRun(self, place, limit, feed)
+            self._begun.add(run)
             try:
                 run.begin()
                 if feed is not None and not feed.is_started:
@@ -340,7 +343,7 @@ class PoolEngine:
 
     def _drop_outdated(self) -> None:
         """Unload versions that no run is of any more. The pool's lock is held."""
-        used = {run.version for run in self.runs.values()}
+        used = {run.version for run in self.runs.values()} | {run.version for run in self._begun if not run.is_over}
         for version in self._versions[:-1]:
             if version not in used:
                 version.end()

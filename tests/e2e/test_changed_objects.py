@@ -580,6 +580,18 @@ def test_killed_supervisors_and_workers_change_no_version() -> None:
             dataset.stage = stage
 
 
+def test_an_iterator_that_waits_through_a_death_keeps_its_version() -> None:
+    """Until it begins again, the supervisor has no run of that version, which was unloaded."""
+    dataset = Staged(items=400)
+    with lp.Loader(dataset, batch_size=4, workers=2) as loader:
+        old = iter(loader)
+        first = [next(old)]
+        kill_supervisor(loader)
+        for dataset.stage in (1, 2):
+            assert shown(loader) == [dataset.stage]
+        assert shown([*first, *old]) == [0]
+
+
 def test_a_supervisor_that_dies_as_a_version_is_sent_is_replaced() -> None:
     dataset = Staged()
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:

@@ -15,6 +15,7 @@ it inherits, or code without a file.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import os
 import resource
@@ -28,6 +29,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support import forks
 from tests.support.processes import POLL_S, describe, end_all, is_alive, marked, wait_gone
@@ -94,6 +97,8 @@ def run_child(
         ChildHungError: it ran past `timeout_s`.
         ChildLeftProcessesError: a process that it started lived on for `GRACE_S` after it.
     """
+    if imported is not None and importlib.util.find_spec(imported) is None:
+        pytest.skip(f"{imported} is not installed")
     script = _script(code)
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="loaderpool-child-") as scratch_name:
