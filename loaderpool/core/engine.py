@@ -356,6 +356,8 @@ class PoolEngine:
     @property
     def version(self) -> Version:
         """The version of which runs are that begin now."""
+        if not self._versions:
+            raise closed_error()
         return self._versions[-1]
 
     def reseed(self) -> None:
@@ -414,7 +416,7 @@ class PoolEngine:
 
     def on_found(self, version: Version, message: Found) -> None:
         """Take over the form of the batches if the present version has found it."""
-        if version is self.version:
+        if version in self._versions[-1:]:
             self.known_form, _ = receive(message.content)
             self.found = message
 
