@@ -87,7 +87,7 @@ class LaneItems:
         """What of it is the user's, by the names of the arguments."""
         return {"make_generator": self._make, "shards": self._shards}
 
-    def attend(self, progress: Progress, times_items: bool, captured: CapturedGenerators | None) -> None:
+    def attend(self, progress: Progress, times_items: bool, captured: CapturedGenerators | None = None) -> None:
         """Have generators be seen at work: where they hang, and which of their items it is that ends the process.
 
         `captured`: the random generators that they hold, of which each lane has states of its own.
