@@ -94,6 +94,7 @@ class PoolEngine:
         self._versions: list[Version] = []  # the present one last
         self._is_comparing = False  # a signal's handler may begin a pass meanwhile
         self._is_stable = True  # the same objects give the same pickle
+        self._can_travel = True  # they could be pickled when that was last tried
         self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
         self._changes = 0  # epochs that began with changed objects
         self._latest_change = ""
@@ -108,15 +109,15 @@ class PoolEngine:
             warn(warning)
         for text in version_warnings(modules, pool.modules):
             warn(text)
+        self._glance = Glance(roots, shipped[0].without)
+        if cache is not None and self._size <= _COMPARED_BYTES:
+            with InterruptsAllowed():
+                cache.identify(checked.payload)
         try:
             self._send(shipped)
         except BaseException:
             self.close()
             raise
-        self._glance = Glance(roots, shipped[0].without)
-        if cache is not None and self._size <= _COMPARED_BYTES:
-            with InterruptsAllowed():
-                cache.identify(checked.payload)
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
@@ -214,12 +215,14 @@ class PoolEngine:
     def _refresh(self, is_whole: bool) -> None:
         is_whole, glance = is_whole or self.is_outdated, self._glance
         glance.warn({})  # of functions that were defined again
-        is_glance = not is_whole and (self._size > _COMPARED_BYTES or not self._is_stable)
+        is_cheap = self._size <= _COMPARED_BYTES and self._is_stable and self._can_travel
+        is_glance = not (is_whole or is_cheap)
         if is_glance and not glance.changes():
             return
         changes, advice = dict[str, str](), ""
         try:
             shipped = self._ship_again()
+            self._can_travel = True
             if not self._are_changed(shipped, is_whole):
                 if is_glance:  # or it would show the same each time
                     glance.renew()
@@ -232,7 +235,7 @@ class PoolEngine:
         except UnpicklableError as error:
             if is_whole:
                 raise
-            self._is_stable = False  # it is tried again when a glance shows more
+            self._can_travel = False  # it is tried again when a glance shows more
             changes = glance.changes() or {"the objects": "cannot be compared any more"}
             advice = f"{error} Or leave it out of the pickle in __getstate__."
         except MemoryLimitError as error:
@@ -323,8 +326,8 @@ class PoolEngine:
                 raise
             self._versions.append(version)
             version.begin()
-        if self.feeds is not None and self.feeds.first is None and self.known_form is None:
-            self.feeds.begin()
+            if self.feeds is not None and self.feeds.first is None and self.known_form is None:
+                self.feeds.begin()
 
     def _renew_feeds(self, for_reader: Shipment | str) -> None:
         """Read the stream as it is sent now in later passes. The pool's lock is held."""

@@ -462,7 +462,9 @@ def test_a_handle_that_was_opened_since_is_named_and_later_changes_are_seen(tmp_
             assert shown(loader) == [0]
         dataset.file = None  # type: ignore[attr-defined]
         assert shown(loader) == [1]
-        dataset.stage = 2
+        dataset.deep = [[[0]]]  # type: ignore[attr-defined]
+        assert shown(loader) == [1]
+        dataset.deep[0][0][0], dataset.stage = 1, 2  # type: ignore[attr-defined]
         assert shown(loader) == [2]
 
 
