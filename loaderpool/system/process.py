@@ -54,6 +54,18 @@ def is_installed(name: str) -> bool:
     return isinstance(file, str) and not _DIRECTORIES.isdisjoint(file.replace(os.sep, "/").split("/"))
 
 
+def package_of(file: str) -> str:
+    """Return the top-level package that a file was installed with, "" if there is none.
+
+    Wheels put shared libraries that a package needs into a directory beside it: "scipy.libs".
+    """
+    parts = file.replace(os.sep, "/").split("/")
+    for place, part in enumerate(parts[:-2]):
+        if part in _DIRECTORIES:
+            return parts[place + 1].removesuffix(".libs")
+    return ""
+
+
 def is_library(module: str | None) -> bool:
     """Whether a module is no code of the user's own: ours, Python's, or a package's."""
     root = (module or "").partition(".")[0]
