@@ -192,6 +192,8 @@ def _described(threads: Sequence[int]) -> list[str]:
         thread = of_python.get(each)
         name = thread.name if thread else machine.thread_name(each)
         library = _library_of_python(thread) if thread else _library_of_native(each)
+        if importers := _importers(library):
+            library += f" (imported by {', '.join(importers)})"
         if library and name == own_name:  # a thread of C that was given no name has this process's
             described[f"a thread of {library}"] = None
         else:
@@ -223,6 +225,26 @@ def _library_of_native(thread: int) -> str:
             return package
     names = (os.path.basename(file) for file in files)
     return next((name for name in names if not name.startswith(_RUNTIME_FILES)), "")
+
+
+def _importers(package: str) -> list[str]:
+    """Return two packages that import this one, none if the user's own modules import it.
+
+    blosc2 starts threads of numexpr, which its users may not know.
+    """
+    modules = sys.modules.copy()
+    parts = {id(module) for name, module in modules.items() if f"{name}.".startswith(f"{package}.")}
+    found: dict[str, None] = {}
+    for name, module in modules.items():
+        root = name.partition(".")[0]
+        # Not by `isinstance`: some modules are replaced by objects that import more if asked.
+        if root == package or root in found or type(module) is not ModuleType:
+            continue
+        if any(id(value) in parts for value in list(vars(module).values())):
+            if not process.is_library(name):
+                return []
+            found[root] = None
+    return list(found)[:2]
 
 
 # Whether a framework's runtime was started, by its name.
