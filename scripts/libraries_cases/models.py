@@ -184,7 +184,7 @@ def onnxruntime_module(place: Path) -> Trial:
     return Trial(read, setup=setup, cure=cure)
 
 
-@case("Numba", "numba", "`njit` functions", works)
+@case("Numba", "numba", "`njit` functions, which each worker compiles", works)
 def numba_function(place: Path) -> Trial:
     import numba
 

@@ -19,7 +19,7 @@ from libraries_cases.case import OPENED, Trial, load_cases
 
 EPOCHS = 2
 WORKERS = 3
-TIMEOUT_S = 100.0  # of a sample: a worker that waits for a lock of its parent is an error, too
+TIMEOUT_S = 200.0  # of a sample: a worker that waits for a lock of its parent is an error, too
 
 
 def main() -> None:
