@@ -48,8 +48,8 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 190_000,
-    "scripts": 40_000,
+    "loaderpool": 192_000,
+    "scripts": 48_000,
     "tests": 300_000,
 }
 MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package

@@ -197,7 +197,7 @@ class _Bits(_Adapted):
         bits, number = self.holder, int.from_bytes(digest, "little")
         low, high = number & (1 << 128) - 1, number >> 128
         if bits.seed_seq is not self._seeds:
-            with contextlib.suppress(Exception):  # NumPy 1 has no such setter: then `spawn` goes on as it was
+            with contextlib.suppress(TypeError):  # NumPy 1 has no such setter: then `spawn` goes on as it was
                 bits.__setstate__((bits.state, self._seeds))
         self._seeds.entropy, self._seeds.children = number, 0
         if self._name in ("PCG64", "PCG64DXSM"):

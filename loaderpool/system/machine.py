@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import errno
@@ -260,6 +261,47 @@ def thread_ids() -> frozenset[int]:
 def thread_name(thread: int) -> str:
     """Return what a thread of this process is called in the kernel's list, "" where it is not in there."""
     return read_file(f"/proc/self/task/{thread}/comm").rstrip("\n")
+
+
+# A thread that waits has a few kilobytes of frames on its stack. More would reach the memory behind
+# a small stack, where pointers into any library may be.
+_STACK_BYTES = 1 << 16
+
+
+def files_on_stack(thread: int) -> list[str]:
+    """Return the files whose code is on the stack of a thread of this process, the innermost first.
+
+    The kernel tells the stack pointer of a thread that waits. Each word from there on that points
+    into a file's code counts. So a file may be one whose function has returned already. Empty for
+    a thread that runs, and for kernels without these files in /proc.
+    """
+    state = read_file(f"/proc/self/task/{thread}/syscall").split()
+    if len(state) < 3:  # "running"
+        return []
+    stack_pointer = int(state[-2], 16)
+    starts: list[int] = []
+    ends: list[int] = []
+    names: list[str] = []
+    stack_end = 0
+    for line in read_file("/proc/self/maps").splitlines():
+        addresses, permissions, _, _, _, *name = line.split(None, 5)
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        if start <= stack_pointer < end:
+            stack_end = min(end, stack_pointer + _STACK_BYTES)
+        if name and name[0].startswith("/") and "x" in permissions:
+            starts.append(start)
+            ends.append(end)
+            names.append(name[0])
+    with contextlib.suppress(OSError), open("/proc/self/mem", "rb", buffering=0) as memory:
+        memory.seek(stack_pointer)
+        stack = memoryview(memory.read(max(0, stack_end - stack_pointer) & -8)).cast("P")
+        found: dict[str, None] = {}
+        for word in stack:
+            place = bisect.bisect_right(starts, word) - 1
+            if place >= 0 and word < ends[place]:
+                found[names[place]] = None
+        return list(found)
+    return []
 
 
 # ---- mappings ----

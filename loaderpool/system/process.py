@@ -58,6 +58,18 @@ def _lies_where_packages_do(file: str) -> bool:
     return not _DIRECTORIES.isdisjoint(file.replace(os.sep, "/").split("/"))
 
 
+def package_of(file: str) -> str:
+    """Return the top-level package that a file was installed with, "" if there is none.
+
+    Wheels put shared libraries that a package needs into a directory beside it: "scipy.libs".
+    """
+    parts = file.replace(os.sep, "/").split("/")
+    for place, part in enumerate(parts[:-2]):
+        if part in _DIRECTORIES:
+            return parts[place + 1].removesuffix(".libs")
+    return ""
+
+
 def is_library(module: str | None) -> bool:
     """Whether a module is no code of the user's own: ours, Python's, or a package's."""
     return _is_ours_or_pythons(module or "") or is_installed(module or "")

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from loaderpool.system import capacity
+from loaderpool.system.interrupts import FailuresIgnored
 
 # Number of processes on this machine, by launcher.
 _LOCAL_SIZES = (
@@ -83,7 +84,7 @@ def _slurm_tasks() -> int:
 
 def _jax_processes() -> int:
     """Return the number of processes that JAX has connected, if their coordinator is on this machine; else 0."""
-    with contextlib.suppress(Exception):  # it is not imported, or not to its end
+    with FailuresIgnored():  # it is not imported, or not to its end
         state: Any = sys.modules["jax._src.distributed"].global_state
         if _is_here(state.coordinator_address or ""):
             return int(state.num_processes)

@@ -141,6 +141,31 @@ def test_of_many_threads_the_first_are_named(make: Make) -> None:
         assert len(list(loader)) == 2
 
 
+STARTED = {
+    "polars": ('polars.DataFrame({"a": [1]}).filter(polars.col("a") > 1)', r"of (_polars\w+ \(imported by )?polars"),
+    "tqdm": ("bar = tqdm.tqdm(total=2, disable=False)", "thread 'tqdm_monitor' of tqdm"),
+    "cv2": (
+        "import numpy; cv2.setNumThreads(3); cv2.GaussianBlur(numpy.ones((3000, 3000)), (31, 31), 0)",
+        "a thread of cv2",
+    ),
+}
+
+
+@pytest.mark.parametrize("library", STARTED)
+def test_a_threads_library_is_named(make: Make, library: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    started, named = STARTED[library]
+    source = f"""
+        import os
+        if "LOADERPOOL_ROLE" in os.environ:
+            import {library}
+            {started}
+    """
+    module = make(cf_library_thread=both(source, IDENTITY))
+    with pytest.warns(lp.LoaderpoolWarning, match=named):
+        assert start_of(module) == "exec"
+
+
 def test_a_thread_of_the_interpreters_own_start_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(THREAD.replace('"LOADERPOOL_ROLE"', '"PYTHONHASHSEED"')))
     child = run_child(

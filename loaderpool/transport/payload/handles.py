@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from loaderpool.system import open_files
+from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 from loaderpool.system.open_files import OpenFile
 
 _SQLITE_HEAD = b"SQLite format 3\0"
@@ -62,7 +63,7 @@ class OpenHandles:
         for each in gc.get_objects():
             # Not by `isinstance`: some objects import more when they are asked for their class.
             if type(each) in _WRITERS:
-                with contextlib.suppress(Exception):  # it is closed
+                with FailuresIgnored():  # it is closed
                     if each.fileno() in written:
                         each.flush()
             elif connection is not None and issubclass(type(each), connection):
@@ -110,6 +111,8 @@ def _paths_of(connection: Any) -> list[str]:
         rows = sqlite3.Cursor(connection).execute("PRAGMA database_list").fetchall()
         return [os.fsdecode(path) for _, _, path in rows if path]
     except Exception as error:  # its text_factory can be anything, too
+        if is_of_a_handler(error):
+            raise
         return [] if "closed" in str(error) else ["of a connection that cannot be asked for its path"]
 
 
@@ -140,11 +143,11 @@ def _harmless_descriptors() -> set[int]:
         owners += [(handler(), "sock"), (handler(), "socket")]
     found = set()
     for owner, attribute in owners:
-        with contextlib.suppress(Exception):  # there is none, or it is closed
+        with FailuresIgnored():  # there is none, or it is closed
             found.add(getattr(owner, attribute).fileno())
     for package in _MULTIPROCESSING:
         for child in getattr(sys.modules.get(f"{package}.process"), "_children", ()):
-            with contextlib.suppress(Exception):  # it has ended
+            with FailuresIgnored():  # it has ended
                 found.add(child.sentinel)
     return found
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.memory.arena import Arena, map_memory_file
@@ -154,15 +155,79 @@ class ForkCheck:
             until = clock.monotonic_s() + _GRACE_S
             while (threads := _threads()) and clock.monotonic_s() < until:
                 time.sleep(_LOOK_S)
-            self._found = (*_runtimes(), *_hdf5_files(), *threads, *self.handles.obstacles(private))
+            handles = self.handles.obstacles(private)
+            self._found = (*_runtimes(), *_hdf5_files(), *_described(threads), *handles)
         return self._found
 
 
-def _threads() -> list[str]:
-    """The threads beside the main one."""
-    of_python = {each.native_id: each.name for each in threading.enumerate()}
-    found = {each: machine.thread_name(each) for each in machine.thread_ids()}
-    return [f"thread {of_python.get(each, name)!r}" for each, name in found.items() if name not in _READY_FOR_FORK]
+def _threads() -> list[int]:
+    """Return the ids of the threads beside the main one that a fork must not copy."""
+    ids = machine.thread_ids()
+    return [each for each in ids if machine.thread_name(each) not in _READY_FOR_FORK]
+
+
+def _described(threads: Sequence[int]) -> list[str]:
+    """Return how the warning names these threads, once for all unnamed ones of a library."""
+    of_python = {thread.native_id: thread for thread in threading.enumerate()}
+    own_name = machine.thread_name(os.getpid())
+    described: dict[str, None] = {}
+    for each in threads:
+        thread = of_python.get(each)
+        name = thread.name if thread else machine.thread_name(each)
+        library = _library_of_python(thread) if thread else _library_of_native(each)
+        if importers := _importers(library):
+            library += f" (imported by {', '.join(importers)})"
+        if library and name == own_name:  # a thread of C that was given no name has this process's
+            described[f"a thread of {library}"] = None
+        else:
+            described[f"thread {name!r}" + (f" of {library}" if library else "")] = None
+    return list(described)
+
+
+def _library_of_python(thread: threading.Thread) -> str:
+    """Return the installed package whose function a thread of Python runs, "" if it is none."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    package = ""
+    while frame is not None:  # from the innermost frame to the thread's first one
+        module = frame.f_globals.get("__name__", "")
+        if process.is_installed(module):
+            package = module.partition(".")[0]
+        frame = frame.f_back
+    return package
+
+
+# Code that any thread may wait in.
+_RUNTIME_FILES = ("ld-", "libc.", "libc-", "libpthread", "libpython", "libstdc++", "python")
+
+
+def _library_of_native(thread: int) -> str:
+    """Return the installed package, or else the file, whose code a thread runs, "" if unknown."""
+    files = machine.files_on_stack(thread)
+    for file in files:
+        if package := process.package_of(file):
+            return package
+    names = (os.path.basename(file) for file in files)
+    return next((name for name in names if not name.startswith(_RUNTIME_FILES)), "")
+
+
+def _importers(package: str) -> list[str]:
+    """Return two packages that import this one, none if the user's own modules import it.
+
+    blosc2 starts threads of numexpr, which its users may not know.
+    """
+    modules = sys.modules.copy()
+    parts = {id(module) for name, module in modules.items() if f"{name}.".startswith(f"{package}.")}
+    found: dict[str, None] = {}
+    for name, module in modules.items():
+        root = name.partition(".")[0]
+        # Not by `isinstance`: some modules are replaced by objects that import more if asked.
+        if root == package or root in found or type(module) is not ModuleType:
+            continue
+        if any(id(value) in parts for value in list(vars(module).values())):
+            if not process.is_library(name):
+                return []
+            found[root] = None
+    return list(found)[:2]
 
 
 # Whether a framework's runtime was started, by its name.

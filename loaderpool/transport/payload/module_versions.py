@@ -6,7 +6,6 @@ Runs in: the trainer. Nothing of the user's is called.
 from __future__ import annotations
 
 import collections
-import contextlib
 import marshal
 import sys
 import types
@@ -15,6 +14,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from loaderpool.system import machine, process
+from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.walk import CODE, walk
 from loaderpool.transport.payload.modules import KeptModule, ModuleStore, status_of
 from loaderpool.transport.payload.pickler import home_of
@@ -28,7 +28,7 @@ def note_modules(homes: Iterable[str], store: ModuleStore) -> None:
     """Put the user's modules into the store, for workers that are spawned: these cannot add what they import first."""
     for name, module in _users_modules(homes).items():
         if store.find(name) is None:
-            with contextlib.suppress(Exception):  # it cannot be compiled now
+            with FailuresIgnored():  # it cannot be compiled now
                 loader: Any = module.__spec__.loader  # type: ignore[union-attr]
                 status, folders = status_of(loader.path), getattr(module, "__path__", None)
                 code = marshal.dumps(loader.get_code(name))
@@ -53,7 +53,7 @@ def version_warnings(homes: Iterable[str], store: ModuleStore) -> list[str]:
         is_older = kept is not None and kept.status != status
         if not is_older and status[0] <= machine.process_started_ns():
             continue
-        with contextlib.suppress(Exception):  # it cannot be compiled now
+        with FailuresIgnored():  # it cannot be compiled now
             code = loader.get_code(name) if kept is None else marshal.loads(kept.code)
             if _differs(module, loader.path, code):
                 (older if is_older else newer).append(f"{name} ({loader.path})")

@@ -17,6 +17,7 @@ from typing import Any
 
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.walk import cached_properties
 
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
@@ -33,7 +34,9 @@ def means_the_same(before: bytes, now: bytes) -> bool:
         return True
     try:
         old, new = _Symbols(before), _Symbols(now)
-    except Exception:  # what cannot be read so differs, as its bytes do
+    except Exception as error:  # what cannot be read so differs, as its bytes do
+        if is_of_a_handler(error):
+            raise
         return False
     return _Comparison().are_equal(old, new)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderpool.system.process import is_library
+from loaderpool.system.process import is_library, package_of
 
 
 @pytest.fixture
@@ -37,3 +37,18 @@ def test_the_user_s_own_is_none(module: types.ModuleType, tmp_path: Path) -> Non
     module.__file__ = str(tmp_path / "some_module.py")
     assert not is_library("some_module")
     assert not is_library(None) and not is_library("") and not is_library("not_imported")
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [
+        ("/v/lib/python3.11/site-packages/onnxruntime/capi/state.so", "onnxruntime"),
+        ("/v/lib/python3.11/site-packages/scipy.libs/libopenblas.so", "scipy"),
+        ("/usr/lib/python3/dist-packages/numpy/core/umath.so", "numpy"),
+        ("/v/lib/python3.11/site-packages/single.so", ""),
+        ("/usr/lib/x86_64-linux-gnu/libc.so.6", ""),
+        ("", ""),
+    ],
+)
+def test_an_installed_file_names_its_package(file: str, package: str) -> None:
+    assert package_of(file) == package
