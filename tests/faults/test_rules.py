@@ -297,7 +297,7 @@ def test_rule_10_workers_die_with_the_supervisor_and_the_supervisor_with_no_thre
     thread.join()
     with made[0] as loader:
         of_supervisor, of_worker = next(iter(loader))
-        assert set(of_supervisor.tolist()) == {0}
+        assert set(of_supervisor.tolist()) == {signal.SIGCONT}  # which ends no process
         assert set(of_worker.tolist()) == {signal.SIGKILL}
         time.sleep(0.2)  # for what would end it
         assert [len(batch[0]) for batch in loader] == [4, 4]
