@@ -23,6 +23,7 @@ from loaderpool.core.messages import Ticket
 from loaderpool.errors import shortened
 from loaderpool.ray.node import NodeActor, versions
 from loaderpool.system import clock
+from loaderpool.system.interrupts import FailuresIgnored
 
 _KNOCK_S = 3.0  # a head answers within this, however busy it is
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
@@ -105,7 +106,8 @@ class Cluster:
         nodes = [node for node in [*self.nodes.values(), *self.gone] if node.has_answered]
         if nodes:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Ray writes there that actors have ended
-            concurrent.futures.wait([node.actor.end.remote().future() for node in nodes], _LEAVE_S)
+            with FailuresIgnored():  # Ray has ended in this process: actors miss its beats
+                concurrent.futures.wait([node.actor.end.remote().future() for node in nodes], _LEAVE_S)
 
     # ---- the threads
 
@@ -115,7 +117,8 @@ class Cluster:
             time.sleep(BEAT_S)
             for node in [*self.nodes.values()]:
                 if node.has_answered:
-                    self.call(node, functools.partial(self._on_beat, node), "beat")
+                    with FailuresIgnored():  # the next beat tries again
+                        self.call(node, functools.partial(self._on_beat, node), "beat")
 
     def _work(self) -> None:
         try:

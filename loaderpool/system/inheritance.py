@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -191,6 +190,8 @@ def _open_pipe(package: str) -> int:
 
 def _launch(package: str) -> int:
     """Start a tracker, and return its pipe. It is no process of our group: that is killed at once in the end."""
+    import subprocess  # which few processes ever need
+
     read, write = os.pipe()
     try:
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
