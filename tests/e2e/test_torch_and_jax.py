@@ -124,7 +124,7 @@ def test_a_training_of_jax_forks_workers_unless_a_jax_array_is_made_beforehand(t
         jax.config.update("jax_enable_x64", True)
         show("64 bits", lambda i: uses_jax.load(i).dtype.name, source=range(4))
         jax.config.update("jax_enable_x64", False)
-        warnings.simplefilter("default")
+        warnings.simplefilter("always")  # both warnings have one text and one line
         import on_import
         show("on import", on_import.load)
         show("captured", captured)

@@ -59,4 +59,5 @@ def test_trace_and_report_and_why_it_waits(cluster: RayCluster, tmp_path: Path) 
     assert trace["traceEvents"]
     report = (tmp_path / "report.html").read_text()
     assert cluster.address.partition(":")[0] in report
-    assert found.verdict in (Verdict.INCOMPLETE, Verdict.BATCH_OVERHEAD) and not found.change
+    expected = (Verdict.INCOMPLETE, Verdict.BATCH_OVERHEAD, Verdict.NOISY_NEIGHBOUR)  # the last: other tests
+    assert found.verdict in expected and not found.change
