@@ -15,6 +15,7 @@ from libraries_cases.case import (
     handle,
     module_in,
     refused,
+    refused_with,
     works,
 )
 
@@ -306,7 +307,7 @@ def decord_reader(place: Path) -> Trial:
     "TorchCodec",
     "torchcodec",
     "`VideoDecoder`",
-    fails_with("SIGSEGV"),
+    refused_with("in the memory of this process"),
     OPEN_IN_SETUP,
 )
 def torchcodec_decoder(place: Path) -> Trial:

@@ -128,6 +128,29 @@ def geopandas_frame(place: Path) -> Trial:
     return Trial(lambda item: frame.geometry.iloc[item].y)
 
 
+@case(
+    "Rtree",
+    "rtree",
+    "`Index` in memory",
+    refused_with("data is in the memory of this process"),
+    "save it in a file: `Index(path)`",
+)
+def rtree_memory(place: Path) -> Trial:
+    from rtree import index
+
+    def filled(made: Any) -> Any:
+        for item in range(24):
+            made.insert(item, (item, item, item + 0.5, item + 0.5))
+        return made
+
+    filled(index.Index(str(place / "boxes"))).close()
+    opened, in_memory = index.Index(str(place / "boxes")), filled(index.Index())
+    return Trial(
+        lambda item: sorted(in_memory.intersection((item, item, item, item))),
+        cure=Trial(lambda item: sorted(opened.intersection((item, item, item, item)))),
+    )
+
+
 def sqlite_file(place: Path) -> Path:
     path = place / "table.db"
     rows = [(item, item / 7) for item in range(24)]

@@ -142,6 +142,31 @@ def _of_globals(faults: Faults, item: int) -> Any:
     return np.array([item, random.random(), np.random.rand()])
 
 
+class _Captured:
+    """A function that holds random generators of its own, as the objects of augmentation libraries do."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(7)
+        self.legacy = np.random.RandomState(7)
+        self.others = {"python": random.Random(7)}
+
+    def draw(self) -> float:
+        return float(self.rng.random() + self.legacy.rand() + self.others["python"].random())
+
+    def __call__(self, faults: Faults, item: int) -> Any:
+        faults.meet(item)
+        return np.array([item, self.draw(), self.draw()])
+
+
+class _CapturedByGenerator(_Captured):
+    """Makes generators of shards, which draw from them."""
+
+    def __call__(self, faults: Faults, shard: range) -> Iterator[Any]:
+        for number in shard:
+            faults.meet(_OF_GENERATOR + number)
+            yield number, self.draw()
+
+
 def _slow(faults: Faults, item: int, rng: np.random.Generator) -> Any:
     faults.wait(0.055)
     faults.meet(item)
@@ -322,6 +347,7 @@ _SHAPES = (
     shape_of("threads", _sample, 800, batch_size=8, shuffle=True, threads=4),
     shape_of("chunks of tiny batches", _tiny, 20_000, batch_size=4, shuffle=True, faults_one_in=4001),
     shape_of("global random streams", _of_globals, 1500, batch_size=4, faults_one_in=301),
+    shape_of("captured random streams", _Captured(), 1500, batch_size=4, shuffle=True, faults_one_in=301),
     # A kill may cost a worker 100 ms of its time.
     shape_of("row ranges of slow batches", _slow, 30, batch_size=6, shuffle=True, kill_every_s=0.2, faults_one_in=17),
     shape_of("varying, padded", _of_varied_length, 1000, batch_size=8, shuffle=True, pad=True),
@@ -347,6 +373,10 @@ _SHAPES = (
     shape_of(
         "generators, global random streams", _of_generated_globals, 1000, generator=_generator_of_globals,
         cycle_length=3, batch_size=5, shuffle=9, faults_one_in=197,
+    ),
+    shape_of(
+        "generators, captured random streams", _of_generated, 1000, generator=_CapturedByGenerator(),
+        cycle_length=4, batch_size=6, shuffle=12, faults_one_in=197,
     ),
 )  # fmt: skip
 SHAPES = {shape.name: shape for shape in _SHAPES}

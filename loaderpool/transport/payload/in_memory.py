@@ -1,6 +1,7 @@
-"""Objects that pickle as the name of a store in this process's memory, empty in any other process.
+"""Objects whose data is in this process's memory and is not in their pickle.
 
-Most read as zeros there, or as missing files. So the pickler refuses them, before anything is sent.
+In another process most read as zeros, as empty or as missing files, and some crash it. So the
+pickler refuses them, before anything is sent.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ _STORES: Mapping[tuple[str, str], tuple[bytes, ...]] = {
     ("icechunk", "IcechunkStore"): (b"in_memory_object_store",),
     ("icechunk", "Repository"): (b"in_memory_object_store",),
     ("icechunk", "Session"): (b"in_memory_object_store",),
+    ("kuzu", "Database"): (b":memory:",),
     ("lance", "LanceDataset"): (b"memory://",),
     ("lance", "LanceFragment"): (b"memory://",),
     ("obstore", "MemoryStore"): (),
     ("rasterio", "MemoryFile"): (),
+    # Entries of its settings: it is in memory; it is in a file, which is emptied when it is loaded.
+    ("rtree", "Index"): (b"\x07storage\x94K\x00", b"\x09overwrite\x94\x88"),
     ("tensorstore", "KvStore"): (b"memory_key_value_store",),
     ("tensorstore", "TensorStore"): (b"memory_key_value_store",),
     ("tiledb", "Array"): (b"mem://",),
+    ("torchcodec", "AudioDecoder"): (),
+    ("torchcodec", "VideoDecoder"): (),
     ("upath", "MemoryPath"): (),
 }
 

@@ -136,6 +136,7 @@ def test_other_fsspec_file_systems_are_sent() -> None:
         ("deeplake._deeplake", "DatasetView", "mem://a"),
         ("icechunk.session", "Session", "type in_memory_object_store_provider"),
         ("icechunk.store", "IcechunkStore", "type in_memory_object_store_provider"),
+        ("kuzu.database", "Database", ":memory:"),
         ("lance.dataset", "LanceDataset", "memory://a"),
         ("lance.fragment", "LanceFragment", "memory://a"),
         ("tiledb.array", "Array", "mem://a"),
@@ -149,10 +150,42 @@ def test_a_librarys_store_is_refused_by_its_address(package: str, name: str, add
 
 @pytest.mark.parametrize(
     ("package", "name"),
-    [("obstore.store", "MemoryStore"), ("rasterio.io", "MemoryFile"), ("upath.a", "MemoryPath")],
+    [
+        ("obstore.store", "MemoryStore"),
+        ("rasterio.io", "MemoryFile"),
+        ("torchcodec.decoders._video_decoder", "VideoDecoder"),
+        ("upath.a", "MemoryPath"),
+    ],
 )
 def test_a_librarys_memory_store_is_refused(package: str, name: str) -> None:
     refused(store_class(package, name)("anything"))
+
+
+class Settings:
+    """The settings of a stand-in for rtree's index: pickled as a dict, as there."""
+
+    def __init__(self, storage: int, overwrite: bool) -> None:
+        self.storage, self.overwrite = storage, overwrite
+
+
+@pytest.mark.parametrize(("storage", "overwrite"), [(0, True), (0, False), (1, True)])
+def test_an_rtree_index_is_refused_unless_a_file_has_it(storage: int, overwrite: bool) -> None:
+    refused(store_class("rtree.index", "Index")(Settings(storage, overwrite)))
+
+
+def test_an_rtree_index_of_a_file_that_was_there_is_sent() -> None:
+    assert is_sent(store_class("rtree.index", "Index")(Settings(1, False)))
+
+
+def test_real_rtree_indexes_are_refused(tmp_path: Any) -> None:
+    index = pytest.importorskip("rtree.index")
+    path = str(tmp_path / "boxes")
+    made = index.Index(path)
+    made.insert(0, (0, 0, 1, 1))
+    refused(made)
+    refused(index.Index())
+    made.close()
+    assert is_sent(index.Index(path))
 
 
 def test_a_store_that_cannot_be_pickled_says_its_own_reason() -> None:
