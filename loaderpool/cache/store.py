@@ -31,7 +31,7 @@ from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import CacheError, brief, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
 from loaderpool.sources.varying import varying
-from loaderpool.system import capacity, machine, ranks
+from loaderpool.system import abilities, capacity, machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 from loaderpool.system.process import why_not_apart
 
@@ -322,7 +322,7 @@ class SharedCache:
         if plan.where != MEMORY:
             prepare(plan)
             return SharedCache(plan)
-        if not machine.can_fork_workers():
+        if not abilities.can_fork_workers():
             raise CacheError('cache="memory" needs memfd_create, which this system lacks or refuses. Pass a directory')
         with InterruptsHeld():
             try:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loaderpool.errors import PoolBrokenError
-from loaderpool.system import capacity, clock, machine
+from loaderpool.system import abilities, capacity, clock, machine
 from loaderpool.transport.payload.modules import ModuleStore
 
 # One thread each: as many processes as cores run already, and a fork needs a single-threaded parent.
@@ -176,7 +176,7 @@ def check_spawning(executable: str) -> None:
     Blocks: for the time of a start, where the name does not show that it is Python.
     """
     if is_frozen():
-        cure = 'Remove start="spawn", or use workers=0.' if machine.can_fork_workers() else "Use workers=0."
+        cure = 'Remove start="spawn", or use workers=0.' if abilities.can_fork_workers() else "Use workers=0."
         raise PoolBrokenError(f"A frozen program cannot spawn workers. {cure}")
     if "python" in os.path.basename(executable).lower():
         return

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, MemoryLimitError
 from loaderpool.memory.arena import map_memory_file
-from loaderpool.system import capacity, machine
+from loaderpool.system import abilities, capacity, machine
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, checkpoint
 
 # How such files are named, so that they are found in a list of mappings.
@@ -248,7 +248,7 @@ def shared_block(least_bytes: int) -> Any:
         MemoryLimitError: the machine or its cgroup has too little memory free.
     """
     nbytes = -(-max(least_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    if not machine.can_fork_workers():  # each pool copies it once, as any array
+    if not abilities.can_fork_workers():  # each pool copies it once, as any array
         return np.zeros(nbytes, np.uint8)
     free = capacity.available_memory_bytes()
     if nbytes > free:

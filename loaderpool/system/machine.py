@@ -40,29 +40,24 @@ def _c(name: str, *arguments: Any, result: Any = _INT, library: Any = ctypes.CDL
 
 
 # What a seccomp filter answers, and a kernel without the call. Others, such as EMFILE, may pass.
-_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 ALLOW_MEMORY_FILES = "allow memfd_create in the seccomp profile of the container or service"
 
 
-def memory_file_refusal() -> str:
-    """Return why the system refuses anonymous memory files to this process; "": it does not, or Python lacks them."""
-    if hasattr(os, "memfd_create"):
-        try:
-            os.close(os.memfd_create("loaderpool-probe"))
-        except OSError as error:
-            if error.errno in _REFUSALS:
-                return os.strerror(error.errno)
-    return ""
+def can_call_memfd() -> bool:
+    """Return whether Python has the call that makes anonymous memory files."""
+    return hasattr(os, "memfd_create")
 
 
-def has_memory_files() -> bool:
-    """Return whether this process can make anonymous memory files."""
-    return hasattr(os, "memfd_create") and not memory_file_refusal()
+def try_memory_file() -> None:
+    """Make an anonymous memory file, and close it.
 
+    Interrupts must be held. Otherwise one that comes between the two calls leaves the file open.
 
-def can_fork_workers() -> bool:
-    """Return whether a pool may have a supervisor that forks workers, and anonymous memory that all of them map."""
-    return hasattr(os, "fork") and has_memory_files()
+    Raises:
+        OSError: the system refuses it, or no descriptor is left.
+    """
+    os.close(os.memfd_create("loaderpool-probe"))
 
 
 # Has functions called around each fork of this process; does nothing where there is none.
@@ -78,7 +73,7 @@ def create_memory_file(name: str) -> int:
     try:
         return above_standard(os.memfd_create(f"loaderpool-{name}", os.MFD_CLOEXEC))
     except OSError as error:
-        if error.errno not in _REFUSALS:
+        if error.errno not in REFUSALS:
             raise
         text = f"this system refuses memfd_create ({error.strerror}). To use it, {ALLOW_MEMORY_FILES}"
         raise OSError(error.errno, text) from None

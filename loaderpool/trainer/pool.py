@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loaderpool.checks import whole_number
 from loaderpool.config import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts, check_workers
 from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted, warn
-from loaderpool.system import machine, ranks
+from loaderpool.system import abilities, machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Pool:
         self._restarts = check_restarts("restarts", restarts)
         if start not in ("fork", "spawn", None):
             raise ArgumentError(f'start must be "fork", "spawn" or None, got {brief(start)}')
-        can_fork = machine.can_fork_workers()
+        can_fork = abilities.can_fork_workers()
         if not can_fork and not _program:
             self._check_start(start)
         self._program = _program
@@ -76,7 +76,7 @@ class Pool:
     @staticmethod
     def _check_start(start: Literal["fork", "spawn"] | None) -> None:
         """Raise if workers shall be forked, which cannot be; warn if they are spawned only because of a refusal."""
-        refusal = machine.memory_file_refusal()
+        refusal = abilities.memory_file_refusal()
         if start == "fork":
             lacks = f"which this system refuses ({refusal})" if refusal else "which this Python lacks"
             fix = f"{machine.ALLOW_MEMORY_FILES.capitalize()}, or remove start=" if refusal else "Remove start="

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from loaderpool.memory.recorder import DELIVERIES
-from loaderpool.system import clock, machine
+from loaderpool.system import abilities, clock, machine
 from loaderpool.trainer.explain.window import FIRST_STEPS, Snapshot, window_of
 
 NAME = "page"
@@ -37,7 +37,7 @@ class Page:
 
     def __init__(self) -> None:
         nbytes = PAGE_BYTES + DELIVERIES.ring_bytes
-        if machine.has_memory_files():
+        if abilities.has_memory_files():
             self.map = machine.map_readable_file(NAME, nbytes)
         else:  # nothing finds it, and the ring is read here
             self.map = mmap.mmap(-1, nbytes)
