@@ -404,7 +404,7 @@ def anndata_backed(place: Path) -> Trial:
     )
 
 
-@case("diskcache", "diskcache", "`Cache`", works)
+@case("diskcache", "diskcache", "`Cache`", without_fork("SQLite database"), OPEN_IN_SETUP)
 def diskcache_cache(place: Path) -> Trial:
     import diskcache
 

@@ -133,21 +133,26 @@ def geopandas_frame(place: Path) -> Trial:
     "rtree",
     "`Index` in memory",
     refused_with("data is in the memory of this process"),
-    "save it in a file: `Index(path)`",
+    "save it in a file, and open that in `setup=`",
 )
 def rtree_memory(place: Path) -> Trial:
     from rtree import index
+
+    path = str(place / "boxes")
 
     def filled(made: Any) -> Any:
         for item in range(24):
             made.insert(item, (item, item, item + 0.5, item + 0.5))
         return made
 
-    filled(index.Index(str(place / "boxes"))).close()
-    opened, in_memory = index.Index(str(place / "boxes")), filled(index.Index())
+    def found(boxes: Any, item: int) -> np.ndarray[Any, Any]:
+        return np.array(sorted(boxes.intersection((item, item, item, item))))
+
+    filled(index.Index(path)).close()
+    in_memory = filled(index.Index())
     return Trial(
-        lambda item: sorted(in_memory.intersection((item, item, item, item))),
-        cure=Trial(lambda item: sorted(opened.intersection((item, item, item, item)))),
+        lambda item: found(in_memory, item),
+        cure=opened_in_setup(lambda: index.Index(path), found),
     )
 
 

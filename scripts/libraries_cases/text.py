@@ -94,6 +94,7 @@ def sentencepiece_processor(place: Path) -> Trial:
         input=str(place / "texts.txt"),
         model_prefix=str(place / "model"),
         vocab_size=40,
+        hard_vocab_limit=False,
         minloglevel=2,
     )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(place / "model.model"))
