@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,13 +15,13 @@ from loaderpool.core.delivery import FIRST_EPOCH, CheckedArguments, Delivery, al
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.core.failures import sample_error, source_error
 from loaderpool.core.forms import choose_form, with_batches
-from loaderpool.errors import SourceError
+from loaderpool.errors import SourceError, closed_error
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
-from loaderpool.system.interrupts import InterruptsAllowed, is_of_a_handler
+from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, is_of_a_handler
 from loaderpool.transport.payload.generators import Registry, roots_of
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.lanes import LaneItems
@@ -76,6 +77,8 @@ class LocalEngine:
         self._begins = False  # a pass does, with the objects as they are
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
+        self._readings: weakref.WeakSet[StreamReading] = weakref.WeakSet()
+        self.is_closed = False
 
     def read_ahead(self) -> int:
         return 0
@@ -114,7 +117,9 @@ class LocalEngine:
 
     def _open(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
         batches = read_batches(stream, plan, window=self.config.shuffle_window, seed=self.config.seed, epoch=epoch)
-        return StreamReading(batches, epoch, plan)
+        reading = StreamReading(batches, epoch, plan)
+        self._readings.add(reading)
+        return reading
 
     def _reading_for(self, stream: StreamSource, epoch: int, plan: Plan) -> StreamReading:
         """The reading of a pass: the one that the probe began, if it is of this epoch."""
@@ -180,6 +185,23 @@ class LocalEngine:
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics()
+
+    def end_passes(self) -> None:
+        """Close what open passes read; they give no batch any more. Here code of the user's runs."""
+        self.is_closed = True
+        # Another thread may be making a sample, and another sample may have closed its own loader.
+        if not _alone.acquire(timeout=_LOCK_TIMEOUT_S):
+            return
+        try:
+            if self._is_making:
+                return
+            with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
+                if isinstance(self.work.items, LaneItems):
+                    self.work.items.close()
+                for reading in list(self._readings):
+                    reading.close()
+        finally:
+            _alone.release()
 
     def close(self) -> None:
         """Let go of the cache; nothing else is to end."""
@@ -247,7 +269,7 @@ def _restored(captured: CapturedGenerators) -> Iterator[None]:
 class StreamReading:
     """One pass over a stream, batch by batch: positions of first items, and the items."""
 
-    def __init__(self, batches: Iterator[tuple[int, list[Any]]], epoch: int, plan: Plan) -> None:
+    def __init__(self, batches: Generator[tuple[int, list[Any]], None, None], epoch: int, plan: Plan) -> None:
         self._batches, self.epoch, self._plan = batches, epoch, plan
         self._next: tuple[int, list[Any]] | None = None  # read, and not taken
         self._taken = 0
@@ -266,6 +288,12 @@ class StreamReading:
                 raise source_error(failure, position, error) from error
         self.is_over = self._next is None
         return self._next
+
+    def close(self) -> None:
+        """Read no more. Does nothing while a thread reads: what it reads is not taken any more."""
+        self.is_over = True
+        with FailuresIgnored():  # of a `finally` of the user's; and that another thread is reading
+            self._batches.close()
 
     def take(self) -> tuple[int, list[Any]] | None:
         """The next batch; None: the stream is at its end. SourceError: reading it raised."""
@@ -294,6 +322,8 @@ class LocalRun:
     def take(self) -> Delivery:
         """The next batch, which is made now."""
         plan, items = self._plan, None
+        if self._engine.is_closed:
+            raise closed_error()
         while not self.is_over and not self.is_at_end:
             number = self._next
             if self._reading is not None:

@@ -51,6 +51,7 @@ class LoaderCore:
         self.pool: Pool | None = shared_pool(arguments)  # shared, or its own
         self.is_closed = False
         self._owner_pid = os.getpid()
+        self._end_passes: Callable[[], None] | None = None  # of an engine in this process
         self._undoing: Undoing | None = None  # ends what other processes or files have of it
         checked = check_arguments(arguments)
         self.config, self.plan, self.stream, self._unit = checked.config, checked.plan, checked.stream, checked.unit
@@ -94,7 +95,8 @@ class LoaderCore:
         else:
             from loaderpool.core.local_engine import LocalEngine
 
-            self.engine = LocalEngine(checked, shared)
+            self.engine = local = LocalEngine(checked, shared)
+            self._end_passes = local.end_passes
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
@@ -193,6 +195,8 @@ class LoaderCore:
             self.tracker.drop_parked()
             if "observer" in vars(self):
                 self.observer.close()
+            if self._end_passes is not None:
+                self._end_passes()
             if self._undoing is not None:
                 self._undoing.now()
 

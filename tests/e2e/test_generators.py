@@ -14,6 +14,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
+from tests.support.processes import wait_until
 
 SHARDS = [range(100 * shard, 100 * shard + 3 + 2 * shard) for shard in range(11)]
 
@@ -250,6 +251,37 @@ def test_generators_that_are_dropped_are_closed(tmp_path: Path) -> None:
         next(last)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names[:5] == ["0-0", "0-1", "1-0", "1-1", "2-0"] and "3-0" in names and not list(tmp_path.glob("begun-*"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_closing_a_loader_closes_generators_of_open_iterators(workers: int, tmp_path: Path) -> None:
+    def make() -> Iterator[int]:
+        try:
+            yield from itertools.count()
+        finally:
+            (tmp_path / "ended").touch()
+
+    loader = lp.Loader.from_generator(make, batch_size=4, workers=workers)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    wait_until((tmp_path / "ended").exists)
+    with pytest.raises(lp.ClosedError):
+        next(batches)
+
+
+def test_a_generator_may_close_its_own_loader() -> None:
+    def make() -> Iterator[int]:
+        yield from range(4)
+        loader.close()
+        yield from range(4, 8)
+
+    loader = lp.Loader.from_generator(make, batch_size=4, workers=0)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    assert next(batches).tolist() == [4, 5, 6, 7]
+    with pytest.raises(lp.ClosedError):
+        next(batches)
 
 
 def test_mistakes_are_named() -> None:

@@ -17,6 +17,7 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import Place, assert_same, copied, kill_supervisor, kill_worker, read
 from tests.support.child import run_child
+from tests.support.processes import wait_until
 from tests.support.streams import Numbers, Rewinding, make, rewinding
 
 ITEMS, BATCH = 101, 8
@@ -298,6 +299,24 @@ def test_a_sample_that_ends_its_worker_is_found_in_a_stream() -> None:
     with lp.Loader(Numbers(), end_itself, batch_size=BATCH, workers=2, on_error="skip") as loader:
         assert numbers_in(read(loader)) == [n for n in range(ITEMS) if n != 41]
         assert loader.statistics().skipped_indices == (41,)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_closing_a_loader_ends_the_reading_of_its_stream(workers: int, tmp_path: Path) -> None:
+    class Stream:
+        def __iter__(self) -> Iterator[int]:
+            try:
+                yield from itertools.count()
+            finally:
+                (tmp_path / "ended").touch()
+
+    loader = lp.Loader(Stream(), batch_size=4, workers=workers)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    wait_until((tmp_path / "ended").exists)
+    with pytest.raises(lp.ClosedError):
+        next(batches)
 
 
 def test_a_loader_is_closed_while_its_source_waits_on_the_thread() -> None:
