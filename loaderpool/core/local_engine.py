@@ -20,6 +20,7 @@ from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
+from loaderpool.sources.recognise import check_length, length_of
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, is_of_a_handler
 from loaderpool.transport.payload.generators import Registry, roots_of
@@ -74,6 +75,17 @@ class LocalEngine:
             self._stream.captured = self.work.calls.captured
         self._form: BatchForm | None = None
         self._glance: Glance | None = None  # at what the first sample was made of, if that was before the first pass
+        # What results in the cache are made of. A call may change its own objects, so each batch renews it.
+        self._cached_of: Glance | None = None
+        if cache is not None:
+            from loaderpool.transport.payload.glance import Glance  # few loaders have a cache
+
+            with InterruptsAllowed():
+                cache.identify(checked.payload)
+            parts = roots_of(checked.payload, checked.stream)
+            self._cached_of = Glance({name: parts[name] for name in parts if name != "augment"}, frozenset())
+        self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
+        self._length_seen = self._length
         self._begins = False  # a pass does, with the objects as they are
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended
@@ -95,7 +107,7 @@ class LocalEngine:
             return self._form
 
     def _find_form(self) -> BatchForm:
-        with SavedGlobals(), self.captured_kept():
+        with SavedGlobals(), self.captured_kept(), self._cache_watched():
             try:
                 self.work.ensure_setup()
                 if self._stream is not None:
@@ -172,6 +184,10 @@ class LocalEngine:
         All else is made of the user's own objects when it is asked for. `is_whole`: they are not compared.
         """
         self.work.calls.look_up()
+        source = self._payload["source"]
+        if self._length is not None and length_of(source) != self._length_seen:
+            self._length_seen = length_of(source)
+            check_length(source, self._length)
         glance, self._glance, self._begins = self._glance, None, True
         if is_whole or (glance is not None and glance.changes()):
             self.work.calls.kept.clear()
@@ -179,6 +195,16 @@ class LocalEngine:
                 self.work.items.close()
             if self._stream is not None and not self._stream.is_one_shot:
                 self._first_reading = None
+
+    def _cache_watched(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block for calls whose results are cached, which may change their own objects.
+
+        Raises:
+            CacheError: on entry, if functions or source have changed since the last such block.
+        """
+        if self.cache is None or self._cached_of is None:
+            return _NOTHING
+        return _watched(self.cache, self._cached_of, self._payload)
 
     def warn_of_replay(self) -> None:
         """Do nothing: the objects are the same."""
@@ -238,7 +264,8 @@ class LocalEngine:
                 self._globals.seen = None
             self._is_making, was_making = True, self._is_making
             try:
-                filled = self.work.fill(ticket, anchor, 0, size)
+                with self._cache_watched():
+                    filled = self.work.fill(ticket, anchor, 0, size)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
             finally:
@@ -255,6 +282,16 @@ class LocalEngine:
 
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _watched(cache: SharedCache, glance: Glance, payload: dict[str, Any]) -> Iterator[None]:
+    if glance.changes():
+        cache.check(payload)
+    try:
+        yield
+    finally:
+        glance.renew()
 
 
 @contextlib.contextmanager

@@ -81,6 +81,13 @@ def as_source(obj: Any) -> Any:
     return source if is_ready else Sized(source, size)
 
 
+def length_of(source: Any) -> int:
+    """Return how many items a source, as `as_source` has made it, has now."""
+    if isinstance(source, Columns):
+        return source.present_size
+    return len(source.items if isinstance(source, Sized) else source)
+
+
 def check_length(source: Any, items: int | None) -> None:
     """See that a source, as `as_source` has made it, still has the items that a loader's plan counts on.
 
@@ -94,10 +101,7 @@ def check_length(source: Any, items: int | None) -> None:
     """
     if items is None:
         return
-    if isinstance(source, Columns):
-        now = source.present_size
-    else:
-        now = len(source.items if isinstance(source, Sized) else source)
+    now = length_of(source)
     if now < items:
         raise SourceError(
             f"source had {items:,} items when the loader was created, and has {now:,} now. Create a new loader for "

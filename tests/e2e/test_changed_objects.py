@@ -511,10 +511,11 @@ def refuse() -> None:
     raise RuntimeError("nowhere but here")
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("make", [lambda: [0] * 32, lambda: Staged(items=32), lambda: (np.zeros(32, int), [0] * 32)])
-def test_a_source_that_became_shorter_is_an_error(make: Callable[[], Any]) -> None:
+def test_a_source_that_became_shorter_is_an_error(make: Callable[[], Any], workers: int) -> None:
     source = make()
-    with lp.Loader(source, batch_size=8, workers=1) as loader:
+    with lp.Loader(source, batch_size=8, workers=workers) as loader:
         assert len(list(loader)) == 4
         if isinstance(source, Staged):
             source.items = 31
@@ -524,9 +525,10 @@ def test_a_source_that_became_shorter_is_an_error(make: Callable[[], Any]) -> No
             list(loader)
 
 
-def test_a_source_that_became_longer_is_warned_of() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_source_that_became_longer_is_warned_of(workers: int) -> None:
     source = [0] * 32
-    with lp.Loader(source, batch_size=8, workers=1) as loader:
+    with lp.Loader(source, batch_size=8, workers=workers) as loader:
         assert len(list(loader)) == 4
         source[0] = 1
         source.append(0)
@@ -537,11 +539,12 @@ def test_a_source_that_became_longer_is_warned_of() -> None:
 # ---- with a cache, results would be of what was before
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["memory", "directory"])
-def test_a_change_of_what_is_cached_is_an_error(where: str, tmp_path: Path) -> None:
+def test_a_change_of_what_is_cached_is_an_error(where: str, workers: int, tmp_path: Path) -> None:
     dataset = Staged()
     place = "memory" if where == "memory" else tmp_path / "cache"
-    with lp.Loader(range(32), dataset.__getitem__, batch_size=8, workers=2, cache=place) as loader:
+    with lp.Loader(range(32), dataset.__getitem__, batch_size=8, workers=workers, cache=place) as loader:
         assert shown(loader) == [0]
         dataset.stage = 1
         with pytest.raises(lp.CacheError, match=r"function \(then .*, now"):
@@ -550,12 +553,57 @@ def test_a_change_of_what_is_cached_is_an_error(where: str, tmp_path: Path) -> N
         assert shown(loader) == [0]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("change_at", [0, 1])
+def test_no_result_of_changed_objects_is_cached_as_one_of_the_old(change_at: int, workers: int, tmp_path: Path) -> None:
+    dataset = Staged()
+
+    def make() -> lp.Loader:
+        return lp.Loader(range(32), dataset.__getitem__, batch_size=8, workers=workers, cache=tmp_path / "cache")
+
+    with make() as loader:
+        for _ in range(change_at):
+            next(iter(loader))
+        dataset.stage = 1
+        with pytest.raises(lp.CacheError):
+            list(loader)
+    dataset.stage = 0
+    with make() as loader:
+        assert shown(loader) == [0]
+
+
+def test_without_workers_a_change_within_a_pass_is_seen_before_it_is_cached(tmp_path: Path) -> None:
+    dataset = Staged()
+    with lp.Loader(range(32), dataset.__getitem__, batch_size=8, workers=0, cache=tmp_path / "cache") as loader:
+        batches = iter(loader)
+        next(batches)
+        dataset.stage = 1
+        with pytest.raises(lp.CacheError):
+            next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_that_counts_its_calls_may_be_cached(workers: int, tmp_path: Path) -> None:
+    class Counts:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, item: int) -> int:
+            self.calls += 1
+            return item
+
+    with lp.Loader(range(32), Counts(), batch_size=8, workers=workers, cache=tmp_path / "cache") as loader:
+        for _ in range(2):
+            assert [batch[0] for batch in loader] == [0, 8, 16, 24]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["memory", "directory"])
-def test_what_comes_after_the_cache_may_change(where: str, tmp_path: Path) -> None:
+def test_what_comes_after_the_cache_may_change(where: str, workers: int, tmp_path: Path) -> None:
     dataset, factor = Staged(), [1]
     place = "memory" if where == "memory" else tmp_path / "cache"
     with lp.Loader(
-        range(32), dataset.__getitem__, augment=lambda x: x + factor[0], batch_size=8, workers=2, cache=place
+        range(32), dataset.__getitem__, augment=lambda x: x + factor[0], batch_size=8, workers=workers, cache=place
     ) as loader:
         assert shown(loader) == [1]
         factor[0] = 2
