@@ -197,13 +197,18 @@ class LargeDataWarning(LoaderpoolWarning):
     """Issued when each worker copies a large list or dict; the message contains the line to write."""
 
 
-def warn(what: str | Warning) -> None:
-    """Warn in the line of the user's that has led here, which is the innermost one that is not this package's.
+def warn(what: str | Warning, through: str = "loaderpool") -> None:
+    """Warn in the line of the user's that has led here: the innermost one of no package.
+
+    Args:
+        what: text or warning.
+        through: another package whose lines are skipped, too.
 
     Raises:
         Warning: where a filter makes an error of it.
     """
     level, frame = 2, sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "loaderpool":
+    packages = ("loaderpool", through)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages:
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     warnings.warn(what, LoaderpoolWarning, stacklevel=level)

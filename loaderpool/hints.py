@@ -131,7 +131,7 @@ def _unknown_argument(
     public = [each for each in names if each not in ("self", "cls") and not each.startswith("_")]
     arguments = {**dict(zip(names, given, strict=False)), **named}
     hint = _hint_for_argument(name, _shown_value(named[name]), public, arguments)
-    return ArgumentError(f"{owner} has no argument {name!r}. {hint}")
+    return ArgumentError(f"{owner} has no argument {brief(name)}. {hint}")
 
 
 def _hint_for_argument(name: str, shown: str, known: list[str], arguments: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
     hint = ATTRIBUTES.get(name, "")
     if not hint and (near := _nearest(name, known)):
         hint = f"Did you mean {near}?"
-    return f"{owner} has no attribute {name!r}{'. ' * bool(hint)}{hint}"
+    return f"{owner} has no attribute {brief(name)}{'. ' * bool(hint)}{hint}"
 
 
 class NotSupportedError(TypeError, AttributeError):
