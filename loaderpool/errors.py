@@ -57,6 +57,9 @@ class UnpicklableError(LoaderpoolError, TypeError):
 class SetupError(LoaderpoolError, RuntimeError):
     """Raised when a worker cannot load the function and the source, or when `setup` raises."""
 
+    _load_error = ""  # class of the exception that loading them raised
+    _advice = ""  # the part of the message that says why loading failed
+
 
 class SampleError(LoaderpoolError, RuntimeError):
     """Raised when your function raises; also of the original exception's type if possible.

@@ -195,7 +195,10 @@ def setup_error(failure: Failure, what: str, advice: str = "", place: str | None
         text += f"\n{advice}"
     if place is not None:
         text += f"\n\nTraceback in {place or _place(failure)}:\n{with_source_lines(failure.traceback_text)}"
-    return SetupError(text)
+    error = SetupError(text)
+    if advice and place is not None:
+        error._load_error, error._advice = failure.type_name, advice
+    return error
 
 
 def lost_error(report: LostReport) -> WorkerLostError:
