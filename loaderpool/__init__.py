@@ -68,7 +68,9 @@ __all__ = ["__version__", *_ERRORS, *sorted(_HOMES, key=str.lower)]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from loaderpool.hints import no_attribute
+
+        raise AttributeError(no_attribute(f"module {__name__!r}", name, __all__))
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 

@@ -13,6 +13,7 @@ import numpy as np
 from loaderpool.checks import read_bytes_count, read_seconds, whole_number, whole_numbers
 from loaderpool.element.spec import check_padding
 from loaderpool.errors import ArgumentError, brief
+from loaderpool.hints import known_names_only
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,6 +61,7 @@ class Buckets:
     boundaries: tuple[int, ...]
     batch_sizes: tuple[int, ...] | None
 
+    @known_names_only
     def __init__(
         self,
         by: Sequence[int] | npt.ArrayLike,
@@ -92,6 +94,7 @@ class Shard:
     num_shards: int
     index: int
 
+    @known_names_only
     def __init__(self, num_shards: int, index: int) -> None:
         num_shards = whole_number("Shard.num_shards", num_shards, at_least=1)
         index = whole_number("Shard.index", index, at_least=0)
@@ -118,6 +121,7 @@ class Limits:
     restarts: tuple[int, float] | None
     restarts_per_item: int
 
+    @known_names_only
     def __init__(
         self,
         *,

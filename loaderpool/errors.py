@@ -57,6 +57,9 @@ class UnpicklableError(LoaderpoolError, TypeError):
 class SetupError(LoaderpoolError, RuntimeError):
     """Raised when a worker cannot load the function and the source, or when `setup` raises."""
 
+    _load_error = ""  # class of the exception that loading them raised
+    _advice = ""  # the part of the message that says why loading failed
+
 
 class SampleError(LoaderpoolError, RuntimeError):
     """Raised when your function raises; also of the original exception's type if possible.
@@ -197,13 +200,18 @@ class LargeDataWarning(LoaderpoolWarning):
     """Issued when each worker copies a large list or dict; the message contains the line to write."""
 
 
-def warn(what: str | Warning) -> None:
-    """Warn in the line of the user's that has led here, which is the innermost one that is not this package's.
+def warn(what: str | Warning, through: str = "loaderpool") -> None:
+    """Warn in the line of the user's that has led here: the innermost one of no package.
+
+    Args:
+        what: text or warning.
+        through: another package whose lines are skipped, too.
 
     Raises:
         Warning: where a filter makes an error of it.
     """
     level, frame = 2, sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "loaderpool":
+    packages = ("loaderpool", through)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages:
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     warnings.warn(what, LoaderpoolWarning, stacklevel=level)

@@ -23,7 +23,7 @@ MODULES = read_package(ROOT)
 # From the ground up: a room imports its own modules and those of the rooms before it, nothing after it. The package
 # itself hands out what stands below it. Who adds a room says here where it stands.
 ROOMS = (
-    "errors", "system", "checks", "plan", "element", "config", "memory", "sources", "cache",
+    "errors", "system", "hints", "checks", "plan", "element", "config", "memory", "sources", "cache",
     "transport", "transport.payload", "worker", "core", "trainer.explain", "trainer.tracing", "trainer.autotune",
     "trainer", "ray", "", "adapters", "tools",
 )  # fmt: skip
@@ -48,11 +48,11 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 192_000,
+    "loaderpool": 194_000,
     "scripts": 48_000,
     "tests": 300_000,
 }
-MOST_NAMES = 16  # beside `__init__.py` and `py.typed`, directly in the package
+MOST_NAMES = 17  # beside `__init__.py` and `py.typed`, directly in the package
 
 # What may be imported besides the standard library, and where.
 OUTSIDE_EVERYWHERE = {"cloudpickle", "numpy"}
@@ -257,7 +257,7 @@ def test_each_room_is_there_and_says_what_it_is_for() -> None:
             assert "Runs in:" in text and "Open first:" in text, each
 
 
-def test_the_package_is_a_dozen_rooms_and_four_files() -> None:
+def test_the_package_is_thirteen_rooms_and_four_files() -> None:
     names = {path.name for path in ROOT.iterdir()} - {"__pycache__", "__init__.py", "py.typed"}
     assert len(names) <= MOST_NAMES, sorted(names)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from loaderpool.checks import whole_number
 from loaderpool.errors import ArgumentError, StateError
+from loaderpool.hints import known_names_only
 from loaderpool.system.process import why_not_apart
 from loaderpool.trainer.explain.explanation import explain
 from loaderpool.trainer.explain.verdicts import Verdict
@@ -47,6 +48,7 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if the number of steps per epoch is unknown.
     """
 
+    @known_names_only
     def __init__(
         self,
         loader: Loader,
@@ -190,6 +192,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         verbose: 0 prints nothing. Default: 1.
     """
 
+    @known_names_only
     def __init__(self, loader: Loader, verbose: int = 1) -> None:
         super().__init__()
         if not isinstance(loader, Loader):

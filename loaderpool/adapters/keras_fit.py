@@ -6,7 +6,7 @@ import functools
 import math
 import numbers
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -22,7 +22,8 @@ except ImportError as missing:
 from loaderpool.adapters.conversion import Convert, HostConversion, TensorConversion, check_epochs
 from loaderpool.adapters.shards import check_distribution
 from loaderpool.element.spec import ArraySpec
-from loaderpool.errors import ArgumentError, brief
+from loaderpool.errors import ArgumentError, brief, warn
+from loaderpool.hints import no_attribute
 from loaderpool.plan.order import Position
 from loaderpool.trainer.epoch_tracker import IterationLog
 from loaderpool.trainer.loader_core import LoaderCore
@@ -38,6 +39,13 @@ _DROPPED = {
     "sample_weight": "return (x, y, sample_weight) from the function",
     "y": "return (x, y) from the function",
 }
+# Methods of a model, with the name of their argument for steps.
+_METHODS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
+_ONE_CLASS = "y must be one class for each sample, as a number (shape (n,) or (n, 1)) or one-hot (shape (n, classes))"
+_WEIGH_PARTS = (
+    "To weigh pixels or tokens, remove class_weight and return (x, y, weights[y]) from the function. The array weights "
+    "has one weight for each class"
+)
 
 
 class LoaderAdapter(DataAdapter):  # type: ignore[misc]
@@ -61,6 +69,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         self._latest: _Passes | Position | None = None
         self._left: _Passes | Position | None = None
         self._again: _Passes | None = None  # goes on with the next iterator
+        self._was_warned = False  # of steps that there are no batches for; Keras asks several times
 
     def __len__(self) -> int:
         """Batches of one of Keras' epochs. Raises TypeError where that is unknown, or there is no end."""
@@ -70,6 +79,9 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
 
     def __bool__(self) -> bool:
         return True  # its length may be unknown
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(no_attribute("what for_keras() returns", name, ()))
 
     def __repr__(self) -> str:
         return f"<batches for Keras' fit, evaluate and predict of {self._core.description}>"
@@ -115,22 +127,80 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     @property
     def num_batches(self) -> int | None:
         """Batches of one of Keras' epochs; None: unknown, or no end."""
-        self._refuse_dropped()
+        self._check_call()
         self._left, self._latest = self._latest, None
         try:
             return len(self)
         except TypeError:
             return None
 
-    def _refuse_dropped(self) -> None:
-        """Refuse arguments of `fit` that Keras drops. They stand in variables of its functions, up to the caller."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_globals.get("__name__", "").startswith("keras."):
+    def _check_call(self) -> None:
+        """Check arguments of `fit`, `evaluate` or `predict`, found in variables of Keras' functions.
+
+        Raises:
+            ArgumentError: Keras would drop one of them, or `fit` would run out of batches.
+        """
+        method, outermost = "", dict[str, Any]()
+        for frame in _keras_frames(sys._getframe(2)):
             given = frame.f_locals
             for name, cure in _DROPPED.items():
                 if given.get("x") is self and given.get(name) is not None:
                     raise ArgumentError(f"Keras ignores {name}= with loader.for_keras(); {cure}")
-            frame = frame.f_back
+            if frame.f_code.co_name in _METHODS:  # the outermost one is the user's call
+                method, outermost = frame.f_code.co_name, given
+        is_validation = outermost.get("validation_data") is self is not outermost.get("x")
+        prefix = "validation_" * is_validation
+        rows = outermost.get(f"{prefix}batch_size")
+        if rows is not None and (is_validation or outermost.get("x") is self):
+            raise ArgumentError(
+                f"Keras ignores {prefix}batch_size= with loader.for_keras(); the loader has the batch size: write "
+                f"Loader(..., batch_size={brief(rows)})"
+            )
+        if method:
+            self._check_steps(method, "validation_steps" if is_validation else _METHODS[method], outermost)
+
+    def _check_steps(self, method: str, name: str, given: Mapping[str, Any]) -> None:
+        """Check the number of steps, which is the argument `name` of this method, where the length is known."""
+        steps = given.get(name)
+        if self.epochs is None or not isinstance(steps, numbers.Integral) or steps < 1:
+            return
+        try:
+            batches = len(self)
+        except TypeError:  # unknown: see `warn_of_end`
+            return
+        epochs = given.get("epochs", 1) - (given.get("initial_epoch") or 0)
+        is_fit = name == "steps_per_epoch"
+        # Keras begins again at an epoch's end, if there is no batch left.
+        total = int(steps * epochs) if is_fit and batches % steps else int(steps)
+        if total <= batches:
+            return
+        if is_fit:
+            raise ArgumentError(
+                f"fit(steps_per_epoch={steps}, epochs={epochs}) needs {total:,} batches in a row, and "
+                f"for_keras(epochs={self.epochs}) has {batches:,}. Write loader.for_keras(epochs=None), which has no "
+                "end, or remove steps_per_epoch"
+            )
+        self._warn_once(
+            f"{method}({name}={steps}) needs {total:,} batches, and for_keras(epochs={self.epochs}) has {batches:,}. "
+            f"Remove {name}=, or write loader.for_keras(epochs=None), which has no end"
+        )
+
+    def warn_of_end(self) -> None:
+        """Warn if Keras wants more steps of a loader whose length is unknown. Pairs with Keras' own warning."""
+        steps = None
+        for frame in _keras_frames(sys._getframe(2)):
+            found = frame.f_locals.get("epoch_iterator", frame.f_locals.get("self"))
+            steps = steps or getattr(found, "steps_per_epoch", None)
+        if steps is not None and self.epochs is not None:
+            self._warn_once(
+                f"for_keras(epochs={self.epochs}) ended before Keras had its {steps} steps an epoch. Write "
+                "loader.for_keras(epochs=None), which has no end. It takes the place of .repeat(), of which Keras warns"
+            )
+
+    def _warn_once(self, text: str) -> None:
+        if not self._was_warned:
+            self._was_warned = True
+            warn(text, through="keras")
 
     def on_epoch_begin(self) -> None:
         """Under a strategy its dataset begins a pass."""
@@ -167,11 +237,47 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
                 "for_keras(class_weight=...): batches must be pairs (x, y), with one array of classes as y and no "
                 "sample weights. Otherwise return sample weights from the function, and remove class_weight."
             )
-        labels = np.asarray(batch[1])
-        if labels.ndim > 1:
-            labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-        places = np.round(labels).astype(np.int64) + 1
+        places = _classes_of(batch[1]) + 1
         return (*batch, convert(self._weights.take(places, mode="clip")))
+
+
+def _keras_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield this frame and those that have called it, as long as they are of Keras' functions."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("keras."):
+        yield frame
+        frame = frame.f_back
+
+
+def _classes_of(y: Any) -> npt.NDArray[np.int64]:
+    """Return the class of each sample of a batch.
+
+    Raises:
+        ArgumentError: a sample has no class, or several.
+    """
+    try:
+        labels = np.asarray(y)
+        values = labels.astype(np.float64)
+    except (TypeError, ValueError):  # text, or ragged
+        got = f"{type(y).__name__} of {getattr(y, 'dtype', 'objects')}"
+        raise ArgumentError(f"for_keras(class_weight=...): {_ONE_CLASS}, got {got}") from None
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim == 1:
+        classes = np.round(values)
+        # A probability counts as its nearest class, as in Keras.
+        is_right = ((values == classes) | ((values > 0) & (values < 1))).all()
+    elif values.ndim == 2 and values.size:
+        classes = values.argmax(-1)
+        # A row of tokens or of several labels has another sum than that of one-hot, or probabilities.
+        is_right = (values >= 0).all() and np.allclose(values.sum(-1), 1, atol=0.01)
+    else:
+        is_right = np.False_
+    if not is_right:
+        raise ArgumentError(
+            f"for_keras(class_weight=...): {_ONE_CLASS}, got {labels.dtype}{list(labels.shape)}. {_WEIGH_PARTS}"
+        )
+    found: npt.NDArray[np.int64] = classes.astype(np.int64)
+    return found
 
 
 def _weight_table(weights: Mapping[int, float]) -> npt.NDArray[Any]:
@@ -251,6 +357,7 @@ class _Iterator:
         try:
             batch = self._begun.take(self._adapter)
         except StopIteration:
+            self._adapter.warn_of_end()
             # Keras takes no loss of a step that had no batch, and says UnboundLocalError.
             if self._make_end is not None and not self._given_in_step:
                 raise self._make_end() from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.errors import ArgumentError, LoaderpoolError, brief
+from loaderpool.hints import meant_by
 from loaderpool.sources.sequence import BatchSequence
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ _NOT_FOR_SEQUENCES = ("source", "fn", "batch_size", "batch_fn", "augment", "cach
 
 def loader_from_sequence(make: type[Loader], sequence: Any, workers: Any, settings: dict[str, Any]) -> Loader:
     """Make a loader of a Sequence; `Loader.from_sequence` has the arguments."""
-    for name in _NOT_FOR_SEQUENCES:
-        if name in settings:
+    for name in settings:
+        if meant_by(name) in _NOT_FOR_SEQUENCES:
             raise ArgumentError(f"from_sequence takes no {name}: each item of the sequence is already a batch")
     if isinstance(sequence, (type, str, bytes)) or not hasattr(type(sequence), "__getitem__"):
         raise ArgumentError(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from loaderpool.checks import read_bytes_count
 from loaderpool.errors import ArgumentError, brief
+from loaderpool.hints import known_names_only
 
 MEMORY = "memory"
 
@@ -51,6 +52,7 @@ class Cache:
     where: str
     max_bytes: int | None
 
+    @known_names_only
     def __init__(self, where: str | os.PathLike[str], max_bytes: int | str | None = None) -> None:
         place = os.fspath(where) if isinstance(where, (str, os.PathLike)) else None
         if not isinstance(place, str) or not place or "\0" in place:

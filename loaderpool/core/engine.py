@@ -16,6 +16,7 @@ from loaderpool.core.version import Version
 from loaderpool.errors import (
     LoaderpoolError,
     MemoryLimitError,
+    SetupError,
     SourceError,
     UnpicklableError,
     closed_error,
@@ -121,6 +122,24 @@ class PoolEngine:
 
     def form(self) -> BatchForm:
         """The batches' form. Blocks until the first sample has been made."""
+        try:
+            return self._form()
+        except SetupError as error:
+            self.name_variable(error)
+            raise
+
+    def name_variable(self, error: SetupError) -> None:
+        """Name the variable that could not be loaded in the error's message. Not with the pool's lock held."""
+        if error._load_error:
+            from loaderpool.transport.payload.diagnose import describe_unloadable  # seldom needed
+
+            with InterruptsAllowed():
+                cause = describe_unloadable(roots_of(self._payload, self._stream), error._load_error)
+            if cause:
+                error.args = (str(error).replace(error._advice, cause, 1),)
+                error._load_error = ""
+
+    def _form(self) -> BatchForm:
         self.pool.check_owner()  # first: in a fork a thread that is not there may hold the lock
         if self.known_form is None:
             with InterruptsHeld():

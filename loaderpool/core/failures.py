@@ -109,6 +109,8 @@ def _with_source_line(frame: re.Match[str]) -> str:
 
 
 _Error = TypeVar("_Error", bound=LoaderpoolError)
+# What loading raises and `describe_load_error` has the cause of, so that no variable is looked for.
+_ADVISED_ON = frozenset({"AuthenticationError", "ModuleNotFoundError"})
 
 
 def sample_error(failure: Failure, cause: BaseException | None = None, preface: str = "") -> LoaderpoolError:
@@ -195,7 +197,10 @@ def setup_error(failure: Failure, what: str, advice: str = "", place: str | None
         text += f"\n{advice}"
     if place is not None:
         text += f"\n\nTraceback in {place or _place(failure)}:\n{with_source_lines(failure.traceback_text)}"
-    return SetupError(text)
+    error = SetupError(text)
+    if advice and place is not None and failure.type_name.rpartition(".")[2] not in _ADVISED_ON:
+        error._load_error, error._advice = failure.type_name, advice
+    return error
 
 
 def lost_error(report: LostReport) -> WorkerLostError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from loaderpool.core.delivery import Delivery, OrderedBuffer, aligned_empty
 from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, Release
-from loaderpool.errors import LoaderpoolError, MemoryLimitError, counted
+from loaderpool.errors import LoaderpoolError, MemoryLimitError, SetupError, counted
 from loaderpool.memory.arena import map_memory_file
 from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.order import Numbering, Plan, Position
@@ -73,6 +73,13 @@ class PoolRun:
             StopIteration: the run was ended, or the generators have.
             LoaderpoolError: what the user's function raised, or what ended the pool.
         """
+        try:
+            return self._take()
+        except SetupError as error:
+            self._engine.name_variable(error)
+            raise
+
+    def _take(self) -> Delivery:
         engine, pool = self._engine, self._pool
         if os.getpid() != pool.owner_pid:
             pool.check_owner()

@@ -24,6 +24,7 @@ from loaderpool.element.structure import (
     sketch,
 )
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
+from loaderpool.hints import known_names_only
 from loaderpool.plan.order import item_name
 
 # Where an expected shape comes from, which decides what the user can do about another one: the batch's other rows; a
@@ -57,6 +58,7 @@ class ArraySpec:
     text: Text | None
     ragged: bool
 
+    @known_names_only
     def __init__(
         self, shape: Iterable[int | None], dtype: npt.DTypeLike, text: Text | None = None, ragged: bool = False
     ) -> None:

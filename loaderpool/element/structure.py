@@ -264,7 +264,8 @@ Text = Literal["str", "bytes"]
 TEXT_KINDS: dict[str, Text] = {"U": "str", "T": "str", "S": "bytes"}
 OBJECT = np.dtype(object)
 _IN_NONE = "has no counterpart in TensorFlow, JAX or PyTorch"
-_ADVICE = "return arrays, numbers or strings, or a tuple or dict of them, and of a sparse matrix a dense one"
+_ADVICE = "return arrays, numbers or strings, or a tuple or dict of them"
+_OF_SPARSE = "return a dense array of it, such as matrix.toarray(), or its parts as a dict of arrays"
 
 
 def convert_leaf(value: Any, path: str) -> npt.NDArray[Any]:
@@ -308,7 +309,7 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         raise SpecMismatchError(f"expected one array, got {kind}")
     has_array = any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
     if isinstance(value, Mapping) and not has_array:  # NumPy would make an array of its keys
-        raise SpecMismatchError(f"{kind} is not an array: {_ADVICE}")
+        raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
     try:
         array: npt.NDArray[Any] = np.asarray(value)
     except Exception as error:
@@ -316,10 +317,15 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
             raise
         raise SpecMismatchError(f"{kind} cannot be converted to an array ({type(error).__name__}: {error})") from error
     if array.dtype == OBJECT and array.ndim == 0 and array[()] is value:
-        raise SpecMismatchError(f"{kind} is not an array: {_ADVICE}")
+        raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
     if array.dtype.kind in TEXT_KINDS and not has_array:  # a deque of text, say, and perhaps of numbers
         return _stack(list(value))
     return array
+
+
+def _advice(value: Any) -> str:
+    """Return what to return instead of an object that is no array."""
+    return _OF_SPARSE if hasattr(value, "toarray") or hasattr(value, "todense") else _ADVICE
 
 
 def _stack(values: list[Any]) -> npt.NDArray[Any]:

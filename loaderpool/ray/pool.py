@@ -12,6 +12,7 @@ from loaderpool.checks import whole_number
 from loaderpool.config import MAX_WORKERS
 from loaderpool.core.child_process import Program
 from loaderpool.errors import ArgumentError, ClusterError, brief
+from loaderpool.hints import known_names_only
 from loaderpool.system.interrupts import InterruptsHeld
 from loaderpool.trainer.pool import Pool
 
@@ -40,6 +41,7 @@ class RayPool(Pool):
         ClusterError: If Ray is not installed.
     """
 
+    @known_names_only
     def __init__(
         self,
         address: str = "auto",

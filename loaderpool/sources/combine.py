@@ -15,6 +15,7 @@ from loaderpool.checks import whole_number
 from loaderpool.config import flag
 from loaderpool.element.structure import Kind, Structure
 from loaderpool.errors import ArgumentError, SourceError, brief
+from loaderpool.hints import known_names_only
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
 from loaderpool.sources.recognise import as_source, position_of
@@ -92,6 +93,7 @@ class Mix(VaryingSource):
         return f"<mix of {len(self._sizes)} sources: {self._size} items>"
 
 
+@known_names_only
 def mix(
     sources: Sequence[Any],
     weights: Sequence[float] | None = None,
@@ -174,6 +176,7 @@ class ZippedSources(Columns):
         return f"<zip of {len(self._columns)} sources: {self._size} items>"
 
 
+@known_names_only
 def zip_sources(*sources: Any, strict: bool = True) -> ZippedSources:
     """Combine sources item by item: item `i` is a tuple of their items `i`, or a dict if you pass a dict of sources.
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief
+from loaderpool.hints import known_names_only
 from loaderpool.sources.recognise import position_of
 from loaderpool.sources.tables import import_extra
 from loaderpool.system.interrupts import is_of_a_handler
@@ -68,6 +69,7 @@ class FileSource:
     unit = "record"
     _library = ""  # what reading imports: here, and once in the supervisor, so that workers inherit it
 
+    @known_names_only
     def __init__(self, paths: Paths, *, makes: Any = ()) -> None:
         self._import_library()
         self.paths = _checked_paths(paths, self.kind)

@@ -7,6 +7,7 @@ from typing import Any
 
 from loaderpool.element.structure import Structure, listed
 from loaderpool.errors import ArgumentError, brief
+from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.tables import unequal
 
@@ -33,6 +34,7 @@ class HDF5(FileSource):
     kind, unit = "HDF5", "row"
     _library = "h5py"
 
+    @known_names_only
     def __init__(self, paths: Paths, keys: Any) -> None:
         self._structure, self._names = _checked_keys(keys)
         self._cache_bytes = _LEAST_CACHE_BYTES

@@ -13,6 +13,7 @@ import numpy as np
 from loaderpool.checks import whole_number
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, brief
+from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record, Stamp
 
 
@@ -35,6 +36,7 @@ class ParquetRows(FileSource):
     kind, unit = "Parquet", "row"
     _library = "pyarrow.parquet"
 
+    @known_names_only
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, row_groups_kept: int = 2) -> None:
         self._columns = None if columns is None else _checked_columns(columns)
         self._kept = whole_number("row_groups_kept", row_groups_kept, at_least=1)

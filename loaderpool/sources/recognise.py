@@ -6,7 +6,7 @@ import io
 import numbers
 import operator
 import os
-from collections.abc import Callable, Iterator, MappingView
+from collections.abc import Callable, MappingView
 from collections.abc import Set as AbstractSet
 from typing import Any, SupportsIndex
 
@@ -15,7 +15,7 @@ import numpy as np
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
 from loaderpool.sources.sequence import BatchSequence
-from loaderpool.sources.stream import ReplicatedSource, StreamSource, kind_of_iterable_dataset
+from loaderpool.sources.stream import ReplicatedSource, StreamSource, is_iterator, kind_of_iterable_dataset
 from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
 from loaderpool.sources.varying import VaryingSource
 from loaderpool.system.interrupts import is_of_a_handler
@@ -199,9 +199,9 @@ def _refusal(obj: Any) -> str:
     if isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"):
         return f"is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its order is fixed"
     iterable_dataset = kind_of_iterable_dataset(obj)
-    if (isinstance(obj, Iterator) or iterable_dataset) and _has_items(obj):
+    if (is_iterator(obj) or iterable_dataset) and _has_items(obj):
         return ""
-    if isinstance(obj, Iterator) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")):
+    if is_iterator(obj) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")):
         return _STREAM
     if iterable_dataset:
         return (

@@ -16,6 +16,7 @@ from typing import Any
 
 from loaderpool.checks import check_signature, open_parameter, whole_number
 from loaderpool.errors import ArgumentError, SourceError, brief
+from loaderpool.hints import known_names_only
 from loaderpool.plan.generators import PASS, CapturedGenerators
 from loaderpool.plan.order import MOST_GENERATORS, Plan
 from loaderpool.plan.permutation import shuffled
@@ -33,7 +34,7 @@ class StreamSource:
     @property
     def is_one_shot(self) -> bool:
         """Whether it can be read only once: an iterator, where an iterable begins again each time."""
-        return isinstance(self.items, Iterator)
+        return is_iterator(self.items)
 
     @property
     def kind(self) -> str:
@@ -53,6 +54,11 @@ class StreamSource:
     def serves(self, read_for: int, epoch: int, plan: Plan, window: int) -> bool:
         """Whether what is read ahead, from the first item on for an epoch, is what a pass of another one needs."""
         return not plan.start and (epoch == read_for or not window or self.is_one_shot)
+
+
+def is_iterator(obj: Any) -> bool:
+    """Return whether an object is an iterator. A `Loader` is none, although it answers `next` with an error."""
+    return isinstance(obj, Iterator) and hasattr(type(obj), "__next__")
 
 
 def kind_of_iterable_dataset(obj: Any) -> str:
@@ -253,6 +259,7 @@ def _got(obj: Any) -> str:
 # ---- many files read at once, as `tf.data.Dataset.interleave` has it ----
 
 
+@known_names_only
 def interleave(
     files: Sequence[Any],
     open_fn: Callable[[Any], Iterable[Any]],

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from loaderpool.config import flag
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
+from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
 
 _CHUNK_BYTES = 8 << 20
@@ -32,6 +33,7 @@ class TextLines(FileSource):
 
     kind, unit = "text", "line"
 
+    @known_names_only
     def __init__(self, paths: Paths, encoding: str = "utf-8", strip: bool = True, errors: str = "strict") -> None:
         try:
             newline = "\n".encode(encoding)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from loaderpool.config import flag
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
+from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
 from loaderpool.sources.tables import import_extra
 
@@ -44,6 +45,7 @@ class TFRecords(FileSource):
 
     kind = "TFRecord"
 
+    @known_names_only
     def __init__(self, paths: Paths, check_crc: bool = True) -> None:
         self._check_crc = flag("check_crc", check_crc)
         self._library = "google_crc32c" if check_crc else ""

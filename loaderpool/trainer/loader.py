@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loaderpool.checks import read_path, read_seconds, whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, SourceError
+from loaderpool.hints import ATTRIBUTES, Unsupported, known_names_only, no_attribute
 from loaderpool.plan.order import Position
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
@@ -78,6 +79,7 @@ class Loader:
         {(10, 3)}
     """
 
+    @known_names_only
     def __init__(
         self,
         source: Any,
@@ -149,6 +151,18 @@ class Loader:
     def __bool__(self) -> bool:
         return True  # without this `if loader:` would ask for its length, which may be unknown
 
+    if not TYPE_CHECKING:  # a type checker knows which names there are
+        __getitem__ = Unsupported("a Loader has no batches by index")
+        __next__ = Unsupported("a Loader is not an iterator")
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            text = no_attribute("'Loader' object", name, dir(type(self)))
+            if name in LoaderConfig._fields and name not in ATTRIBUTES:
+                text = f"'Loader' object has no attribute {name!r}. Write loader.config.{name}"
+            raise AttributeError(text)
+
     def __iter__(self) -> LoaderIterator:
         self._core.check_usable()
         return LoaderIterator(self._core)
@@ -184,6 +198,7 @@ class Loader:
         return loader_from_sequence(cls, sequence, workers, settings)
 
     @classmethod
+    @known_names_only
     def from_generator(
         cls,
         make_generator: Callable[..., Any],
@@ -271,6 +286,7 @@ class Loader:
 
     # ---- batches for frameworks: each method forwards to its adapter when it is called
 
+    @known_names_only
     def as_dataset(
         self,
         epochs: int | None = 1,
@@ -288,6 +304,7 @@ class Loader:
 
         return as_dataset(self._core, epochs=epochs, prefetch=prefetch, device=device)
 
+    @known_names_only
     def as_distributed_dataset(
         self,
         strategy: tf.distribute.Strategy,
@@ -305,6 +322,7 @@ class Loader:
 
         return as_distributed_dataset(self._core, strategy, epochs=epochs, prefetch=prefetch)
 
+    @known_names_only
     def for_keras(self, epochs: int | None = 1, class_weight: Mapping[int, float] | None = None) -> Any:
         """Return what `fit`, `evaluate` and `predict` of Keras 3.7 or later accept, on TensorFlow, JAX or PyTorch.
 
@@ -316,6 +334,7 @@ class Loader:
 
         return LoaderAdapter(self._core, epochs, class_weight)
 
+    @known_names_only
     def tensors(self, device: str | None = None, prefetch: int = 2) -> Any:
         """Return the batches as eager TensorFlow tensors, without `tf.data`, and without a copy except for strings.
 
@@ -327,6 +346,7 @@ class Loader:
 
         return tensors(self._core, device, prefetch)
 
+    @known_names_only
     def as_torch(self, device: Any = None, prefetch: int = 2) -> Any:
         """Return the batches as an `IterableDataset` of PyTorch tensors, without a copy. Strings stay NumPy arrays.
 
@@ -338,6 +358,7 @@ class Loader:
 
         return as_torch(self._core, device, prefetch)
 
+    @known_names_only
     def as_jax(self, sharding: Any = None, prefetch: int = 2) -> Any:
         """Return the batches as `jax.Array` objects, on the CPU without a copy.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loaderpool.checks import whole_number
 from loaderpool.config import DEFAULT_RESTARTS, MAX_WORKERS, Auto, check_restarts, check_workers
 from loaderpool.errors import ArgumentError, UnpicklableError, brief, closed_error, counted, warn
+from loaderpool.hints import known_names_only
 from loaderpool.system import abilities, machine, ranks
 from loaderpool.system.interrupts import InterruptsHeld, Undoing
 
@@ -50,6 +51,7 @@ class Pool:
         3 1
     """
 
+    @known_names_only
     def __init__(
         self,
         workers: int | Literal["auto"] | tuple[int, int | None] = "auto",

@@ -10,6 +10,7 @@ from loaderpool.config import MAX_EPOCH
 from loaderpool.core.local_engine import LocalEngine
 from loaderpool.element.spec import ElementSpec, sample_spec
 from loaderpool.errors import ArgumentError, LoaderpoolError
+from loaderpool.hints import known_names_only
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.own_process import SavedGlobals
 from loaderpool.worker.tickets import WorkFailed
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _TOGETHER = 1 << 16
 
 
+@known_names_only
 def replay(loader: Loader, index: int, epoch: int = 0) -> Any:
     """Compute one sample again in the main process, with its own random numbers, and return the function's result.
 

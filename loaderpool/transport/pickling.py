@@ -218,10 +218,12 @@ def receive(
     is_plain = b"cloudpickle" not in pickled and _known_class.__name__.encode() not in pickled
     if is_plain and not generators:  # a stream's items, say: in C alone
         return pickle.loads(pickled, buffers=buffers)
-    return _Unpickler(io.BytesIO(pickled), buffers, generators, own).load()
+    return PayloadUnpickler(io.BytesIO(pickled), buffers, generators, own).load()
 
 
-class _Unpickler(pickle.Unpickler):
+class PayloadUnpickler(pickle.Unpickler):
+    """Unpickles what cloudpickle or `send` has pickled; `receive` has the arguments."""
+
     def __init__(
         self, file: io.BytesIO, buffers: Sequence[memoryview], generators: Sequence[Any], own: int | None
     ) -> None:

@@ -269,6 +269,45 @@ def classes_have_weights() -> None:
 
 
 @case
+def weights_of_labels_that_are_no_classes_are_refused() -> None:
+    samples: dict[str, Callable[[int], Any]] = {
+        "masks": lambda i: np.full((5, 5), i % 3, np.int32),
+        "masks with a channel": lambda i: np.full((5, 5, 1), i % 3, np.uint8),
+        "one-hot masks": lambda i: np.eye(3, dtype=np.float32)[np.full((5, 5), i % 3)],
+        "tokens": lambda i: np.arange(i, i + 5),
+        "several labels": lambda i: np.float32([1, 0, 1]),
+        "a number": lambda i: np.float32(i + 0.4),
+        "no number": lambda i: np.float32("nan"),
+        "text": lambda i: f"class {i}",
+    }
+    if BACKEND != "tensorflow":  # the others take no text at all
+        del samples["text"]
+    for name, make in samples.items():
+
+        def fn(index: int, make: Callable[[int], Any] = make) -> Any:
+            return np.zeros(4, np.float32), make(index)
+
+        for batch_size in (1, 4):
+            with lp.Loader(range(8), fn, batch_size=batch_size, workers=0) as made:
+                with pytest.raises(lp.ArgumentError, match="one class for each sample") as caught:
+                    model().fit(made.for_keras(class_weight={0: 0.3, 1: 1.0}), verbose=0)
+                assert "class_weight" in str(caught.value), name
+                assert name == "text" or "(x, y, weights[y])" in str(caught.value)
+    # What the message advises works.
+    weights = np.float32([0.3, 1.0, 2.0])
+
+    def weighted(index: int) -> Any:
+        y = np.full((5, 5), index % 3, np.int32)
+        return np.zeros((5, 5, 2), np.float32), y, weights[y]
+
+    segmenting = keras.Sequential([keras.Input((5, 5, 2)), keras.layers.Dense(3, activation="softmax")])
+    segmenting.compile("sgd", "sparse_categorical_crossentropy")
+    with lp.Loader(range(8), weighted, batch_size=4, workers=0) as made:
+        # Not `fit`: of such labels torch has no gradient with Keras 3.15, of plain arrays either.
+        assert np.isfinite(segmenting.evaluate(made.for_keras(), verbose=0))
+
+
+@case
 def rows_have_weights() -> None:
     def weighted(index: int) -> Any:
         return np.zeros(4, np.float32), np.float32(0), np.float32(index)
@@ -298,6 +337,63 @@ def what_fit_would_drop_in_silence_is_refused() -> None:
         ):
             with pytest.raises((ValueError, TypeError), match=re.escape(cure)):
                 made.for_keras(**wrong)
+
+
+@case
+def the_batch_size_is_the_loaders() -> None:
+    arrays = np.ones((6, 4), np.float32), np.ones(6, np.float32)
+    with loader(20) as made:
+        for call in (
+            lambda: model().fit(made.for_keras(), batch_size=8, verbose=0),
+            lambda: model().evaluate(made.for_keras(), batch_size=8, verbose=0),
+            lambda: model().predict(made.for_keras(), batch_size=8, verbose=0),
+            lambda: model().fit(*arrays, validation_data=made.for_keras(), validation_batch_size=8, verbose=0),
+        ):
+            with pytest.raises(lp.ArgumentError, match=r"batch_size= .* Loader\(\.\.\., batch_size=8\)"):
+                call()
+        # These are of the arrays beside it.
+        model().fit(*arrays, batch_size=3, validation_data=made.for_keras(), verbose=0)
+        model().fit(made.for_keras(), validation_data=arrays, validation_batch_size=3, verbose=0)
+
+
+def only_warning(call: Callable[[], Any]) -> str:
+    """Return the text of our warning in a call, of which there must be one, in a line of this file."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call()
+    (ours,) = (each for each in told if each.category is lp.LoaderpoolWarning)
+    assert ours.filename == __file__
+    return str(ours.message)
+
+
+@case
+def steps_that_have_no_batches_are_told_of_epochs_none() -> None:
+    with loader(32) as made:  # 4 batches
+        for steps, epochs in ((5, 1), (3, 2), (5, 3)):
+            with pytest.raises(lp.ArgumentError, match=r"4\. Write loader\.for_keras\(epochs=None\)"):
+                model().fit(made.for_keras(), steps_per_epoch=steps, epochs=epochs, verbose=0)
+        assert made.epoch == 0
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*(ran out of data|epochs=None)")
+            for steps, epochs in ((4, 3), (2, 3), (3, 1)):  # it begins again, or has as many
+                model().fit(made.for_keras(), steps_per_epoch=steps, epochs=epochs, verbose=0)
+            model().fit(made.for_keras(epochs=None), steps_per_epoch=5, epochs=2, verbose=0)
+            model().fit(made.for_keras(), validation_data=made.for_keras(), validation_steps=2, verbose=0)
+        for call in (
+            lambda: model().evaluate(made.for_keras(), steps=6, verbose=0),
+            lambda: model().predict(made.for_keras(), steps=6, verbose=0),
+            lambda: model().fit(made.for_keras(), validation_data=made.for_keras(), validation_steps=6, verbose=0),
+        ):
+            assert "steps=6) needs 6 batches" in only_warning(call)
+    # Of a stream the number is not known before its end.
+    with lp.Loader((sample(i, np.random.default_rng(i)) for i in range(32)), batch_size=8, workers=0) as made:
+        told = only_warning(lambda: model().fit(made.for_keras(), steps_per_epoch=5, verbose=0))
+        assert "loader.for_keras(epochs=None)" in told
+    with loader(on_error="skip") as made, warnings.catch_warnings():
+        warnings.simplefilter("error", lp.LoaderpoolWarning)
+        model().fit(made.for_keras(), epochs=2, verbose=0)
+        with pytest.raises(AttributeError, match=r"loader\.for_keras\(epochs=None\)"):
+            made.for_keras().repeat()
 
 
 def looks_ahead() -> bool:

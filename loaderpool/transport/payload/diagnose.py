@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
+import sys
 import types
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
 
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.system.walk import CODE, CONTAINERS, parts_of
+from loaderpool.system.process import is_installed
+from loaderpool.system.walk import CODE, CONTAINERS, is_users, parts_of
 from loaderpool.transport.payload.in_memory import CURE, InMemoryError
-from loaderpool.transport.payload.pickler import PayloadPickler, is_multiprocessing
-from loaderpool.transport.pickling import out_of_band
+from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES, PayloadPickler, is_multiprocessing
+from loaderpool.transport.pickling import PayloadUnpickler, out_of_band
 
 # Modules of `multiprocessing` with objects that a process can only get from the one that starts it.
 _SHARED_IN = frozenset({"connection", "heap", "queues", "sharedctypes", "synchronize"})
@@ -27,36 +33,168 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
     Runs in: the trainer, never on the good path: whole branches are pickled again, and code of the user's with them
     (`__reduce__`, `__getstate__`). `error` is what pickling the payload raised.
     """
-    path: list[str] = []
-    offender, parts = cast(Any, payload), list(payload.items())
-    while len(path) < _MOST_STEPS and (found := _first_unpicklable(value for _, value in parts)) is not None:
-        label, offender = parts[found[0]]
-        error, parts = found[1], _parts(offender)
-        path.append(label)
-    from loaderpool.transport.reports import shown_name  # which few payloads need
-
-    where = " → ".join(path) or "the payload"
-    what = f"{where}, of type {shown_name(type(offender))}. Pickling it raised {type(error).__name__}: {error}"
-    return f"Cannot send this to the workers: {what}. {_advice(offender, path, error)}"
+    found = _search(payload, _unpicklable, error)
+    what = f"{found}. Pickling it raised {type(found.error).__name__}: {found.error}"
+    return f"Cannot send this to the workers: {what}. {_advice(found)}"
 
 
-def _first_unpicklable(values: Iterable[object]) -> tuple[int, Exception] | None:
-    """Return which of these is the first that cannot be pickled by itself, and what that raised.
+def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
+    """Return which variable can be pickled but not loaded, and what to do; "" if none is found.
 
-    Nothing is kept of them and no array is copied.
+    Runs in: the trainer, never on the good path: whole branches are pickled and loaded again.
+
+    Args:
+        parts: what was sent, by the names that the user knows.
+        raised: qualified name of the class of the exception that loading raised in another process.
     """
-    pickler = PayloadPickler(_NullFile(), out_of_band(lambda _: None, 0))
-    for at, value in enumerate(values):
-        try:
-            pickler.dump(value)
-        except MemoryError:
-            raise
-        except Exception as error:
-            if is_of_a_handler(error):
-                raise
-            return at, error
+    from loaderpool.transport.reports import shown_name
+
+    def unloadable(on_path: AbstractSet[int]) -> _Why:
+        why = _unloadable(on_path)
+
+        def why_so(value: Any) -> Exception | None:
+            error = why(value)
+            return error if error is not None and shown_name(type(error)) == raised else None
+
+        return why_so
+
+    others = {name: part for name, part in parts.items() if name != "source"}  # which takes long to look through
+    with _silent_finalizers():
+        found = _search({**others, **parts}, unloadable, None)
+    if found.error is None:
+        return ""
+    return f"The cause is {found}, which can be pickled, but not loaded again. {_advice(found)}"
+
+
+class _Offender(NamedTuple):
+    """A variable that cannot be sent: the way to it, and what stands there."""
+
+    labels: list[str]
+    values: list[Any]
+    error: Exception | None
+
+    def __str__(self) -> str:
+        from loaderpool.transport.reports import shown_name  # which few payloads need
+
+        where = " → ".join(self.labels) or "the payload"
+        return f"{where}, of type {shown_name(type(self.value))}"
+
+    @property
+    def value(self) -> Any:
+        """The variable's value."""
+        return self.values[-1]
+
+
+_Why = Callable[[Any], "Exception | None"]  # returns why a value cannot be sent by itself
+
+
+def _search(
+    payload: Mapping[str, object], make_why: Callable[[AbstractSet[int]], _Why], error: Exception | None
+) -> _Offender:
+    """Return the innermost part that cannot be sent by itself.
+
+    Args:
+        payload: parts by name.
+        make_why: gets the ids of the objects on the path to a value. They are left out of it: a part that refers back
+            to the whole is not the cause.
+        error: why the payload cannot be sent.
+    """
+    labels: list[str] = []
+    values: list[Any] = []
+    parts = list(payload.items())
+    while len(labels) < _MOST_STEPS:
+        on_path = set(map(id, values))
+        why = make_why(on_path)
+        reasons = ((label, value, why(value)) for label, value in parts if id(value) not in on_path)
+        found = next((each for each in reasons if each[2] is not None), None)
+        if found is None:
+            break
+        label, value, error = found
+        labels.append(label)
+        values.append(value)
+        parts = _parts(value)
+    end = _first_of_library(values)
+    return _Offender(labels[:end], values[:end] or [payload], error)
+
+
+def _first_of_library(values: list[Any]) -> int:
+    """Return how many values of a path to show: parts inside of a library's object are not the user's to change."""
+    count = len(values)
+    for number in range(len(values), 0, -1):
+        value = values[number - 1]
+        if is_users(value):
+            break
+        named = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        if is_installed(str(named.__module__)) and not isinstance(value, np.ndarray):
+            count = number
+    return count
+
+
+def _unpicklable(on_path: AbstractSet[int]) -> _Why:
+    """Return what finds out why a value cannot be pickled. Nothing is kept of it and no array is copied."""
+    pickler = _Pickler(_NullFile(), lambda _: None, on_path)
+
+    def why(value: Any) -> Exception | None:
+        error = _raised(lambda: pickler.dump(value))
         pickler.clear_memo()
+        return error
+
+    return why
+
+
+def _unloadable(on_path: AbstractSet[int]) -> _Why:
+    """Return what finds out why a value cannot be loaded; None also if it cannot be pickled."""
+
+    def why(value: Any) -> Exception | None:
+        buffers: list[memoryview] = []
+        with io.BytesIO() as file:
+            if _raised(lambda: _Pickler(file, buffers.append, on_path).dump(value)) is not None:
+                return None
+            file.seek(0)
+            return _raised(lambda: _Unpickler(file, buffers, (), None).load())
+
+    return why
+
+
+@contextlib.contextmanager
+def _silent_finalizers() -> Iterator[None]:
+    """Let finalizers of objects that were loaded in part fail in silence."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+        gc.collect()
+    finally:
+        sys.unraisablehook = before
+
+
+def _raised(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except MemoryError:
+        raise
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        return error.with_traceback(None)
     return None
+
+
+class _Pickler(PayloadPickler):
+    """Leaves out the objects with some ids."""
+
+    def __init__(self, file: Any, keep: Callable[[memoryview], object], left_out: AbstractSet[int]) -> None:
+        super().__init__(file, out_of_band(keep, OUT_OF_BAND_BYTES))
+        self._left_out = left_out
+
+    def persistent_id(self, obj: Any) -> str | None:
+        """Return a mark for an object that is left out."""
+        return "left out" if id(obj) in self._left_out else None
+
+
+class _Unpickler(PayloadUnpickler):
+    def persistent_load(self, pid: Any) -> None:
+        """Stand None in place of an object that was left out."""
 
 
 class _NullFile:
@@ -81,7 +219,9 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
     return [] if is_closed else [(part.label, part.value) for part in parts_of(obj)]
 
 
-def _advice(offender: Any, path: list[str], error: Exception) -> str:
+def _advice(found: _Offender) -> str:
+    offender, path, error = found.value, found.labels, found.error
+    packages = {cls.__module__.partition(".")[0] for value in found.values for cls in type(value).__mro__}
     if isinstance(error, InMemoryError):
         return CURE
     if isinstance(offender, types.GeneratorType):
@@ -89,9 +229,16 @@ def _advice(offender: Any, path: list[str], error: Exception) -> str:
             "A generator cannot be copied. Pass the generator function to Loader.from_generator, or pass a list of "
             "its items."
         )
+    if "tqdm" in packages:
+        return "Remove the progress bar, and show progress in the training loop: for batch in tqdm(loader)."
     if path[:1] == ["make_generator"]:
         return "Open or create it in make_generator, so that each replica of the generator has its own."
-    if "h5py" in {cls.__module__.partition(".")[0] for cls in type(offender).__mro__}:
+    if type(offender).__module__ == "h5py.h5r":
+        return (
+            "An HDF5 reference belongs to its open file. Pass the name of the dataset and the indices of the region, "
+            "and open the file in setup=, which runs once in each worker."
+        )
+    if "h5py" in packages:
         return (
             "An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5(path, key), which "
             "each worker opens itself. In a function, open the file in setup=, which runs once in each worker."
@@ -105,6 +252,11 @@ def _advice(offender: Any, path: list[str], error: Exception) -> str:
         )
     if path[-1:] and path[-1].startswith("attribute ._authkey "):
         return "Capture its proxies, such as values = manager.dict(), and not the manager itself."
+    if isinstance(error, RecursionError) and is_users(offender) and hasattr(type(offender), "__getattr__"):
+        return (
+            "Its __getattr__ probably reads an attribute that is not set before it is loaded. Raise AttributeError "
+            "there for names that begin with _, or create the object in setup=, which runs once in each worker."
+        )
     return "Open or create it in setup=, which runs once in each worker, or inside the function."
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,74 @@ def test_a_structure_nested_too_deeply_is_named_by_its_first_levels() -> None:
     text = str(refusal(source=[1, nested]))
     assert "source → item 1 of the list → item 0 of the list" in text and "recursion" in text
     assert text.count("→") < 20
+
+
+# ---- the way to it
+
+
+def test_a_path_walks_no_cycle_and_finds_the_part_that_is_the_cause() -> None:
+    engine, preparer = Holder(), Holder()
+    engine.preparer, preparer.engine = preparer, engine  # type: ignore[attr-defined]
+    engine.lock = threading.Lock()  # type: ignore[attr-defined]
+    assert "source → attribute .lock of Holder, of type _thread.lock" in str(refusal(source=engine))
+    del engine.lock  # type: ignore[attr-defined]
+    preparer.reference = weakref.ref(engine)  # type: ignore[attr-defined]
+    text = str(refusal(source=engine))
+    assert "source → attribute .preparer of Holder → attribute .reference of Holder, of type weakref." in text
+
+    items: list[Any] = [1]
+    items += [items, {"whole": items}, threading.Lock()]
+    assert "source → item 3 of the list, of type _thread.lock" in str(refusal(source=items))
+
+    def calls_itself(i: int) -> Any:
+        return calls_itself(i) if i else LOCK
+
+    assert "fn → global 'LOCK' used by" in str(refusal(source=range(3), fn=calls_itself))
+
+
+def of_library(module: str, name: str = "Compiled", **members: Any) -> Any:
+    """Return a class that looks as if it was of an installed library."""
+    return type(name, (), {"__module__": module, **members})
+
+
+def test_parts_inside_of_a_librarys_object_are_not_shown_nor_advised_on() -> None:
+    """As a cfunc of Numba, which holds a generator, far inside."""
+    compiled = of_library("numpy.linalg")()
+    compiled.compiler = Holder.__new__(of_library("numpy.linalg", "Compiler"))
+    compiled.compiler.registries = [{"functions": numbers()}]
+    text = str(refusal(source=range(3), fn=functools.partial(max, compiled)))
+    assert "argument 0 of the partial, of type numpy.linalg.Compiled. Pickling it raised TypeError" in text
+    assert "from_generator" not in text and "setup=" in text
+    # What is the user's in it is.
+    compiled.compiler.registries = [Holder(lock=threading.Lock())]
+    text = str(refusal(source=range(3), fn=functools.partial(max, compiled)))
+    assert "item 0 of the list → attribute .lock of Holder, of type _thread.lock" in text
+
+
+def refuses(self: Any) -> Any:
+    raise TypeError("no default __reduce__ due to non-trivial __cinit__")
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [("h5py.h5r", "An HDF5 reference belongs to its open file. "), ("h5py._hl.dataset", "An open HDF5 file cannot ")],
+)
+def test_a_reference_of_hdf5_is_no_open_file(module: str, told: str) -> None:
+    text = str(refusal(source=[of_library(module, "Reference", __reduce__=refuses)()]))
+    assert told in text and "setup=" in text
+
+
+def test_real_references_of_hdf5_are_no_open_files(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        data = file.create_dataset("x", data=np.arange(10))
+        for reference in (data.ref, data.regionref[2:4]):
+            assert "An HDF5 reference belongs to its open file. " in str(refusal(source=[reference]))
+        assert "An open HDF5 file cannot be sent" in str(refusal(source=[data]))
+
+
+def test_a_compiled_callback_of_numba_is_not_taken_for_a_generator() -> None:
+    numba = pytest.importorskip("numba")
+    square = numba.cfunc("float64(float64)")(lambda x: x * x)
+    text = str(refusal(source=range(3), fn=functools.partial(max, square)))
+    assert "of type numba.core.ccallback.CFunc" in text and "from_generator" not in text

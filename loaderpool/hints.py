@@ -1,0 +1,205 @@
+"""Names that other libraries have, and near misses of ours: an error says what to write instead."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from loaderpool.errors import ArgumentError, brief
+from loaderpool.system.annotations import signature_of
+
+_LOAD_AHEAD = "Remove it: workers load batches ahead, within Limits(memory=...)"
+_NO_EPOCHS = "Each iteration is one epoch. Write loader.for_keras(epochs={0}) or loader.as_dataset(epochs={0})"
+# What to write in place of an argument that other libraries have, or that belongs to another part
+# of ours; "{0}" is the value that was given. A test checks that each sentence names what exists.
+ARGUMENTS = {
+    "num_workers": "Write workers={0}",
+    "n_workers": "Write workers={0}",
+    "num_parallel_calls": "Write workers={0}",
+    "use_multiprocessing": "Remove it: workers are processes",
+    "multiprocessing_context": 'Write workers=Pool(n, start="spawn")',
+    "persistent_workers": "Remove it: workers stay from epoch to epoch",
+    "worker_init_fn": "Write setup=function, which is called without arguments",
+    "prefetch": _LOAD_AHEAD,
+    "prefetch_factor": _LOAD_AHEAD,
+    "max_queue_size": _LOAD_AHEAD,
+    "pin_memory": 'Remove it. Write loader.as_torch(device="cuda") to copy batches to the GPU ahead',
+    "device": "Write loader.as_torch(device={0}) or loader.as_dataset(device={0})",
+    "batchsize": "Write batch_size={0}",
+    "drop_last": "Write drop_remainder={0}",
+    "padding": "Write pad=True",
+    "collate_fn": "Write batch_fn=function, which gets a batch's items as a list and returns the batch",
+    "dataset": "Write source={0}",
+    "transform": "Write fn=function, or augment=function if the results of fn are cached",
+    "sampler": "Write shuffle=True, or pass indices in your own order as the source: Loader(indices, fn)",
+    "batch_sampler": (
+        "Write buckets=Buckets(by, boundaries), or pass lists of indices as the source: "
+        "Loader(lists, fn, batch_size=None)"
+    ),
+    "buffer_size": "Write shuffle={0}, the shuffle window of a stream",
+    "generator": "Write seed=n",
+    "random_state": "Write seed={0}",
+    "rng": "Write seed=n: a parameter rng of fn gets a generator for each sample",
+    "epochs": _NO_EPOCHS,
+    "num_epochs": _NO_EPOCHS,
+    "class_weight": "Write loader.for_keras(class_weight={0})",
+    "shards": "Write Loader.from_generator(make_generator, shards={0})",
+    "num_shards": "Write shard=Shard(num_shards={0}, index=n)",
+    "timeout": "Write limits=Limits(timeout_s={0})",
+    "timeout_s": "Write limits=Limits(timeout_s={0})",
+    "memory": "Write limits=Limits(memory={0})",
+    "restarts": "Write limits=Limits(restarts={0})",
+}
+# What to write in place of methods and classes that other libraries have.
+ATTRIBUTES = {
+    "batch": "Write Loader(..., batch_size=n)",
+    "padded_batch": "Write Loader(..., batch_size=n, pad=True)",
+    "unbatch": "Write Loader(..., batch_size=None)",
+    "map": "Write Loader(source, fn)",
+    "filter": 'Filter the items before: Loader([*filter(keep, items)], fn). Or write on_error="skip"',
+    "shuffle": "Write Loader(..., shuffle=True)",
+    "cache": 'Write Loader(..., cache="memory")',
+    "shard": "Write Loader(..., shard=Shard(num_shards, index))",
+    "prefetch": _LOAD_AHEAD,
+    "take": "Write itertools.islice(loader, n)",
+    "skip": "Write itertools.islice(loader, n, None)",
+    "repeat": f"{_NO_EPOCHS.format('n')}. Without an end: loader.for_keras(epochs=None)",
+    "__getitem__": "Write next(iter(loader)) for the first batch, or itertools.islice(loader, n)",
+    "__next__": "Write next(iter(loader))",
+    "DataLoader": "Write Loader(dataset, batch_size=n, shuffle=True)",
+    "Dataset": "Write Loader(source, fn), with a list, an array or any object that has items as the source",
+    "BackupCallback": "It is in loaderpool.adapters.keras",
+    "ReportCallback": "It is in loaderpool.adapters.keras",
+    "LoaderState": "It is in loaderpool.adapters.tensorflow",
+}
+_FUNCTIONS = ("fn", "batch_fn", "augment", "setup", "make_generator")
+_P = ParamSpec("_P")
+_Returned = TypeVar("_Returned")
+
+
+def known_names_only(function: Callable[_P, _Returned]) -> Callable[_P, _Returned]:
+    """Decorate a function to answer an unknown argument with what to write instead of it."""
+    known = frozenset(_names_of(function))
+
+    @functools.wraps(function)
+    def checked(*given: _P.args, **named: _P.kwargs) -> _Returned:
+        if not named.keys() <= known:
+            names = _names_of(function)
+            if _passes_on(function):  # a class method passes them on to its class
+                make: Any = given[0].__init__  # type: ignore[misc]
+                if _passes_on(make):  # of a subclass that takes any name
+                    return function(*given, **named)
+                names += _names_of(make)
+            for name in named:
+                if name not in names:
+                    raise _unknown_argument(function, names, name, given, named)
+        return function(*given, **named)
+
+    return checked
+
+
+def meant_by(name: str) -> str:
+    """Return our name of an argument that others call `name`; if there is none, `name`."""
+    found = re.match(r"Write (\w+)=", ARGUMENTS.get(name, ""))
+    return name if found is None else found[1]
+
+
+def _names_of(function: Any) -> tuple[str, ...]:
+    """Return the names by which a function takes arguments, in their order."""
+    code = inspect.unwrap(function).__code__
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return names
+
+
+def _passes_on(function: Any) -> bool:
+    """Return whether a function takes any argument by name."""
+    return bool(inspect.unwrap(function).__code__.co_flags & inspect.CO_VARKEYWORDS)
+
+
+def _unknown_argument(
+    function: Any, names: tuple[str, ...], name: str, given: tuple[Any, ...], named: Mapping[str, Any]
+) -> ArgumentError:
+    """Return the error for an argument that is none of `names`, in a call with `given` and `named`."""
+    owner = function.__name__
+    if names[0] == "cls":
+        owner = f"{given[0].__name__}.{owner}"
+    elif owner == "__init__":
+        owner = type(given[0]).__name__
+    public = [each for each in names if each not in ("self", "cls") and not each.startswith("_")]
+    arguments = {**dict(zip(names, given, strict=False)), **named}
+    hint = _hint_for_argument(name, _shown_value(named[name]), public, arguments)
+    return ArgumentError(f"{owner} has no argument {brief(name)}. {hint}")
+
+
+def _hint_for_argument(name: str, shown: str, known: list[str], arguments: Mapping[str, Any]) -> str:
+    is_loader = "batch_size" in known
+    hint = f"{ARGUMENTS[name].format(shown)}." if name in ARGUMENTS else ""
+    if partial := _partial_for(name, shown, arguments):
+        return partial
+    if hint and is_loader:
+        return hint
+    if near := _nearest(name, known):
+        return f"Did you mean {near}={shown}?"
+    of_loader = _names_of(type(arguments["self"]).__init__) if "self" in arguments else ()
+    if "batch_size" in of_loader and (hint or name in of_loader):  # a method of a loader
+        return hint if hint.startswith("Remove") else f"Pass it to Loader. {hint}".rstrip()
+    return f"Its arguments are {' and '.join(filter(None, (', '.join(known[:-1]), known[-1])))}."
+
+
+def _partial_for(name: str, shown: str, arguments: Mapping[str, Any]) -> str:
+    """Return the hint for an argument that one of the user's functions has; "" if none has it."""
+    for role in _FUNCTIONS:
+        function = arguments.get(role)
+        signature = signature_of(function, follow_wrapped=True) if callable(function) else None
+        if signature is not None and name in signature.parameters and name not in ("rng", "out", "worker"):
+            text = getattr(function, "__name__", role)  # of a lambda "<lambda>"
+            called = text if text.isidentifier() else role
+            return f"Write functools.partial({called}, {name}={shown}) to pass it to your function."
+    return ""
+
+
+def _shown_value(value: Any) -> str:
+    """Return a short value as code, otherwise "..."."""
+    shown = brief(value)
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return shown if is_plain and len(shown) <= 40 else "..."
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like this one, in lower or upper case; "" if none is."""
+    import difflib  # for the error alone
+
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, 1)
+    return by_lower[found[0]] if found else ""
+
+
+def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for a name that `owner` does not have: what to write instead, if that is known."""
+    hint = ATTRIBUTES.get(name, "")
+    if not hint and (near := _nearest(name, known)):
+        hint = f"Did you mean {near}?"
+    return f"{owner} has no attribute {brief(name)}{'. ' * bool(hint)}{hint}"
+
+
+class NotSupportedError(TypeError, AttributeError):
+    """Raised by an `Unsupported` method."""
+
+
+class Unsupported:
+    """A special method that a class does not have: its use raises an error with a hint, and `hasattr` is False.
+
+    Only `isinstance(obj, Iterator)` is still True for a class with `__next__`.
+    """
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._message = f"{self._message}. {ATTRIBUTES[name]}"
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise NotSupportedError(self._message)
