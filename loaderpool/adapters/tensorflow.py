@@ -188,8 +188,8 @@ class TensorFormat:
     def signature(self) -> Any:
         """The output_signature."""
         specs: list[Any] = []
-        for component in self.spec.components:
-            dtype, shape = tensor_dtype(component), component.shape
+        for component, path in zip(self.spec.components, self.spec.paths, strict=True):
+            dtype, shape = tensor_dtype(component, path, "as_dataset"), component.shape
             if component.ragged:
                 specs += [tf.TensorSpec((None, *shape[2:]), dtype), tf.TensorSpec((None,), tf.int64)]
             else:
