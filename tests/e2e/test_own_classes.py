@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import importlib.util
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,16 @@ import pytest
 
 import loaderpool as lp
 from loaderpool.trainer.replay import Replay
-from tests.support import tensorflow_runtime
 from tests.support.batches import Place
+from tests.support.frameworks import FRAMEWORKS, Framework
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """What frameworks leave in the process is there before any test's pool."""
+    for each in FRAMEWORKS.values():
+        if importlib.util.find_spec(each.name) is not None:
+            each.load()
 
 
 class Batch(dict):  # type: ignore[type-arg]
@@ -80,26 +87,15 @@ def test_a_class_of_the_first_batch_is_that_of_all() -> None:
         assert [type(batch) for batch in loader] == [Batch, Batch]
 
 
-def _torch(loader: lp.Loader) -> Any:
-    return loader.as_torch()
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS])
+def framework(request: pytest.FixtureRequest) -> Framework:
+    pytest.importorskip(request.param)
+    return FRAMEWORKS[request.param]
 
 
-def _jax(loader: lp.Loader) -> Any:
-    return loader.as_jax()
-
-
-def _tensorflow(loader: lp.Loader) -> Any:
-    tensorflow_runtime.load()
-    return loader.tensors()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("view", [_torch, _jax, _tensorflow])
-def test_tensors_come_in_the_functions_own_classes(on: Place, view: Callable[[lp.Loader], Any]) -> None:
-    if importlib.util.find_spec(view.__name__.removeprefix("_")) is None:
-        pytest.skip(f"{view.__name__[1:]} is not installed")
+def test_tensors_come_in_the_functions_own_classes(framework: Framework, on: Place) -> None:
     with lp.Loader(range(8), batch_fn=collate, batch_size=4, **on(2)) as loader:
-        batches = list(view(loader))
+        batches = list(framework.view(loader))
     assert [kinds(batch) for batch in batches] == [OWN, OWN]
     assert np.asarray(batches[1]["parts"][0][1]).tolist() == [5, 6, 7, 8]
 
