@@ -48,7 +48,7 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 194_000,
+    "loaderpool": 198_000,
     "scripts": 48_000,
     "tests": 300_000,
 }
@@ -67,7 +67,7 @@ OUTSIDE_ONLY_IN = {
 # others there is a tensor, so they are imported already, or must be.
 OUTSIDE_WHEN_CALLED = {
     "loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"},
-    "loaderpool.element.structure": {"ml_dtypes"},
+    "loaderpool.element.structure": {"ml_dtypes", "torch"},
     "loaderpool.transport.payload.pickler": {"jax", "torch"},
 }
 

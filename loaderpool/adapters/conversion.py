@@ -54,7 +54,9 @@ class TensorConversion(ABC):
         spec = form.spec
         self._converts = list(map(self.convert_of, spec.paths, spec.components))
         self._takes_apart = all(map(self.can_take_apart, spec.components))
-        self._form, unflatten, move = form, spec.structure.unflatten, self._move
+        # Keras and its backends take apart dicts and tuples, but not every class derived from them.
+        unflatten = spec.structure.unflatten if self._view == "for_keras" else form.rebuild
+        self._form, move = form, self._move
         self._finish = unflatten if move is None else lambda tensors: unflatten(move(tensors))
 
     @abstractmethod
@@ -71,8 +73,7 @@ class TensorConversion(ABC):
 
     def refuse(self, path: str, what: str, cure: str) -> SpecMismatchError:
         """An error that says which component has no tensor, and what to do about it."""
-        component = f"component {path}" if path else "the batch"
-        return SpecMismatchError(f"{self._view}: {component} is {what}. {cure}")
+        return refusal(self._view, path, what, cure)
 
 
 class HostConversion(TensorConversion):
@@ -101,6 +102,19 @@ class HostConversion(TensorConversion):
 def is_ml_dtype(dtype: np.dtype[Any]) -> bool:
     """Whether it is one of `ml_dtypes`, such as bfloat16, of which NumPy exports no buffer."""
     return dtype.type.__module__ != "numpy"
+
+
+def refusal(view: str, path: str, what: str, cure: str) -> SpecMismatchError:
+    """Return the error for a component that has no tensor."""
+    component = f"component {path}" if path else "the batch"
+    return SpecMismatchError(f"{view}: {component} is {what}. {cure}")
+
+
+def dtype_refusal(view: str, path: str, dtype: np.dtype[Any], framework: str) -> SpecMismatchError:
+    """Return the error for a component of a dtype of `ml_dtypes` that a framework lacks."""
+    wider = "uint8" if dtype.name.startswith("uint") else "int8" if dtype.name.startswith("int") else "float32"
+    cure = f"Return for example x.astype('{wider}') from the function, or iterate over the loader itself."
+    return refusal(view, path, f"{dtype.name}, and {framework} has no such tensors", cure)
 
 
 class ConvertedBatches:

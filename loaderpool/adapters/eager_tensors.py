@@ -13,7 +13,7 @@ try:
 except ImportError as missing:
     raise ImportError("tensors needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
-from loaderpool.adapters.conversion import Convert, ConvertedBatches, TensorConversion, is_ml_dtype
+from loaderpool.adapters.conversion import Convert, ConvertedBatches, TensorConversion, dtype_refusal, is_ml_dtype
 from loaderpool.core.delivery import address_of, aligned_empty
 from loaderpool.element.spec import ArraySpec
 from loaderpool.trainer.loader_core import LoaderCore
@@ -44,7 +44,7 @@ class EagerConversion(TensorConversion):
     """
 
     def convert_of(self, path: str, component: ArraySpec) -> Convert:
-        dtype, convert = tensor_dtype(component), _look
+        dtype, convert = tensor_dtype(component, path, self._view), _look
         if dtype == tf.bfloat16:
             convert = lambda part: tf.bitcast(_look(part.view(np.uint16)), dtype)  # noqa: E731
         elif component.text is not None or is_ml_dtype(component.dtype):
@@ -90,6 +90,11 @@ def _look(part: npt.NDArray[Any]) -> Any:
     return _from_dlpack(_aligned(part).__dlpack__())
 
 
-def tensor_dtype(component: ArraySpec) -> Any:
+def tensor_dtype(component: ArraySpec, path: str, view: str) -> Any:
     """The dtype of its tensors."""
-    return tf.string if component.text is not None else tf.dtypes.as_dtype(component.dtype)
+    if component.text is not None:
+        return tf.string
+    try:
+        return tf.dtypes.as_dtype(component.dtype)
+    except TypeError:
+        raise dtype_refusal(view, path, component.dtype, "TensorFlow") from None

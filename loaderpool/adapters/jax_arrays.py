@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from loaderpool.adapters.conversion import ConvertedBatches, HostConversion
+from loaderpool.adapters.conversion import Convert, ConvertedBatches, HostConversion, dtype_refusal, is_ml_dtype
 from loaderpool.adapters.shards import check_rows
+from loaderpool.element.spec import ArraySpec
 from loaderpool.trainer.loader_core import LoaderCore
 
 
@@ -24,7 +26,20 @@ def as_jax(core: LoaderCore, sharding: Any, prefetch: Any) -> ConvertedBatches:
         # On the CPU JAX looks at aligned memory instead of copying it, and holds it until the array dies.
         return jax.device_put(list(arrays), sharding)  # type: ignore[no-any-return]
 
-    return ConvertedBatches(core, lambda: HostConversion("as_jax", "JAX", put), prefetch, not is_host)
+    return ConvertedBatches(core, lambda: JaxConversion("as_jax", "JAX", put), prefetch, not is_host)
+
+
+class JaxConversion(HostConversion):
+    """Refuses dtypes that JAX does not know."""
+
+    def convert_of(self, path: str, component: ArraySpec) -> Convert:
+        convert = super().convert_of(path, component)
+        if is_ml_dtype(component.dtype):
+            try:
+                jax.device_put(np.zeros(1, component.dtype))
+            except (TypeError, RuntimeError):
+                raise dtype_refusal(self._view, path, component.dtype, "JAX") from None
+        return convert
 
 
 def _is_host(sharding: Any) -> bool:

@@ -30,7 +30,7 @@ from loaderpool.adapters.eager_tensors import EagerConversion, tensor_dtype
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
-from loaderpool.element.spec import ElementSpec, RaggedArray, mismatch
+from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, mismatch, widened
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.memory.layout import BatchForm
@@ -50,7 +50,7 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     prefetch = whole_number("prefetch", prefetch, at_least=tf.data.AUTOTUNE, at_most=2**31, hint=hint)
     ctrl_c.watch()
     form = core.running_engine().form()
-    wire = TensorFormat(form, form.spec)
+    wire = TensorFormat(form, _spec_of_two(core, form))
     first_pass = core.tracker.next_log()
     has_length = core.config.on_error.action != "skip" and not core.tracker.plan.is_open
     tells_length = has_length and not core.tracker.is_backed_up
@@ -81,6 +81,23 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
         length = tf.constant(epochs * core.batches_per_epoch(), tf.int64)
         dataset.cardinality = lambda: length
     return dataset
+
+
+def _spec_of_two(core: LoaderCore, form: BatchForm) -> ElementSpec:
+    """Return the spec of the first two batches, as Keras has it of a `PyDataset`: None for axes that differ.
+
+    A given spec stays, and that of samples, whose axes the loader itself has compared.
+    """
+    spec = form.spec
+    has_inner_axes = any(size is not None for component in spec.components for size in component.shape[1:])
+    if form.unit == "sample" or core.arguments["element_spec"] is not None or not has_inner_axes:
+        return spec
+    shapes = core.tracker.second_shapes()
+    if shapes is None:
+        return spec
+    pairs = zip(spec.components, shapes, strict=True)
+    others = (ArraySpec((None, *shape[1:]), each.dtype, each.text) if each.shape else each for each, shape in pairs)
+    return widened(spec, ElementSpec(spec.structure, tuple(others)))
 
 
 def _options(wire: TensorFormat) -> Any:
@@ -188,8 +205,8 @@ class TensorFormat:
     def signature(self) -> Any:
         """The output_signature."""
         specs: list[Any] = []
-        for component in self.spec.components:
-            dtype, shape = tensor_dtype(component), component.shape
+        for component, path in zip(self.spec.components, self.spec.paths, strict=True):
+            dtype, shape = tensor_dtype(component, path, "as_dataset"), component.shape
             if component.ragged:
                 specs += [tf.TensorSpec((None, *shape[2:]), dtype), tf.TensorSpec((None,), tf.int64)]
             else:

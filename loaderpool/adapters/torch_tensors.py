@@ -9,11 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaderpool.adapters.conversion import TEXT_CURE, Convert, ConvertedBatches, Move, TensorConversion, is_ml_dtype
+from loaderpool.adapters.conversion import (
+    TEXT_CURE,
+    Convert,
+    ConvertedBatches,
+    Move,
+    TensorConversion,
+    dtype_refusal,
+    is_ml_dtype,
+)
 from loaderpool.element.spec import ArraySpec
 from loaderpool.trainer.loader_core import LoaderCore
 
-_SAME_BITS = {"float8": np.uint8, "bfloat": np.int16}  # by a name's beginning: NumPy hands these to no other library
+# By a name's beginning: NumPy hands these to no other library. Of other small dtypes PyTorch has no arrays of numbers.
+_SAME_BITS = {"float8": np.uint8, "bfloat": np.int16}
 
 
 def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
@@ -45,7 +54,10 @@ class TorchConversion(TensorConversion):
             raise self.refuse(path, f"text ({component.text}), and PyTorch has no string tensors", TEXT_CURE)
         convert: Convert = torch.from_numpy
         if is_ml_dtype(component.dtype):
-            bits, dtype = _SAME_BITS[component.dtype.name[:6]], getattr(torch, component.dtype.name)
+            name = component.dtype.name
+            bits, dtype = _SAME_BITS.get(name[:6]), getattr(torch, name, None)
+            if bits is None or dtype is None:
+                raise dtype_refusal(self._view, path, component.dtype, "PyTorch")
             convert = lambda part: torch.from_numpy(part.view(bits)).view(dtype)  # noqa: E731
         if component.ragged:
             join = torch.nested.nested_tensor_from_jagged

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from loaderpool.plan.generators import is_generator
+from loaderpool.sources.arrays import ArrayRows
 from loaderpool.sources.recognise import Sized
 from loaderpool.system.annotations import annotations_of
 from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
@@ -39,7 +40,7 @@ def describe(fn: Any, setup: Any, source: Any) -> dict[str, str]:
 
     Blocks: while the source is read once, about a second for a million plain items, or for a gigabyte of arrays.
     """
-    kind = f"{type(source.items if isinstance(source, Sized) else source).__name__} {len(source)} items"
+    kind = f"{type(source.items if isinstance(source, (Sized, ArrayRows)) else source).__name__} {len(source)} items"
     found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}  # each has another bytecode
     things = ("function", fn, _name_of(fn)), ("setup", setup, _name_of(setup)), ("source", source, kind)
     for name, value, shown in things:

@@ -18,6 +18,8 @@ from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
 from loaderpool.plan.order import Plan
 from loaderpool.sources.stream import StreamSource
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
     from loaderpool.memory.layout import BatchForm
@@ -38,6 +40,19 @@ def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
 def address_of(array: npt.NDArray[Any]) -> int:
     """Return where an array that is not empty begins, as `array.ctypes.data` does, in a quarter of the time."""
     return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]  # it is a buffer
+
+
+def with_classes(form: BatchForm) -> BatchForm:
+    """Return a form with the function's own classes, for the trainer; without those that cannot be found there."""
+    if not form.classes:
+        return form
+    try:
+        classes = receive(form.classes)
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        classes = None
+    return dataclasses.replace(form, classes=classes)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

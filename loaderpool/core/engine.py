@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.core.delivery import CheckedArguments, DeliveryCounts
+from loaderpool.core.delivery import CheckedArguments, DeliveryCounts, with_classes
 from loaderpool.core.messages import Found
 from loaderpool.core.pool import WorkerPool
 from loaderpool.core.run import PoolRun
@@ -439,7 +439,8 @@ class PoolEngine:
     def on_found(self, version: Version, message: Found) -> None:
         """Take over the form of the batches if the present version has found it."""
         if version in self._versions[-1:]:
-            self.known_form, _ = receive(message.content)
+            form, _ = receive(message.content)
+            self.known_form = with_classes(form)
             self.found = message
 
     def on_version_ended(self, version: Version) -> None:

@@ -117,7 +117,7 @@ def choose_form(probe: Probe, given: ElementSpec | None, config: LoaderConfig, p
     most_rows = None if config.batch_size is None else plan.most_rows
     # Of batches of varied rows the sample's own is the usual one: long samples come in smaller batches.
     usual_rows = probe.batch_rows if plan.rows_vary else most_rows or 1
-    return batch_form(
+    form = batch_form(
         spec,
         unit,
         batch_size=most_rows,
@@ -127,6 +127,7 @@ def choose_form(probe: Probe, given: ElementSpec | None, config: LoaderConfig, p
         rows_vary=plan.rows_vary,
         padding=padding,
     )
+    return dataclasses.replace(form, classes=probe.classes)
 
 
 def _padding_of(spec: ElementSpec, is_given: bool, config: LoaderConfig) -> tuple[Any, ...]:

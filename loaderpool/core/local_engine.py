@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from loaderpool.core.delivery import FIRST_EPOCH, CheckedArguments, Delivery, aligned_empty
+from loaderpool.core.delivery import FIRST_EPOCH, CheckedArguments, Delivery, aligned_empty, with_classes
 from loaderpool.core.engine_statistics import EngineStatistics
 from loaderpool.core.failures import sample_error, source_error
 from loaderpool.core.forms import choose_form, with_batches
@@ -115,7 +115,8 @@ class LocalEngine:
                 found = probe(self.work, FIRST_EPOCH)
             except WorkFailed as error:
                 raise sample_error(error.failure, error.error) from error.error
-        form = with_batches(choose_form(found, self.given_spec, self.config, self.plan, self.unit), 1)
+        form = choose_form(found, self.given_spec, self.config, self.plan, self.unit)
+        form = with_classes(with_batches(form, 1))
         self.work.set_form(form, self.given_spec is not None)
         return form
 

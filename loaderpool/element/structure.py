@@ -1,7 +1,7 @@
 """The nested structure of an element: which arrays there are, their names, the way apart and together, in messages too.
 
-A list is never structure: what a function returns as a list is one array, as NumPy has it. Of each leaf an array is
-made that can lie in a batch; else there is advice.
+A list is one array, as NumPy has it, and no structure; but arrays in a list of a class of its own are a tuple. Any
+mapping is a dict. Of each leaf an array is made that can lie in a batch; else there is advice.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,13 @@ _SHOWN = 8
 # What can never be a leaf, by exact type: one C call looks at all leaves of a flat element. Subclasses of tuple and
 # dict in a leaf's place are left to `convert_leaf`, which refuses them too.
 _NO_LEAVES = frozenset({tuple, dict, type(None)})
+
+
+class OwnClasses(NamedTuple):
+    """Classes of a function's own that a value is made of: its own one, if any, and those within, by key."""
+
+    cls: type | None
+    children: dict[Hashable, OwnClasses]
 
 
 class Structure:
@@ -64,13 +71,13 @@ class Structure:
 
     @staticmethod
     def of(value: Any, *, origin: str = "fn returned", path: str = "") -> Structure:
-        """Return the structure of a value; what is neither tuple nor dict is a leaf.
+        """Return the structure of a value; what is neither tuple, list of arrays nor mapping is a leaf.
 
         Raises:
             SpecMismatchError: None, or an empty tuple or dict, somewhere in it; begins with `origin`.
         """
         where = f" at {path}" if path else ""
-        kind, keys, parts = _opened(value)
+        kind, keys, parts = opened(value)
         if value is None:
             advice = ": leave it out, or use a value such as 0 or NaN instead"
             if not path and origin.endswith("returned"):
@@ -84,6 +91,10 @@ class Structure:
         paths = [path + _step(kind, key) for key in keys]
         children = tuple(Structure.of(part, origin=origin, path=at) for part, at in zip(parts, paths, strict=True))
         return Structure(kind, keys, children, type(value) if kind == "namedtuple" else None)
+
+    def rebuilder(self, classes: OwnClasses | None) -> Callable[[Sequence[Any]], Any]:
+        """Return `unflatten`, with a function's own classes in the places of dicts and tuples."""
+        return self.unflatten if classes is None else _unflattener(self, classes)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Structure) and self._identity() == other._identity())
@@ -105,16 +116,35 @@ class Structure:
         return sketch(self.unflatten(["*"] * self.num_leaves), str, depth=-1)
 
 
-def _opened(value: Any) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:
+def opened(value: Any) -> tuple[Kind, tuple[Hashable, ...], Sequence[Any]]:
     """Return a value's kind, its keys as `Structure` has them, and what is at each."""
-    if isinstance(value, dict):
-        return "dict", tuple(value), tuple(value.values())
+    if is_mapping(value):
+        keys = tuple(value)
+        return "dict", keys, tuple(value[key] for key in keys)
+    if isinstance(value, list) and _is_of_arrays(value):
+        return "tuple", tuple(range(len(value))), value
     if not isinstance(value, tuple):
         return "leaf", (), ()
     fields = getattr(type(value), "_fields", None)
     if isinstance(fields, tuple) and hasattr(type(value), "_make") and len(fields) == len(value):
         return "namedtuple", fields, value
     return "tuple", tuple(range(len(value))), value
+
+
+def is_mapping(value: Any) -> bool:
+    """Whether a value is read as a dict: any mapping that is not an array itself."""
+    return isinstance(value, dict) or (isinstance(value, Mapping) and not _has_array(value))
+
+
+def _has_array(value: Any) -> bool:
+    return any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
+
+
+def _is_of_arrays(values: list[Any]) -> bool:
+    """Whether a list is of a class of its own, and all in it are arrays with axes, or built of arrays."""
+    if type(values) is list or not values:
+        return False
+    return all(getattr(each, "shape", ()) or isinstance(each, tuple) or is_mapping(each) for each in values)
 
 
 def _step(kind: Kind, key: Hashable) -> str:
@@ -129,7 +159,7 @@ def _flattener(structure: Structure) -> Callable[[Any], list[Any]]:
 
     def flatten_or_raise(value: Any) -> list[Any]:
         leaves = flatten(value)
-        return _leaves(structure, value) if leaves is None else leaves  # None: an OrderedDict, say, or a mistake
+        return _leaves(structure, value) if leaves is None else leaves  # None: an own class, say, or a mistake
 
     return flatten_or_raise
 
@@ -171,11 +201,12 @@ def _is_flat(structure: Structure) -> bool:
 
 def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> list[Any]:
     """Return the leaves of a value, also of subclasses; raise for the first place that is built otherwise."""
-    if structure.kind == "leaf" and not (value is None or isinstance(value, (tuple, dict))):
+    if structure.kind == "leaf" and not (value is None or isinstance(value, tuple) or is_mapping(value)):
         return [value]
-    kind, keys, parts = _opened(value)
-    if kind == structure.kind == "dict" and value.keys() == set(structure.keys):
-        parts = [value[key] for key in structure.keys]
+    kind, keys, parts = opened(value)
+    if kind == structure.kind == "dict" and set(keys) == set(structure.keys):
+        found = dict(zip(keys, parts, strict=True))
+        parts = [found[key] for key in structure.keys]
     elif kind == "leaf" or kind != structure.kind or keys != structure.keys:
         where = named("".join(_step(*step) for step in steps))
         raise SpecMismatchError(f"{where} has another structure: {_difference(structure, value)}")
@@ -186,7 +217,7 @@ def _leaves(structure: Structure, value: Any, *steps: tuple[Kind, Hashable]) -> 
 
 
 def _difference(structure: Structure, value: Any) -> str:
-    kind, keys, _ = _opened(value)
+    kind, keys, _ = opened(value)
     expected = "one array" if structure.kind == "leaf" else shortened(str(structure))
     got = shortened(sketch(value))
     if kind == structure.kind == "dict":
@@ -200,18 +231,26 @@ def _difference(structure: Structure, value: Any) -> str:
 # ---- together ----
 
 
-def _unflattener(structure: Structure) -> Callable[[Sequence[Any]], Any]:
+def _unflattener(structure: Structure, classes: OwnClasses | None = None) -> Callable[[Sequence[Any]], Any]:
     if structure.kind == "leaf":
         return operator.itemgetter(0)
+    own, within = classes or OwnClasses(None, {})
     keys, together = structure.keys, structure.namedtuple._make if structure.namedtuple else tuple
     if structure.kind == "dict":
         together = lambda parts: dict(zip(keys, parts, strict=True))  # noqa: E731
+    if own is not None:
+        together = lambda parts: rebuilt(own, structure.kind, keys, parts)  # noqa: E731
     if _is_flat(structure):
         return together
     ends = list(itertools.accumulate((child.num_leaves for child in structure.children), initial=0))
-    pairs = zip(structure.children, itertools.pairwise(ends), strict=True)
-    parts = [(child.unflatten, slice(*bounds)) for child, bounds in pairs]
+    inner = [child.rebuilder(within.get(key)) for key, child in zip(keys, structure.children, strict=True)]
+    parts = [(unflatten, slice(*bounds)) for unflatten, bounds in zip(inner, itertools.pairwise(ends), strict=True)]
     return lambda leaves: together([unflatten(leaves[place]) for unflatten, place in parts])
+
+
+def rebuilt(own: type, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any]) -> Any:
+    """Return an instance of a class of a function's own, made of its items alone."""
+    return own(dict(zip(keys, parts, strict=True)) if kind == "dict" else list(parts))
 
 
 # ---- in messages ----
@@ -228,7 +267,7 @@ def _class_name(value: Any) -> str:
 
 def sketch(value: Any, leaf: Callable[[Any], str] = _class_name, depth: int = 3) -> str:
     """Return a value as messages show it: its nesting with a text for each leaf, `depth` levels of it, or all (-1)."""
-    kind, keys, parts = _opened(value)
+    kind, keys, parts = opened(value)
     if kind == "leaf":
         return leaf(value)
     if not keys:
@@ -307,11 +346,13 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     kind = "None" if value is None else f"an object of type {type(value).__name__}"
     if value is None or isinstance(value, (tuple, dict)):
         raise SpecMismatchError(f"expected one array, got {kind}")
-    has_array = any(hasattr(value, name) for name in ("__array__", "__array_interface__", "__array_struct__"))
+    has_array = _has_array(value)
     if isinstance(value, Mapping) and not has_array:  # NumPy would make an array of its keys
         raise SpecMismatchError(f"{kind} is not an array: {_advice(value)}")
     try:
-        array: npt.NDArray[Any] = np.asarray(value)
+        array: npt.NDArray[Any] = _small_floats(value) if _is_small_float(value) else np.asarray(value)
+    except SpecMismatchError:
+        raise
     except Exception as error:
         if is_of_a_handler(error):
             raise
@@ -341,8 +382,12 @@ def _stack(values: list[Any]) -> npt.NDArray[Any]:
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
     try:
+        if _is_small_float(first):
+            values = _of_small_floats(values)
         array = np.array(values, dtype=object if isinstance(first, (str, bytes)) else None)
         return np.array(values, dtype=object) if array.dtype.kind in TEXT_KINDS else array
+    except SpecMismatchError:
+        raise
     except Exception as error:
         if is_of_a_handler(error):
             raise
@@ -370,6 +415,37 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 # ---- dtypes ----
+
+# PyTorch's dtypes of floats that NumPy has from ml_dtypes alone, by the beginning of their names.
+_SMALL_FLOATS = ("torch.bfloat16", "torch.float8_")
+
+
+def _is_small_float(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch" and str(value.dtype).startswith(_SMALL_FLOATS)
+
+
+def _small_floats(tensor: Any) -> npt.NDArray[Any]:
+    """Return the bits of a tensor of PyTorch as an array of the same dtype of ml_dtypes."""
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    advice = "return x.float(), or install the package ml_dtypes, which gives NumPy this dtype"
+    try:
+        import ml_dtypes
+
+        dtype = np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError):
+        raise SpecMismatchError(f"a tensor of dtype {name} has no NumPy array without ml_dtypes: {advice}") from None
+    bits = tensor.detach().view(torch.int16 if dtype.itemsize == 2 else torch.uint8)
+    array: npt.NDArray[Any] = bits.numpy()
+    return array.view(dtype)
+
+
+def _of_small_floats(values: Any) -> Any:
+    """Return nested lists of such tensors as lists of arrays."""
+    if isinstance(values, (list, tuple)):
+        return [*map(_of_small_floats, values)]
+    return _small_floats(values) if _is_small_float(values) else values
 
 
 def can_write(source: np.dtype[Any], target: np.dtype[Any]) -> bool:

@@ -191,6 +191,12 @@ class BatchForm:
     can_split: bool  # whether a ticket may cover some rows of a batch
     slot_bytes: int  # bytes of a slot; a varying batch may outgrow it
     padding: tuple[Any, ...] = ()  # what fills up each component, as `padding_of` has it; False: its rows are alike
+    classes: Any = None  # of the function's own: `OwnClasses` in the trainer, pickled in other processes
+
+    @functools.cached_property
+    def rebuild(self) -> Callable[[Sequence[Any]], Any]:
+        """Make a batch of its components, in the classes of the function's results. In the trainer."""
+        return self.spec.structure.rebuilder(self.classes or None)
 
     def padding_at(self, component: int) -> Any:
         """Return what fills up rows of this component; None: the default. False: they have one shape."""

@@ -6,7 +6,7 @@ import io
 import numbers
 import operator
 import os
-from collections.abc import Callable, MappingView
+from collections.abc import Callable, Mapping, MappingView
 from collections.abc import Set as AbstractSet
 from typing import Any, SupportsIndex
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
+from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource, is_iterator, kind_of_iterable_dataset
 from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
@@ -21,7 +22,7 @@ from loaderpool.sources.varying import VaryingSource
 from loaderpool.system.interrupts import is_of_a_handler
 
 # Whose length is at hand and stays; BatchSequence, because hooks reach the user's object through it.
-_READY = (list, range, Columns, BatchSequence)
+_READY = (list, range, Columns, BatchSequence, ArrayRows, SparseRows)
 _ALSO_READY = (tuple, np.ndarray, VaryingSource)  # and classes derived from them
 
 
@@ -48,8 +49,9 @@ def as_source(obj: Any) -> Any:
 
     A list, range, tuple or array comes back as it is. A tuple or dict of columns (arrays or lists, nested at will) is
     zipped as `tf.data.Dataset.from_tensor_slices` does; a table of pandas, polars or pyarrow gives a dict for each row,
-    a column of one its elements. Of any other object, `len` is called once and items are read by its `__getitem__`.
-    What can only be iterated is a stream.
+    a column of one its elements. Any mapping of columns is read as a dict of them. An array of another library gives
+    its rows. Of any other object, `len` is called once and items are read by its `__getitem__`. What can only be
+    iterated is a stream.
 
     Raises:
         SourceError: it cannot be read by index; says what to pass instead.
@@ -67,10 +69,12 @@ def as_source(obj: Any) -> Any:
     source: Any
     if is_table(obj):
         source = table_columns(obj, "source")
-    elif isinstance(obj, dict) and type(obj).__getitem__ is dict.__getitem__:
+    elif isinstance(obj, Mapping) and _has_columns(obj):
         source = _zipped(obj) if obj else obj
     elif isinstance(obj, tuple) and obj and _are_columns(obj):
         source = _zipped(obj)
+    elif has_rows(obj):
+        source = read_rows(obj)
     else:
         source = obj
     size = len(source)
@@ -114,6 +118,14 @@ def check_length(source: Any, items: int | None) -> None:
         )
 
 
+def _has_columns(obj: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is read as columns: a dict, and any other one without numbers as keys, which may be indices."""
+    if type(obj).__getitem__ is dict.__getitem__:
+        return True
+    # A sparse array may be a dict by place.
+    return not is_sparse(obj) and not isinstance(next(iter(obj), None), numbers.Integral)
+
+
 def _are_columns(values: tuple[Any, ...]) -> bool:
     """Whether a tuple is zipped: arrays, tables and lists all through. Of other things it is a plain sequence."""
     return all(
@@ -121,13 +133,24 @@ def _are_columns(values: tuple[Any, ...]) -> bool:
         or is_array(value)
         or is_table(value)
         or (isinstance(value, tuple) and bool(value) and _are_columns(value))
-        or (isinstance(value, dict) and bool(value) and _are_columns(tuple(value.values())))
+        or (isinstance(value, Mapping) and bool(value) and _are_columns(tuple(value.values())))
         for value in values
     )
 
 
+def _read_once(columns: Any) -> Any:
+    """Return columns with a dict for each mapping: an .npz file reads an array each time that it is asked for it."""
+    if isinstance(columns, Mapping):
+        return {key: _read_once(columns[key]) for key in columns}
+    if isinstance(columns, tuple):
+        parts = map(_read_once, columns)
+        return columns._make(parts) if hasattr(columns, "_make") else tuple(parts)
+    return columns
+
+
 def _zipped(columns: Any) -> Columns:
-    """Return a tuple or dict of columns, nested at will, by row."""
+    """Return a tuple or mapping of columns, nested at will, by row."""
+    columns = _read_once(columns)
     try:
         structure = Structure.of(columns, origin="source has")
     except SpecMismatchError as error:
@@ -145,13 +168,17 @@ def _zipped(columns: Any) -> Columns:
 def _column(leaf: Any, path: str) -> Any:
     if is_table(leaf):
         return table_columns(leaf, f"source{path}")
-    if _is_of(leaf, "tensorflow") or not (isinstance(leaf, list) or is_array(leaf)):
+    if isinstance(leaf, list):
+        return leaf
+    if isinstance(leaf, np.ndarray) and not leaf.ndim:
+        raise SourceError(f"source{path} is an array of shape (), which has no rows: leave it out")
+    if is_of(leaf, "tensorflow") or not is_array(leaf):
         raise SourceError(
             f"source{path} is a {type(leaf).__name__}, not an array or list. A dict is read as columns: an item is one "
             "row of each array or list (zip_sources takes sources of any kind). To read its entries one by one, pass "
             "list(source.items())."
         )
-    return leaf
+    return read_rows(leaf)
 
 
 def position_of(index: SupportsIndex, size: int) -> int:
@@ -176,12 +203,6 @@ def _has(obj: Any, *methods: str) -> bool:
     return all(hasattr(type(obj), method) for method in methods)
 
 
-def _is_of(obj: Any, package: str, *names: str) -> bool:
-    """Whether an object is of a class of a package, found without an import; without names, of any of its classes."""
-    homes = ((base.__module__.partition(".")[0], base.__name__) for base in type(obj).__mro__)
-    return any(home == package and (not names or name in names) for home, name in homes)
-
-
 def _refusal(obj: Any) -> str:
     """Return what follows "source" where an object cannot be read by index; "" where it can, `_STREAM` of a stream.
 
@@ -192,16 +213,18 @@ def _refusal(obj: Any) -> str:
         return f"is one {kind}, {brief(obj, 60)}: pass a list of paths, such as sorted(glob.glob('*/*.png'))"
     if isinstance(obj, numbers.Integral):
         return f"is a number: did you mean range({brief(int(obj), 60)})?"
-    if _is_of(obj, "tensorflow", "DatasetV2"):
+    if is_of(obj, "tensorflow", "DatasetV2"):
         return "is a tf.data.Dataset: pass the data it was made from, or ds.as_numpy_iterator(), read only once"
-    if _is_of(obj, "tensorflow") and hasattr(obj, "numpy"):
+    if is_of(obj, "tensorflow") and hasattr(obj, "numpy"):
         return f"is a TensorFlow {kind}: pass its .numpy(), because workers run without TensorFlow"
     if isinstance(obj, (AbstractSet, MappingView)) and not _has(obj, "__getitem__"):
         return f"is a {kind}, which cannot be indexed: pass sorted(source), or list(source) if its order is fixed"
+    if reason := _container(obj):
+        return reason
     iterable_dataset = kind_of_iterable_dataset(obj)
     if (is_iterator(obj) or iterable_dataset) and _has_items(obj):
         return ""
-    if is_iterator(obj) or (_has(obj, "__iter__") and not _has(obj, "__getitem__")):
+    if is_iterator(obj) or (_has(obj, "__iter__") and not _has(obj, "__getitem__") and not has_rows(obj)):
         return _STREAM
     if iterable_dataset:
         return (
@@ -209,12 +232,30 @@ def _refusal(obj: Any) -> str:
             "Loader.from_generator(source.__iter__, copies=1), or pass iter(source), which is read "
             "for one epoch"
         )
-    if _has(obj, "__len__", "__getitem__") and not isinstance(obj, type):
+    if (_has(obj, "__len__", "__getitem__") and not isinstance(obj, type)) or has_rows(obj):
         return ""
     return (
         f"is a {kind}, which has no length, or no items by index: pass a sequence, arrays, or range(n) if fn needs "
         "only the index. A generator function goes to Loader.from_generator"
     )
+
+
+def _container(obj: Any) -> str:
+    """Return what follows "source" of a library's container of arrays, which does not say what a row is; else ""."""
+    kind = type(obj).__name__
+    if is_of(obj, "xarray", "Dataset"):
+        names = [*obj.data_vars]
+        return (
+            f"is an xarray {kind}: pass the variables to read as columns, such as {{name: source[name] for name in "
+            f"{brief(names)}}}. The first dimension of each counts the rows: move it there with .transpose(dim, ...)"
+        )
+    if is_of(obj, "zarr", "Group"):
+        return f"is a zarr {kind}: pass its arrays as columns, such as {{name: source[name] for name in ('x', 'y')}}"
+    if is_of(obj, "h5py", "Group"):
+        return f"is an open HDF5 {kind}: pass lp.HDF5(path, {{'x': 'x', 'y': 'y'}}), which each worker opens itself"
+    if is_of(obj, "dask", "DataFrame", "Series"):
+        return f"is a dask {kind}: pass source.compute() if it fits in memory, or its files as lp.ParquetRows(paths)"
+    return ""
 
 
 def _has_items(obj: Any) -> bool:
@@ -236,7 +277,7 @@ def _has_items(obj: Any) -> bool:
 
 def whole_batches(obj: Any) -> str | None:
     """Return what follows "source" where an object's items are batches already, of which more batches would be made."""
-    if not _is_of(obj, "keras", "PyDataset", "Sequence"):
+    if not is_of(obj, "keras", "PyDataset", "Sequence"):
         return None
     return (
         f"is a {type(obj).__name__}, whose items are batches: use Loader.from_sequence(...), or batch_size=None to "

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, brief
+from loaderpool.sources.arrays import has_rows
 
 
 class Columns:
@@ -47,11 +48,7 @@ class Columns:
 
 def is_array(value: Any) -> bool:
     """Whether a value has rows as an array has: NumPy's, HDF5's, PyTorch's."""
-    if isinstance(value, np.ndarray):
-        return True
-    kind = type(value)
-    has_rows = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
-    return has_rows and hasattr(value, "shape") and hasattr(value, "dtype")
+    return has_rows(value) and hasattr(value, "dtype")
 
 
 # Names shown in a message: fewer hide the odd one, more bury it.

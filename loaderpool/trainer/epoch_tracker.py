@@ -330,6 +330,24 @@ class EpochTracker:
         """Return what a pass that begins there will be, nothing delivered yet."""
         return PassLog(place, self.plan, self.config.deterministic)
 
+    def second_shapes(self) -> list[tuple[int, ...]] | None:
+        """Make the next pass's second batch for a look, and return its components' shapes.
+
+        None if there is no such batch, or if it cannot be made: its turn will tell why.
+        """
+        log = self.next_log()
+        is_stream = self.plan.lanes or (self.plan.is_open and not self.plan.is_endless)
+        if is_stream or log.batches < 2:
+            return None
+        run = self.engine().begin(Position(log.epoch, log.plan.start_after(log.epoch, 1)), limit=1)
+        try:
+            _, parts = next(run.take().batches())
+            return [part.shape for part in parts]
+        except (LoaderpoolError, StopIteration):
+            return None
+        finally:
+            run.end()
+
     def open_subscription(self) -> tuple[Subscription, PassLog]:
         """A subscription that stands before the next epoch, whose number is now taken, and a log of what it gives."""
         if EpochTracker.refusal is not None:

@@ -35,8 +35,9 @@ class Loader:
 
     Args:
         source: Items to load: a list, `range(n)`, array, table or other object with `__len__` and `__getitem__`. A
-            tuple or dict of arrays is read row by row. Any other iterable is a stream, read once per epoch.
-        fn: Function `fn(item)` that returns a sample: an array, number, string, or a tuple or dict of these. A
+            tuple, dict or other mapping of arrays is read row by row. Any other iterable is a stream, read once per
+            epoch.
+        fn: Function `fn(item)` that returns a sample: an array, number, string, or a tuple or mapping of these. A
             parameter `rng` gets a `numpy.random.Generator` seeded for the sample; `out` gets arrays to fill. This
             applies if the parameter has no default or the default is None. Default: items are samples.
         batch_size: Samples per batch. `None`: each result of `fn` is one batch. Default: 32.

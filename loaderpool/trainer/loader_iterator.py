@@ -33,7 +33,7 @@ _NONE: Iterator[tuple[int, Sequence[Any]]] = iter(())
 
 def as_arrays(delivery: Delivery) -> Opened:
     """Batches as nested structures of NumPy arrays."""
-    return delivery.batches(), delivery.form.spec.structure.unflatten
+    return delivery.batches(), delivery.form.rebuild
 
 
 class Pass:

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.element.own_classes import own_classes
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import convert_leaf
 from loaderpool.errors import SourceError
 from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
+from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.transport.pickling import send
 from loaderpool.worker.tickets import Abandoned, Opened, Probe, StreamedItems, WorkFailed
 from loaderpool.worker.work import Work
 
@@ -133,7 +136,20 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
     leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
     kept = [_kept(leaf, path) for leaf, path in leaves]
     calls.kept[indices[0]] = spec.structure.unflatten(kept)
-    return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows)
+    return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result))
+
+
+def _classes_of(result: Any) -> bytes:
+    """Return a pickle of the function's own classes in a result; empty if there are none, or if they cannot travel."""
+    classes = own_classes(result)
+    if classes is None:
+        return b""
+    try:
+        return send(classes)
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        return b""
 
 
 def _kept(leaf: Any, path: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -26,6 +27,7 @@ _IMMUTABLE = (bool, int, float, complex, np.generic)
 _SCALAR_DTYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 _SHAPE, _BASE = attrgetter("shape"), attrgetter("base")
 _ONLY_ARRAYS, _ONLY_NONE = {np.ndarray}, {type(None)}
+_NESTED = (dict, list, tuple, UserDict)  # which a function may fill again; not a store that is a mapping
 _INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
@@ -304,11 +306,11 @@ def _roots(value: Any) -> Iterator[int]:
         if value.flags.writeable:
             base = value.base.obj if isinstance(value.base, memoryview) else value.base
             yield id(value if base is None else base)
-    elif isinstance(value, (dict, list, tuple)):
+    elif isinstance(value, _NESTED):
         if not isinstance(value, tuple):
             yield id(value)
-        for part in value.values() if isinstance(value, dict) else value:
-            if isinstance(part, (np.ndarray, dict, list, tuple)):
+        for part in value.values() if isinstance(value, (dict, UserDict)) else value:
+            if isinstance(part, (np.ndarray, *_NESTED)):
                 yield from _roots(part)
 
 
@@ -316,7 +318,7 @@ def copy_of(item: Any) -> Any:
     """Return the item, with arrays, lists and dicts of its own."""
     if isinstance(item, np.ndarray):
         return item.copy()
-    if isinstance(item, dict):
+    if isinstance(item, (dict, UserDict)):
         copied = copy.copy(item)  # which keeps its kind
         for key, value in item.items():
             copied[key] = copy_of(value)

@@ -74,6 +74,7 @@ class Probe(NamedTuple):
     rows: int  # of the batch it was called for; 1 for a sample
     elapsed_ns: int  # of the first call
     batch_rows: int  # of the batch that it is part of
+    classes: bytes = b""  # pickled `OwnClasses` of what the first one returned; empty if there are none
 
 
 # ---- the items of a stream; `lanes.LaneItems` has those of generators ----

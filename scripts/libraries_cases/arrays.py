@@ -66,16 +66,9 @@ def zarr_memory(place: Path) -> Trial:
     return Trial(lambda item: array[item])
 
 
-@case(
-    "zarr",
-    "zarr",
-    "array as the source",
-    refused_with("SourceError"),
-    "`lp.Loader(range(array.shape[0]), lambda i: array[i])`",
-)
+@case("zarr", "zarr", "as the source", works)
 def zarr_source(place: Path) -> Trial:
-    array = zarr_array(str(place / "table.zarr"))
-    return Trial(None, array, cure=Trial(lambda item: array[item], range(array.shape[0])))
+    return Trial(None, zarr_array(str(place / "table.zarr")))
 
 
 # ---- tensorstore ----
@@ -94,6 +87,11 @@ def tensorstore_array(kvstore: Any) -> Any:
 def tensorstore_directory(place: Path) -> Trial:
     array = tensorstore_array({"driver": "file", "path": str(place / "table")})
     return Trial(lambda item: array[item].read().result())
+
+
+@case("tensorstore", "tensorstore", "as the source", works)
+def tensorstore_source(place: Path) -> Trial:
+    return Trial(None, tensorstore_array({"driver": "file", "path": str(place / "table")}))
 
 
 @case(
@@ -184,6 +182,23 @@ def xarray_zarr(place: Path) -> Trial:
     return Trial(lambda item: dataset["table"][item].values)
 
 
+@case("xarray", "xarray", "`DataArray` as the source", works)
+def xarray_source(place: Path) -> Trial:
+    return Trial(None, xarray_dataset(place, "netcdf4")["table"])
+
+
+@case(
+    "xarray",
+    "xarray",
+    "`Dataset` as the source",
+    refused_with("pass the variables to read as columns"),
+    '`{name: dataset[name] for name in ["x", "y"]}` as the source',
+)
+def xarray_dataset_source(place: Path) -> Trial:
+    dataset = xarray_dataset(place, "netcdf4")
+    return Trial(None, dataset, cure=Trial(None, {name: dataset[name] for name in ["table"]}))
+
+
 @case("netCDF4", "netCDF4", "`Dataset`", refused, OPEN_IN_SETUP)
 def netcdf4_dataset(place: Path) -> Trial:
     import netCDF4
@@ -231,6 +246,12 @@ def numpy_npz_on_import(place: Path) -> Trial:
         path=path,
     )
     return Trial(module.read, range(300))
+
+
+@case("NumPy", "numpy", "as the source", works)
+def numpy_npz_source(place: Path) -> Trial:
+    np.savez(place / "columns.npz", table=table())
+    return Trial(None, np.load(place / "columns.npz"))
 
 
 def zip_of_rows(path: Path) -> None:
@@ -380,6 +401,13 @@ def dask_array(place: Path) -> Trial:
 
     array = dask.array.from_array(table(), chunks=(4, 5)) * 2
     return Trial(lambda item: array[item].compute())
+
+
+@case("dask", "dask", "as the source", works)
+def dask_source(place: Path) -> Trial:
+    import dask.array
+
+    return Trial(None, dask.array.from_array(table(), chunks=(4, 5)) * 2)
 
 
 @case("anndata", "anndata", "`AnnData` in memory", works)

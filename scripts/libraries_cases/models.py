@@ -264,6 +264,13 @@ def scipy_sobol(place: Path) -> Trial:
     return Trial(lambda item: sobol.random()[0], is_random=True, cure=cure)
 
 
+@case("SciPy", "scipy", "sparse array as the source", works)
+def scipy_sparse_source(place: Path) -> Trial:
+    from scipy import sparse
+
+    return Trial(None, sparse.csr_array(table()))
+
+
 @case(
     "SciPy",
     "scipy",

@@ -478,14 +478,85 @@ def test_batches_may_be_of_any_length_and_the_first_one_tells_the_spec(tmp_path:
 def test_a_dataset_names_the_batch_that_its_spec_does_not_allow_and_the_cure(
     tf: Any, tmp_path: Path, workers: int
 ) -> None:
-    with lp.Loader.from_sequence(Varied(tmp_path / "log"), workers=workers) as loader:
+    class Late(Varied):
+        lengths = (20, 20, 7, 20, 20)
+
+    with lp.Loader.from_sequence(Late(tmp_path / "log"), workers=workers) as loader:
         dataset = loader.as_dataset(epochs=1)
         assert dataset.element_spec[0].shape.as_list() == [None, 20, 3]
         with pytest.raises(
-            Exception, match=r"component \[0\]: expected float32\[None, 20, 3\], got float32\[8, 31, 3\]"
+            Exception, match=r"component \[0\]: expected float32\[None, 20, 3\], got float32\[8, 7, 3\]"
         ):
             list(dataset)
         assert isinstance(loader.last_error, lp.SpecMismatchError)
     spec = lp.ArraySpec((None, None, 3), "f4"), lp.ArraySpec((None, 1), "f4")
     with lp.Loader.from_sequence(Varied(tmp_path / "log"), workers=workers, element_spec=spec) as loader:
         assert len(list(loader.as_dataset(epochs=1))) == BATCHES
+
+
+class Widths(Plain):
+    """As in Keras' own tests of its adapter."""
+
+    shapes = ((16, 4), (16, 5), (2, 6))
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def __getitem__(self, index: int) -> Any:
+        rows, columns = self.shapes[index % 3]
+        return np.full((rows, columns), index, np.float32), np.zeros((rows, 2), np.float32)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("settings", [{}, {"shuffle": True}, {"deterministic": False}], ids=str)
+def test_a_dataset_has_open_axes_where_the_first_two_batches_differ(
+    tf: Any, workers: int, settings: dict[str, Any]
+) -> None:
+    with lp.Loader.from_sequence(Widths(), workers=workers, **settings) as loader:
+        dataset = loader.as_dataset(epochs=2)
+        assert [spec.shape.as_list() for spec in dataset.element_spec] == [[None, None], [None, 2]]
+        shapes = sorted(tuple(x.shape) for x, _ in dataset)
+    assert shapes == sorted(Widths.shapes * 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_rest_of_an_epoch_has_open_axes_too(tf: Any, workers: int) -> None:
+    with lp.Loader.from_sequence(Widths(), workers=workers) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.load_state_dict(batches.state_dict())
+        dataset = loader.as_dataset(epochs=1)
+        assert dataset.element_spec[0].shape.as_list() == [None, None]
+        assert [tuple(x.shape) for x, _ in dataset] == [(16, 5), (2, 6)]
+
+
+def test_an_endless_sequence_has_open_axes_too(tf: Any) -> None:
+    class Endless(Widths):
+        num_batches = None
+
+    with lp.Loader.from_sequence(Endless(), workers=1) as loader:
+        assert [tuple(x.shape) for x, _ in loader.as_dataset().take(4)] == [*Widths.shapes, (16, 4)]
+
+
+def test_a_second_batch_that_fails_is_an_error_in_its_turn(tf: Any) -> None:
+    class Failing(Widths):
+        def __getitem__(self, index: int) -> Any:
+            if index == 1:
+                raise ValueError("no such file")
+            return super().__getitem__(index)
+
+    with lp.Loader.from_sequence(Failing(), workers=1) as loader:
+        batches = iter(loader.as_dataset(epochs=1))
+        assert next(batches)[0].shape == (16, 4)
+        with pytest.raises(Exception, match="no such file"):
+            next(batches)
+
+
+def test_batches_of_a_batch_function_have_open_axes_too(tf: Any) -> None:
+    def collate(items: list[int]) -> Any:
+        return np.zeros((len(items), max(items)), np.float32)
+
+    with lp.Loader(range(1, 9), batch_fn=collate, batch_size=4, workers=1) as loader:
+        dataset = loader.as_dataset(epochs=1)
+        assert dataset.element_spec.shape.as_list() == [None, None]
+        assert [tuple(x.shape) for x in dataset] == [(4, 4), (4, 8)]

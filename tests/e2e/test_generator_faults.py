@@ -22,20 +22,21 @@ from tests.support.batches import Place, read
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("settings", [{}, {"shuffle": 1}, {"batch_size": None}])
-@pytest.mark.parametrize("kind", ["view", "bytes", "tuple", "dict", "ordered"])
+@pytest.mark.parametrize("kind", ["view", "bytes", "tuple", "dict", "ordered", "user"])
 def test_a_buffer_that_is_filled_again_for_each_item(
     on: Place, workers: int, settings: dict[str, Any], kind: str
 ) -> None:
     def make(shard: int) -> Iterator[Any]:
         buffer, filled, ordered = np.zeros(3), {"x": np.zeros(2)}, collections.OrderedDict(x=np.zeros(2))
+        user = collections.UserDict(x=np.zeros(2))
         memory = bytearray(24)
         for number in range(10):
             buffer[:] = number
-            filled["x"] = ordered["x"] = np.full(2, float(number))
+            filled["x"] = ordered["x"] = user["x"] = np.full(2, float(number))
             np.frombuffer(memory)[:] = number
             yield {
                 "view": buffer[::2], "bytes": np.frombuffer(memory), "tuple": (buffer, number), "dict": filled,
-                "ordered": ordered,
+                "ordered": ordered, "user": user,
             }[kind]  # fmt: skip
 
     settings = {"shards": [0, 1], "batch_size": 4, **settings}
@@ -43,7 +44,7 @@ def test_a_buffer_that_is_filled_again_for_each_item(
         for _ in range(2):
             seen = []
             for batch in read(loader):
-                rows = batch[0] if kind == "tuple" else batch["x"] if kind in ("dict", "ordered") else batch
+                rows = batch[0] if kind == "tuple" else batch["x"] if kind in ("dict", "ordered", "user") else batch
                 seen += rows.reshape(-1, rows.shape[-1])[:, 0].tolist()
             assert sorted(seen) == [n for n in range(10) for _ in range(2)]
 

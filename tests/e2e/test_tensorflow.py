@@ -178,6 +178,14 @@ def test_float8_e5m2_has_eager_tensors_and_tensorflows_own_error_in_a_dataset(tf
         assert next(iter(loader.tensors()))["v"].dtype.name == "float8_e5m2"
 
 
+def test_a_dtype_that_tensorflow_lacks_is_named(tf: Any) -> None:
+    fn = functools.partial(np.ones, (4,), ml_dtypes.float8_e8m0fnu)
+    with lp.Loader(range(8), lambda i: {"v": fn()}, batch_size=2, workers=0) as loader:
+        for view in (loader.as_dataset, loader.tensors):
+            with pytest.raises(lp.LoaderpoolError, match=r"component \['v'\] is float8_e8m0fnu, and TensorFlow"):
+                next(iter(view()))
+
+
 def test_ragged_rows_become_ragged_tensors_in_any_structure(tf: Any, pool: lp.Pool) -> None:
     def fn(index: int) -> Any:
         return {"r": np.arange(index, dtype=np.int32), "deep": (np.ones((index % 3, 2), np.float32), np.int64(index))}

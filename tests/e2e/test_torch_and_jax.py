@@ -171,6 +171,10 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
             strided=lambda i: torch.arange(4)[::2] + i,
             listed=lambda i: [full(i), full(i)],
             bfloat16=lambda i: full(i, dtype=torch.bfloat16),
+            float8=lambda i: torch.arange(6).to(torch.float8_e5m2)[i::3],
+            bfloats=lambda i: [full(i, dtype=torch.bfloat16), full(i, dtype=torch.bfloat16)],
+            one=lambda i: torch.tensor(i).to(torch.float8_e4m3fn),
+            far=lambda i: full(i, dtype=torch.bfloat16, device="meta"),
             conjugate=lambda i: (full(i, dtype=torch.complex64) * 1j).conj(),
             grad=lambda i: full(i, requires_grad=True),
             elsewhere=lambda i: full(i, device="meta"),
@@ -187,7 +191,7 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
         """,
     )
     for name, cure in (
-        ("bfloat16", "BFloat16"),
+        ("far", "meta"),
         ("conjugate", "resolve_conj()"),
         ("grad", "detach()"),
         ("elsewhere", "cpu()"),
@@ -202,6 +206,10 @@ def test_tensors_become_arrays_or_say_why_not(tmp_path: Path) -> None:
         "numbers int64 (2,) 1 1",
         "strided int64 (2, 2) 1 1",
         "listed float32 (2, 2, 2) 1.0 1",
+        "bfloat16 bfloat16 (2, 2) 1 1",
+        "float8 float8_e5m2 (2, 2) 1 1",
+        "bfloats bfloat16 (2, 2, 2) 1 1",
+        "one float8_e4m3fn (2,) 1 1",
         f"workers {BATCHES} fork ['libtorch_cpu']",
     ]
     assert errors == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import ChainMap, OrderedDict, UserDict, defaultdict, namedtuple
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,9 +20,11 @@ NESTED = {"a": (1, Point(2, {"deep": 3})), 7: 4}
 
 
 @pytest.mark.parametrize(
-    "make", [OrderedDict, lambda pairs: defaultdict(list, pairs)], ids=["OrderedDict", "defaultdict"]
+    "make",
+    [OrderedDict, lambda pairs: defaultdict(list, pairs), lambda pairs: UserDict(pairs), lambda p: ChainMap(dict(p))],
+    ids=["OrderedDict", "defaultdict", "UserDict", "ChainMap"],
 )
-def test_dict_subclasses_are_read_as_dicts_and_come_back_plain(make: Any) -> None:
+def test_mappings_are_read_as_dicts_and_come_back_plain(make: Any) -> None:
     value = make([("b", 1), ("a", 2)])
     structure = Structure.of({"b": 0, "a": 0})
     assert Structure.of(value) == structure

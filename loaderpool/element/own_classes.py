@@ -1,0 +1,72 @@
+"""A function's own classes of dict, list and tuple, of which batches can be rebuilt from their items."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from loaderpool.element.structure import Kind, OwnClasses, opened, rebuilt
+from loaderpool.system.interrupts import is_of_a_handler
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type)
+
+
+def own_classes(value: Any) -> OwnClasses | None:
+    """Return the classes to rebuild values like this one with; None if plain dicts and tuples will do."""
+    kind, keys, parts = opened(value)
+    within = {key: own for key, part in zip(keys, parts, strict=True) if (own := own_classes(part)) is not None}
+    is_own = kind in ("dict", "tuple") and type(value) not in (dict, tuple)
+    cls = type(value) if is_own and _can_be_rebuilt(value, kind, keys, parts) else None
+    return None if cls is None and not within else OwnClasses(cls, within)
+
+
+def _can_be_rebuilt(value: Any, kind: Kind, keys: Sequence[Hashable], parts: Sequence[Any]) -> bool:
+    """Whether the class makes an equal value of the items: with all of them, and with no other attributes.
+
+    It is given other arrays: a constructor must take any, and must not look at their values.
+    """
+    arrays = [np.zeros(1) for _ in parts]
+    try:
+        twin = rebuilt(type(value), kind, keys, arrays)
+        its_kind, its_keys, its_parts = opened(twin)
+        if type(twin) is not type(value) or (its_kind, tuple(its_keys)) != (kind, tuple(keys)):
+            return False
+        if any(mine is not its for mine, its in zip(arrays, its_parts, strict=True)):
+            return False
+        counterparts = {id(array): part for array, part in zip(arrays, parts, strict=True)}
+        return _is_alike(_attributes(value), _attributes(twin), counterparts)
+    except Exception as error:
+        if is_of_a_handler(error):
+            raise
+        return False  # its constructor takes something else
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = {
+        name: getattr(value, name)
+        for cls in type(value).__mro__
+        if cls.__module__ not in ("builtins", "collections")
+        for name in _names(vars(cls).get("__slots__", ()))
+        if hasattr(value, name)
+    }
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def _names(slots: Any) -> Sequence[str]:
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _is_alike(mine: Any, its: Any, counterparts: dict[int, Any]) -> bool:
+    """Whether a value of the function is the one of its twin, whose arrays have counterparts by `id`."""
+    if id(its) in counterparts:
+        return mine is counterparts[id(its)]
+    if type(mine) is not type(its):
+        return False
+    if isinstance(mine, dict):
+        return mine.keys() == its.keys() and all(_is_alike(mine[key], its[key], counterparts) for key in mine)
+    if isinstance(mine, (list, tuple)):
+        return len(mine) == len(its) and all(_is_alike(*pair, counterparts) for pair in zip(mine, its, strict=True))
+    return mine is its or (isinstance(mine, _PLAIN) and mine == its)

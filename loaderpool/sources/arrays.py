@@ -1,0 +1,140 @@
+"""Arrays of zarr, tensorstore, xarray, dask, SciPy and other libraries than NumPy, read by row."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.errors import SourceError
+
+# Libraries whose rows are lazy objects of their own, which are read into NumPy arrays.
+_LAZY = ("dask", "tensorstore", "xarray")
+
+
+def is_of(obj: Any, package: str, *names: str) -> bool:
+    """Whether an object is of a class of a package, found without an import; without names, of any of its classes."""
+    homes = ((base.__module__.partition(".")[0], base.__name__) for base in type(obj).__mro__)
+    return any(home == package and (not names or name in names) for home, name in homes)
+
+
+class ArrayRows:
+    """Rows of an array. A row that the library would read later is read now, into a NumPy array."""
+
+    __slots__ = ("_is_lazy", "items")
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+        self._is_lazy = _is_lazy(items)
+
+    def __len__(self) -> int:
+        return int(self.items.shape[0])
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.items[index]
+        return _read(row) if self._is_lazy else row
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArrayRows, (self.items,)
+
+
+class SparseRows:
+    """Rows of a sparse array as dense ones, made without SciPy.
+
+    Args:
+        starts: `int[rows + 1]`, the start of each row in `places` and `values`.
+        places: `int[values]`, the column of each value.
+        values: `dtype[values]`. Values of one place are added.
+        width: Length of a row.
+    """
+
+    __slots__ = ("_arrays", "_width")
+
+    def __init__(
+        self, starts: npt.NDArray[Any], places: npt.NDArray[Any], values: npt.NDArray[Any], width: int
+    ) -> None:
+        self._arrays, self._width = (starts, places, values), width
+
+    def __len__(self) -> int:
+        return len(self._arrays[0]) - 1
+
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+        starts, places, values = self._arrays
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        here = slice(starts[index], starts[index + 1])
+        row = np.zeros(self._width, values.dtype)
+        np.add.at(row, places[here], values[here])
+        return row
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SparseRows, (*self._arrays, self._width)
+
+
+def has_rows(value: Any) -> bool:
+    """Return whether a value is an array with rows: an array of one axis or more, or a sparse one."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    if isinstance(value, type):
+        return False
+    try:
+        axes = len(value.shape)
+    except (AttributeError, TypeError, ValueError):  # ValueError: TensorFlow's, of an unknown number of axes
+        return False
+    return axes > 0 and (hasattr(type(value), "__getitem__") or is_sparse(value))
+
+
+def read_rows(array: Any) -> Any:
+    """Return an array, of which `has_rows` is true, as a sequence of its rows; most are one already.
+
+    Raises:
+        SourceError: its number of rows is unknown, or its rows cannot be read.
+    """
+    if isinstance(array, np.ndarray):
+        return array
+    if is_sparse(array):
+        return _sparse_rows(array)
+    is_lazy = _is_lazy(array)
+    if not is_lazy and _has_length(array):
+        return array
+    if isinstance(array.shape[0], numbers.Integral):
+        return ArrayRows(array)
+    cure = "call source.compute_chunk_sizes() first" if is_lazy else "pass range(n), and index it in fn"
+    raise SourceError(f"source is a {type(array).__name__} of shape {array.shape}, whose length is unknown: {cure}")
+
+
+def _is_lazy(value: Any) -> bool:
+    return any(is_of(value, package) for package in _LAZY)
+
+
+def is_sparse(value: Any) -> bool:
+    return is_of(value, "scipy") and hasattr(value, "tocsr")
+
+
+def _sparse_rows(array: Any) -> Any:
+    if len(array.shape) == 1:
+        return array.toarray()
+    if len(array.shape) > 2:
+        raise SourceError(
+            f"source is a sparse {type(array).__name__} of shape {array.shape}: pass one of two axes, such as "
+            "source.reshape(len, -1), and reshape its rows in fn"
+        )
+    csr = array.tocsr()  # itself, if it is one
+    return SparseRows(csr.indptr, csr.indices, csr.data, int(array.shape[1]))
+
+
+def _has_length(array: Any) -> bool:
+    try:
+        len(array)
+    except TypeError:  # none, or one that is refused
+        return False
+    return True
+
+
+def _read(row: Any) -> Any:
+    if getattr(row, "chunks", None) is not None and hasattr(row, "compute"):
+        # Of dask. Its scheduler would start a thread for each CPU in each worker.
+        row = row.compute(scheduler="synchronous")
+    return np.asarray(row)
