@@ -267,6 +267,7 @@ def test_no_module_is_too_long() -> None:
     assert not {name: count for name, count in tokens.items() if count > MOST_MODULE_TOKENS}
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on, an f-string is many tokens")
 @pytest.mark.parametrize("folder", MOST_TOKENS)
 def test_no_folder_grows_beyond_its_budget(folder: str) -> None:
     tokens = sum(map(tokens_of, (ROOT.parent / folder).rglob("*.py")))

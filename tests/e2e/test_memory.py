@@ -19,7 +19,7 @@ from tests.support.batches import Place, indices_in, supervisor_of
 from tests.support.processes import shared_bytes
 
 BATCHES = 150
-FEW_BYTES = 128 << 10  # of a pool that are about its workers, not about batches
+FEW_BYTES = 192 << 10  # of a pool that are about its workers, not about batches
 
 
 def stamped(index: int) -> Any:
