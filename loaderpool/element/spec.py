@@ -268,13 +268,22 @@ def mismatch(
         varied = [axis for axis, (size, got) in enumerate(pairs) if size is not None and size != got]
         if origin == "length":  # what is shorter is filled up
             varied = [axis for axis in varied if actual_shape[axis] > (expected.shape[axis] or 0)]
-        if varied:
+        if origin == "rows" and _are_channels(expected.shape, actual_shape, varied):
+            reasons += f". Images have {expected.shape[-1]} and {actual_shape[-1]} channels, but all images of a batch "
+            reasons += 'must have the same. Convert them in the function, with image.convert("RGB") for example'
+        elif varied:
             text = _ADVICE["spec" if origin == "ragged" and varied == [0] else origin]
             axes = f"{'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
             ragged = "\n    ragged=True: keep the length of each sample" * (varied == [0])
             reasons += f". {text.format(axes=axes, ragged=ragged)}"
     source = "" if index is None else f" of {item_name(index)}"
     return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{reasons}")
+
+
+def _are_channels(expected: tuple[int | None, ...], actual: tuple[int, ...], varied: list[int]) -> bool:
+    """Return whether samples are images that differ in their channels alone, which come last."""
+    are_images = len(actual) == 3 and varied == [2]
+    return are_images and {expected[2], actual[2]} <= {1, 2, 3, 4} and min(actual[:2]) > 4
 
 
 # ---- padding ----

@@ -49,6 +49,9 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
         if status != 0:
             cure = "In a container, it needs docker run --cap-add SYS_PTRACE"
             raise click.ClickException(f"py-spy exited with status {status}. {cure}")
+        click.echo(
+            "Errors are samples that py-spy could not read, because it does not stop the processes for them.", err=True
+        )
         if not is_over.exists():
             raise click.ClickException(f"{target} failed, as shown above. {path} contains what was recorded before.")
 

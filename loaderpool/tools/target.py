@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 import click
 
+import loaderpool
 from loaderpool.errors import LoaderpoolError, brief, shortened
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
 
+_PACKAGE = os.path.join(os.path.dirname(loaderpool.__file__), "")
 _NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # a package that is installed may be
 
 
@@ -54,7 +56,11 @@ def _users_code(what: str) -> Iterator[None]:
         frame = error.__traceback__
         while frame and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_USERS:
             frame = frame.tb_next
-        text = "".join(traceback.format_exception(type(error), error, frame)).rstrip()
+        told = traceback.TracebackException(type(error), error, frame)
+        if isinstance(error, LoaderpoolError):  # where in our code it was raised helps nobody
+            theirs = [each for each in told.stack if not each.filename.startswith(_PACKAGE)]
+            told.stack = traceback.StackSummary.from_list(theirs)
+        text = "".join(told.format()).rstrip()
         said = shortened(str(error).partition("\n")[0])
         raise click.ClickException(f"{what} raised {type(error).__name__}: {said}\n\n{text}") from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from loaderpool.errors import readable_bytes
 from loaderpool.system import clock
 from loaderpool.tools.commands import SECONDS, output
 from loaderpool.tools.top import find_training, memory_files, read_at, read_pages
@@ -34,7 +35,9 @@ def trace(pid: int | None, seconds: float, path: str) -> None:
         raise click.ClickException(f"process {training['pid']} has ended or closed a loader: {error}.") from None
     write_trace(Path(path), found.text)
     click.echo(f"{training['process']} (pid {training['pid']})")
-    click.echo(f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, {os.stat(path).st_size / 1e6:.1f} MB")
+    click.echo(
+        f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, {readable_bytes(os.stat(path).st_size)}"
+    )
     click.echo(f"Open it in {VIEWER}, which does not upload it.")
 
 

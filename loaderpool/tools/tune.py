@@ -25,6 +25,8 @@ from loaderpool.trainer.loader import Loader
 _WARM_UP_S = 1.0
 _TOLERANCE = 0.05  # rates that differ by less are the same
 _FULL = 0.9  # of the CPUs
+_BUSY = 0.25  # of the CPUs: other programs are named
+_MOST_SPREAD = 0.2  # between two rounds; more, and another try may recommend another setting
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -133,12 +135,23 @@ def choose(measurements: Sequence[Measurement], cpus: int) -> tuple[Measurement,
         more = "--threads" if first.setting.threads < last.setting.threads else "--workers"
         reason = f"it is the largest setting and the fastest ({gain}); try larger numbers with {more}"
     elif best.cpus + best.other_cpus >= _FULL * cpus:
-        reason = f"{end}, because all CPUs are in use ({counted(cpus, 'CPU')})"
+        others = f", {best.other_cpus:.1f} by other programs" if best.other_cpus >= _BUSY * cpus else ""
+        reason = f"{end}, because all CPUs are in use ({counted(cpus, 'CPU')}{others})"
     elif chosen is first and not chosen.setting.workers:
         reason = f"{end}: transferring batches costs as much, or what workers share is the limit"
     else:
         reason = f"{end}, with {best.cpus:.1f} of {counted(cpus, 'CPU')} in use: workers share a disk, network or lock"
     return chosen, reason
+
+
+def is_clear(measurements: Sequence[Measurement], chosen: Measurement) -> bool:
+    """Return whether another try will choose the same setting, as far as the spread of two rounds tells."""
+    best = max(measurements, key=lambda each: each.samples_per_s)
+    if max(best.spread, chosen.spread) <= _MOST_SPREAD:
+        return True
+    smaller = measurements[: measurements.index(chosen)]
+    enough = (1 - _TOLERANCE) * best.samples_per_s * (1 - best.spread)
+    return chosen is best and bool(smaller) and all(each.samples_per_s < enough for each in smaller)
 
 
 def describe_cpus() -> str:
@@ -187,9 +200,14 @@ def tune(target: str, seconds: float, counts: tuple[int, ...], threads: tuple[in
     console.print(f"{target}, batch_size={loader.config.batch_size}", style="bold")
     console.print(_table(measurements, chosen))
     console.print(f"{describe_cpus()}. Rates: the faster round. Spread: how much slower the other was.\n", style="dim")
-    console.print(f"Use {chosen.setting}: {reason}.", style="bold")
-    if any(measurement.spread > 0.2 for measurement in measurements):
-        console.print("Note: the rounds differ. For a more reliable result, stop other programs or increase --seconds.")
+    is_reliable = is_clear(measurements, chosen)
+    if is_reliable:
+        console.print(f"Use {chosen.setting}: {reason}.", style="bold")
+    else:
+        differ = f"the rounds differ by up to {max(each.spread for each in measurements):.0%}"
+        advice = "Stop other programs or increase --seconds, and measure again."
+        console.print(f"Use {chosen.setting} as a first guess only, because {differ}. {advice}", style="bold")
+        console.print(f"By these rates {reason}.")
     if has_cache:
         console.print("Note: measured without the loader's cache, as in the first epoch. Later epochs are faster.")
     if json_to is not None:
@@ -197,7 +215,9 @@ def tune(target: str, seconds: float, counts: tuple[int, ...], threads: tuple[in
             "format": 2,  # raised when a key changes its meaning or goes away
             "command": "tune", "loaderpool": loaderpool.__version__, "target": target,
             "batch_size": loader.config.batch_size, "usable_cpus": cpus, "seconds": seconds,
-            "recommendation": {**vars(chosen.setting), "arguments": str(chosen.setting), "reason": reason},
+            "recommendation": {
+                **vars(chosen.setting), "arguments": str(chosen.setting), "reason": reason, "is_reliable": is_reliable
+            },
             "measurements": [dataclasses.asdict(each) for each in measurements],
         }  # fmt: skip
         Path(json_to).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -80,9 +80,11 @@ def _compare(path: Path, train: list[Item], test: list[Item], rounds: int, epoch
         say(f"{name:14}  {samples:7,}  {rates[name]:9,.0f}  {waits[name]:14.0f} %  {wait_s:5.1f} s")
     ratios, cpus = result.ratios, _count(os.cpu_count() or 1, "CPU")
     ratio = statistics.median(ratios)
-    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {_count(len(ratios), 'pair')} of turns"
+    spread = f"median of {ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} pairs of turns"
+    if len(ratios) == 1:
+        spread = "one pair of turns"
     say(
-        f"{ratio:.2f} times as many samples/s (median; {spread}) with {_count(result.workers, 'worker')}, "
+        f"{ratio:.2f} times as many samples/s ({spread}) with {_count(result.workers, 'worker')}, "
         f"which took {result.start_s:.1f} s to the first step; "
         f"{result.batches_zero_copy} of {result.batches} batches reached TensorFlow without a copy"
     )
@@ -90,7 +92,7 @@ def _compare(path: Path, train: list[Item], test: list[Item], rounds: int, epoch
     say(f"{others}{', which workers lack: a quiet machine gives another ratio' if busy >= _BUSY_CPUS else ''}\n")
     accuracies = _train_to_the_end(train, test, epochs)
     say(f"test accuracy {accuracies[-1]:.3f}")
-    title = f"{ratio:.1f} times as many samples per second\nmedian of {spread}, with the same function and network"
+    title = f"{ratio:.1f} times as many samples per second\n{spread}, with the same function and network"
     caption = (
         f"{_count(result.workers, 'worker')} on {cpus} that also train · batches of {_BATCH_SIZE} with prefetch · "
         f"{others}\nPython {platform.python_version()}, TensorFlow {tf.__version__}, NumPy {np.__version__}, "

@@ -306,6 +306,9 @@ MISMATCHES = [
     (ArraySpec((3,), str), (3,), "f4", ["expected string[3], got float32[3]", "Strings and numbers cannot be mixed"]),
     (ArraySpec((3,), str), (4,), object, ["expected string[3], got string[4]", "pad=True", "ragged=True"]),
     (ArraySpec((3,), "i4"), (4,), "f4", [".astype('int32')", "pad=True"]),
+    (ArraySpec((28, 28, 3), "u1"), (28, 28, 4), "u1", ["Images have 3 and 4 channels", 'image.convert("RGB")']),
+    (ArraySpec((28, 28, 3), "u1"), (28, 30, 4), "u1", ["differ in axes 1 and 2,", "pad=True"]),
+    (ArraySpec((28, 28, 3), "u1"), (28, 28, 30), "u1", ["differ in axis 2,", "pad=True"]),
 ]  # fmt: skip
 
 
@@ -319,6 +322,11 @@ def test_a_mismatch_names_who_what_and_the_way_out(
     assert str(error).startswith(f"component ['image'] of source index 17: expected {wanted}, got ")
     for part in parts:
         assert part in str(error)
+
+
+def test_images_of_other_channels_are_not_to_be_padded() -> None:
+    error = mismatch("", 3, ArraySpec((28, 28, 1), "u1"), (28, 28, 3), np.dtype("u1"), "rows")
+    assert "pad=True" not in str(error)
 
 
 def test_ragged_is_no_advice_where_another_axis_varies() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.tools.tune import Measurement, Setting, bursts_of, choose, default_counts, measure_all
+from loaderpool.tools.tune import Measurement, Setting, bursts_of, choose, default_counts, is_clear, measure_all
 
 
 def measurement(workers: int, rate: float, cpus: float = 1.0, threads: int = 1) -> Measurement:
@@ -36,6 +37,35 @@ def test_the_fewest_workers_within_5_percent_are_recommended(
 ) -> None:
     found, reason = choose([measurement(workers, rate, cpus) for workers, rate in rates.items()], 2)
     assert found.setting.workers == chosen and says in reason
+
+
+def with_spread(workers: int, rate: float, spread: float) -> Measurement:
+    return dataclasses.replace(measurement(workers, rate), spread=spread)
+
+
+@pytest.mark.parametrize(
+    ("rates", "clear"),
+    [
+        ({0: (100, 0.1), 2: (190, 0.1)}, True),
+        ({0: (100, 0.25), 2: (190, 0.25)}, True),  # also by the slower round
+        ({0: (100, 0.25), 2: (120, 0.25)}, False),
+        ({0: (100, 0.25), 2: (99, 0.1)}, False),  # no setting is smaller
+        ({0: (100, 0.0), 2: (190, 0.0), 4: (195, 0.3)}, False),
+    ],
+)
+def test_a_recommendation_is_clear_if_rounds_differ_less_than_settings(
+    rates: dict[int, tuple[float, float]], clear: bool
+) -> None:
+    measured = [with_spread(workers, *how) for workers, how in rates.items()]
+    assert is_clear(measured, choose(measured, 2)[0]) == clear
+
+
+def test_other_programs_are_named_where_they_use_the_cpus() -> None:
+    measured = [
+        dataclasses.replace(measurement(workers, rate, 0.25), other_cpus=1.7)
+        for workers, rate in {0: 100, 2: 190, 4: 192}.items()
+    ]
+    assert "because all CPUs are in use (2 CPUs, 1.7 by other programs)" in choose(measured, 2)[1]
 
 
 def test_fewer_workers_come_before_fewer_threads() -> None:
