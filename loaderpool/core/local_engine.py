@@ -22,7 +22,7 @@ from loaderpool.memory.recorder import DeliveryKind
 from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, is_of_a_handler
-from loaderpool.transport.payload.generators import Registry, roots_of
+from loaderpool.transport.payload.generators import MOST_ENTERED_HERE, Registry, roots_of
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
@@ -67,7 +67,7 @@ class LocalEngine:
         self.takes_out: bool = checked.payload["takes_out"]
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
         self._globals = KeptGlobals()
-        self.generators = generators or Registry(roots_of(checked.payload, checked.stream))
+        self.generators = generators or Registry(roots_of(checked.payload, checked.stream), MOST_ENTERED_HERE)
         payload = {**checked.payload, "cache": cache, "generators": self.generators.pairs}
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         if self._stream is not None:
@@ -151,6 +151,8 @@ class LocalEngine:
         self.work.seed_captured(self.generators.pairs)
         if self._stream is not None:
             self._stream.captured = self.work.calls.captured
+            if self._stream.is_one_shot:
+                return
         self._first_reading = None
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
@@ -172,6 +174,8 @@ class LocalEngine:
         All else is made of the user's own objects when it is asked for. `is_whole`: they are not compared.
         """
         self.work.calls.look_up()
+        if self.generators.look_again(self.work.calls.made):
+            self.reseed()
         glance, self._glance, self._begins = self._glance, None, True
         if is_whole or (glance is not None and glance.changes()):
             self.work.calls.kept.clear()
@@ -184,7 +188,7 @@ class LocalEngine:
         """Do nothing: the objects are the same."""
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics()
+        return EngineStatistics(notes=self.generators.notes())
 
     def end_passes(self) -> None:
         """Close what open passes read; they give no batch any more. Here code of the user's runs."""
