@@ -277,6 +277,21 @@ def test_generators_that_setup_makes_are_seeded() -> None:
     assert len(set(none[0])) == ITEMS
 
 
+@pytest.mark.parametrize("order", [(0, 3), (3, 0, 3)])
+def test_generators_that_setup_puts_into_a_module_are_seeded(module: Any, order: tuple[int, ...]) -> None:
+    def setup() -> None:
+        import module_with_generators  # type: ignore[import-not-found]
+
+        module_with_generators.MADE = np.random.default_rng(0)
+
+    def draw(index: int) -> float:
+        return float(module.MADE.random() + module.RNG.random())
+
+    found = [drawn(lp.Loader(range(ITEMS), draw, batch_size=8, workers=n, setup=setup)) for n in order]
+    assert all(each == found[0] for each in found)
+    assert len(set(found[0][0])) == ITEMS
+
+
 RESUMED = """
     import json
     import numpy as np
@@ -772,6 +787,15 @@ def test_threads_warn_of_a_generator_of_a_module(module: Any) -> None:
         lp.LoaderpoolWarning, match=r"module_with_generators\.RNG is a random number generator.*threads=1"
     ):
         lp.Loader(range(8), function, batch_size=8, workers=1, threads=2).close()
+
+
+def test_a_warning_names_generators_behind_the_third(module: Any) -> None:
+    held = [np.random.default_rng(seed) for seed in range(3)]
+    function = lambda index: held[index % 3].random() + module.RNG.random()  # noqa: E731
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        lp.Loader(range(8), function, batch_size=8, workers=1, threads=2).close()
+    assert "More random number generators: module_with_generators.RNG. With" in str(shown[-1].message)
 
 
 def test_seed_globals_false_warns_of_a_generator() -> None:

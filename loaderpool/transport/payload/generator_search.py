@@ -37,6 +37,7 @@ _NEVER_ENTERED = (
 )  # fmt: skip
 _WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _KEYS = (str, int, bytes)
+_WATCHED = (set, frozenset, collections.deque)  # another thread may not change them while they are iterated over
 _OF_EACH_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__slotnames__"})
 _MEMBERS = ("__wrapped__", "__func__", "fget", "fset", "fdel", "func")  # of properties and wrappers
 _IS_HEAP_TYPE = 1 << 9  # a flag that is not set in most types of C code
@@ -161,7 +162,7 @@ class Search:
     def _items(self, base: Any, value: Any) -> _Parts:
         if base is dict:
             return self._first(list(dict.items(value)))
-        if base in (set, frozenset):
+        if base in _WATCHED:
             return self._first(enumerate(list(base.__iter__(value))))
         return self._first(enumerate(base.__iter__(value)))
 

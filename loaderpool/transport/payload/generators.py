@@ -223,10 +223,13 @@ def arrive(payload: dict[str, Any], travelled: Iterable[Pair], keys: Mapping[str
     pairs = list(travelled)
     search = Search(roots_of(payload), _MOST_ENTERED)
     payload["generators"] = [*pairs, *_untravelled(search, pairs, keys)]
-    payload["keys"] = {path: key for path, key in keys.items() if module_of(path) and path not in search.found}
-    modules = {module_of(path) for path in payload["keys"]}
-    # Code of the payload imports them when it runs.
-    payload["imports"] = [name for name in search.missing if any(f"{each}.".startswith(f"{name}.") for each in modules)]
+    missing = [path for path in keys if module_of(path) and path not in search.found]
+    # Code of the payload imports these modules when it runs.
+    payload["imports"] = imports = [
+        name for name in search.missing if any(f"{module_of(path)}.".startswith(f"{name}.") for path in missing)
+    ]
+    names = tuple(f"{name}." for name in imports)
+    payload["keys"] = {path: keys[path] for path in missing if f"{module_of(path)}.".startswith(names)}
 
 
 def made_by_setup(payload: Mapping[str, Any], known: Iterable[Pair]) -> Iterator[Pair]:

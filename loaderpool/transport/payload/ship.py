@@ -159,5 +159,9 @@ def _unseeded(registry: Registry, config: Any) -> Iterator[str]:
         fix = "use fewer of them"
     else:
         return
-    for name in registry.names()[:_MOST_NAMED]:
+    names = registry.names()
+    for name in names[:_MOST_NAMED]:
         yield f"{name} is a random number generator. {reason} Add a parameter rng to the function and use it, or {fix}"
+    if more := names[_MOST_NAMED : 2 * _MOST_NAMED]:
+        others = ", and others" * (len(names) > 2 * _MOST_NAMED)
+        yield f"More random number generators: {', '.join(more)}{others}. {reason}"
