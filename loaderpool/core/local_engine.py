@@ -23,7 +23,7 @@ from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
 from loaderpool.sources.recognise import check_length, length_of
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, is_of_a_handler
-from loaderpool.transport.payload.generators import Registry, roots_of
+from loaderpool.transport.payload.generators import MOST_ENTERED_HERE, Registry, roots_of
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
@@ -68,7 +68,7 @@ class LocalEngine:
         self.takes_out: bool = checked.payload["takes_out"]
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
         self._globals = KeptGlobals()
-        self.generators = generators or Registry(roots_of(checked.payload, checked.stream))
+        self.generators = generators or Registry(roots_of(checked.payload, checked.stream), MOST_ENTERED_HERE)
         payload = {**checked.payload, "cache": cache, "generators": self.generators.pairs}
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         if self._stream is not None:
@@ -164,6 +164,8 @@ class LocalEngine:
         self.work.seed_captured(self.generators.pairs)
         if self._stream is not None:
             self._stream.captured = self.work.calls.captured
+            if self._stream.is_one_shot:
+                return
         self._first_reading = None
 
     def captured_kept(self) -> contextlib.AbstractContextManager[None]:
@@ -189,6 +191,8 @@ class LocalEngine:
         if self._length is not None and length_of(source) != self._length_seen:
             self._length_seen = length_of(source)
             check_length(source, self._length)
+        if self.generators.look_again(self.work.calls.made):
+            self.reseed()
         glance, self._glance, self._begins = self._glance, None, True
         if is_whole or (glance is not None and glance.changes()):
             self.work.calls.kept.clear()
@@ -211,7 +215,7 @@ class LocalEngine:
         """Do nothing: the objects are the same."""
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics()
+        return EngineStatistics(notes=self.generators.notes())
 
     def end_passes(self) -> None:
         """Close what open passes read; they give no batch any more. Here code of the user's runs."""

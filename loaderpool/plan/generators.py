@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 KEY_BYTES = 16
+_SEED_BYTES = 4  # a saved state is longer for it; two seeds of one generator are hardly ever equal
 # Kinds of streams; 1 and 2 are those of `sample_streams`. Streams of two kinds never meet.
 SAMPLE, BATCH, LANE, PASS = 1, 2, 3, 4
 # Generators of one loader that are seeded. With more, seeding would take longer than most samples.
@@ -67,6 +68,16 @@ def key_of(generator: Any) -> bytes:
     kind = type(generator)
     state = repr((kind.__module__, kind.__qualname__, _adapted(generator).state()))
     return hashlib.blake2b(state.encode(), digest_size=KEY_BYTES).digest()
+
+
+def seed_of(generator: Any) -> str:
+    """Return a hash of the seed with which a generator was made; "": it has none, or does not tell.
+
+    A `random.Random` does not tell, and neither does a generator with a seed as large as those that
+    NumPy draws.
+    """
+    seed = _adapted(generator).seed()
+    return "" if seed is None else hashlib.blake2b(repr(seed).encode(), digest_size=_SEED_BYTES).hexdigest()
 
 
 class CapturedGenerators:
@@ -148,6 +159,10 @@ class _Adapted:
         """Return the state, as plain values that can be compared."""
         raise NotImplementedError
 
+    def seed(self) -> Any:
+        """Return the seed; None: it is not known that the user has given one."""
+        return None
+
     def set_state(self, digest: bytes) -> None:
         """Set the state that 32 random bytes tell."""
         raise NotImplementedError
@@ -192,6 +207,13 @@ class _Bits(_Adapted):
 
     def state(self) -> Any:
         return _plain(self.holder.state)
+
+    def seed(self) -> Any:
+        seeds = getattr(self.holder, "seed_seq", None)
+        entropy = getattr(seeds, "entropy", None)
+        if entropy is None or (isinstance(entropy, int) and entropy >= _LEAST_DRAWN):
+            return None
+        return _plain(entropy), getattr(seeds, "spawn_key", ())
 
     def set_state(self, digest: bytes) -> None:
         bits, number = self.holder, int.from_bytes(digest, "little")
@@ -238,6 +260,11 @@ class _RandomState(_Adapted):
     def state(self) -> Any:
         return _plain(self._generator.get_state(legacy=False))
 
+    def seed(self) -> Any:
+        # Legacy seeding with a seed takes the seed sequence away. Then the state is all that is known.
+        is_legacy = getattr(self._bits.holder, "seed_seq", self) is None
+        return self.state() if is_legacy else self._bits.seed()
+
     def set_state(self, digest: bytes) -> None:
         if self._is_usual:
             self._generator.seed(_words(digest))  # and forgets a Gaussian that it keeps
@@ -282,6 +309,11 @@ class _Torch(_Adapted):
     def state(self) -> Any:
         return self._generator.get_state().numpy().tobytes()
 
+    def seed(self) -> Any:
+        seed = self._generator.initial_seed()
+        is_usual = seed < _LEAST_DRAWN >> 32 or seed == type(self._generator)().initial_seed()
+        return seed if is_usual else None
+
     def set_state(self, digest: bytes) -> None:
         if self._words is None:
             self._generator.manual_seed(int.from_bytes(digest[:8], "little"))
@@ -295,6 +327,7 @@ class _Torch(_Adapted):
         return lambda: set_state(state)
 
 
+_LEAST_DRAWN = 1 << 64  # of the 128 bits that NumPy draws for a generator without a seed; torch draws 64
 _TWISTER_WORDS = 624
 _TWISTER_BYTES = 4 * (_TWISTER_WORDS + 1)
 _PROBE = 5489  # any seed, of which torch and NumPy make the same state

@@ -74,10 +74,12 @@ def find_position(tracker: EpochTracker, batches_taken: int | None) -> Position:
     return tracker.next_log().position(0) if found is None else found
 
 
-def write_state(position: Position, fingerprint: dict[str, Any], plan: Plan, generators: list[str]) -> dict[str, Any]:
+def write_state(
+    position: Position, fingerprint: dict[str, Any], plan: Plan, generators: list[list[str]]
+) -> dict[str, Any]:
     """Return the state of a loader whose consumer stands at this position.
 
-    `generators`: the keys of its random generators.
+    `generators`: the paths and keys of its random generators.
     """
     lanes = position.lanes
     state = {
@@ -134,8 +136,8 @@ def read_state(state: Any, fingerprint: Mapping[str, Any], plan: Plan) -> Positi
     return position
 
 
-def generators_of(state: Mapping[str, Any]) -> list[str]:
-    """Return the keys of random generators in a state that `read_state` has read."""
+def generators_of(state: Mapping[str, Any]) -> list[list[str]]:
+    """Return the paths and keys of random generators in a state that `read_state` has read."""
     return list(state.get("generators", ()))
 
 

@@ -20,7 +20,7 @@ from loaderpool.plan.order import Ticket
 from loaderpool.sources.varying import varying
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.payload.generators import made_by_setup, seeder
+from loaderpool.transport.payload.generators import Pair, made_by_setup, seeder
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import share_memory
 from loaderpool.worker.tickets import MadeRows, Opened, Progress
@@ -60,7 +60,9 @@ class Calls:
         self._get: Callable[[int], Any] = source.__getitem__
         self._batch_fn: Callable[..., Any] | None = payload["batch_fn"]
         names = ["fn", "augment"]
-        self.captured = seeder(payload.get("generators", []), config)  # those that functions and source hold
+        self._known: list[Pair] = payload.get("generators", [])  # those that functions and source hold
+        self.made: list[Pair] = []  # random generators that the hook `setup` has made
+        self.captured = seeder(self._known, config)
         self._cached: CachedFunction | None = None
         if payload["cache"] is not None:
             self._cached = CachedFunction(source, payload["fn"], payload["cache"], cell, self.captured)
@@ -97,12 +99,17 @@ class Calls:
         if self._cached is None:
             self._first = self._get
 
-    def seed_what_setup_made(self) -> None:
+    def seed_captured(self, pairs: list[Pair]) -> None:
+        """Seed these random generators by these keys from now on, and those that the hook `setup` has made."""
+        self._known = pairs
+        self.captured = seeder([*pairs, *self.made], self._config)
+        if self._cached is not None:
+            self._cached.captured = self.captured
+
+    def find_what_setup_made(self) -> None:
         """Add the random generators that the hook `setup` has made to those that are seeded."""
-        known = self._payload.get("generators", [])
-        pairs = [*known, *made_by_setup(self._payload, known)]
-        if len(pairs) > len(known):
-            self.captured = seeder(pairs, self._config)
+        self.made += made_by_setup(self._payload, [*self._known, *self.made])
+        self.seed_captured(self._known)
 
     @property
     def _streams(self) -> SampleStreams:
@@ -423,7 +430,8 @@ class CachedFunction:
 
         self._count = Count
         self._source, self._fn, self._shared = source, fn, shared
-        self._counts, self._watch, self._captured = shared.counts_of(cell), GlobalsWatch(), captured
+        self._counts, self._watch = shared.counts_of(cell), GlobalsWatch()
+        self.captured = captured  # random generators that the function may not draw from
         self.refusal: CacheError | None = None
 
     def __call__(self, index: int) -> Any:
@@ -451,10 +459,10 @@ class CachedFunction:
             self._counts[self._count.NO_ROOM if store is None else self._count.DAMAGED] += 1
         for _ in range(2):  # the first call may have imported what draws on import, or another thread may have drawn
             before = self._watch.look()
-            states = None if self._captured is None else self._captured.states()
+            states = None if self.captured is None else self.captured.states()
             value = self._fn(get(index))
             end_stray()  # a child that the function has forked shall not write
-            if self._captured is not None and self._captured.states() != states:
+            if self.captured is not None and self.captured.states() != states:
                 self._refuse(_DREW.format("a random number generator that it holds", index))
             if self._watch.look() == before:
                 break

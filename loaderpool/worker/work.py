@@ -19,7 +19,7 @@ from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
 from loaderpool.plan.order import Plan, Start, Ticket, kept
 from loaderpool.system import clock
-from loaderpool.transport.payload.generators import seeder
+from loaderpool.transport.payload.generators import Pair, with_imports
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Calls, ThreadCalls
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
@@ -69,7 +69,7 @@ class Work:
         self.config, self.progress, self._catches = config, progress, progress.catches
         self.plan: Plan = payload["plan"]
         self.unit: UnitKind = unit_of(config, payload["batch_fn"])
-        self.setup: Callable[[], Any] | None = payload["setup"]
+        self.setup = with_imports(payload.get("imports", ()), payload["setup"])
         self.check: Callable[[], None] = end_stray
         self.given_spec: ElementSpec | None = payload["given_spec"]
         progress.timeout_s = config.limits.timeout_s or 0.0
@@ -100,15 +100,13 @@ class Work:
         self._block_rows = 1
         self._writes_rows = False
 
-    def seed_captured(self, pairs: list[tuple[Any, bytes]]) -> None:
+    def seed_captured(self, pairs: list[Pair]) -> None:
         """Seed these random generators by these keys from now on."""
-        calls = self.calls
-        calls.captured = seeder(pairs, self.config)
-        calls.kept.clear()
-        if isinstance(self.items, StreamedItems) or self.items is None:
-            return
-        self.items.close()
-        self.items.captured = calls.captured
+        self.calls.seed_captured(pairs)
+        self.calls.kept.clear()
+        if self.items is not None and not isinstance(self.items, StreamedItems):
+            self.items.close()
+            self.items.captured = self.calls.captured
 
     def ensure_setup(self) -> None:
         """Call the user's `setup` hook, once in each process; WorkFailed: it raised."""
@@ -119,7 +117,9 @@ class Work:
             with self.progress.setup():
                 setup()
                 self.check()
-            self.calls.seed_what_setup_made()
+            self.calls.find_what_setup_made()
+            if self.items is not None and not isinstance(self.items, StreamedItems):
+                self.items.captured = self.calls.captured
         except self._catches as error:
             self.setup = setup
             failed = self.progress.failed(error, epoch=0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 import textwrap
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -275,6 +277,21 @@ def test_generators_that_setup_makes_are_seeded() -> None:
     assert len(set(none[0])) == ITEMS
 
 
+@pytest.mark.parametrize("order", [(0, 3), (3, 0, 3)])
+def test_generators_that_setup_puts_into_a_module_are_seeded(module: Any, order: tuple[int, ...]) -> None:
+    def setup() -> None:
+        import module_with_generators  # type: ignore[import-not-found]
+
+        module_with_generators.MADE = np.random.default_rng(0)
+
+    def draw(index: int) -> float:
+        return float(module.MADE.random() + module.RNG.random())
+
+    found = [drawn(lp.Loader(range(ITEMS), draw, batch_size=8, workers=n, setup=setup)) for n in order]
+    assert all(each == found[0] for each in found)
+    assert len(set(found[0][0])) == ITEMS
+
+
 RESUMED = """
     import json
     import numpy as np
@@ -365,12 +382,420 @@ def test_a_stream_goes_on_equal_after_a_resume() -> None:
         assert [batch.tolist() for batch in loader] == rest
 
 
+PACKAGE = {
+    "__init__.py": "",
+    "rngs.py": """
+        import numpy as np
+
+        R = np.random.default_rng()
+        POOL = {name: np.random.default_rng(len(name)) for name in {"crop", "sharpen", "hue", "blur-it"}}
+
+
+        def decorate(function):
+            def inner(index):
+                return function(index) + R.random()
+
+            return inner
+
+
+        @decorate
+        def decorated(index):
+            return 0.0
+
+
+        class Proxy:
+            def __getattr__(self, name):
+                return getattr(R, name)
+
+
+        PROXY = Proxy()
+    """,
+    "data.py": """
+        import package_of_a_user.rngs
+
+
+        class Dataset:
+            def __len__(self):
+                return 64
+
+            def __getitem__(self, index):
+                return package_of_a_user.rngs.R.random()
+
+
+        def imports(index):
+            from package_of_a_user.rngs import R
+
+            return R.random()
+
+
+        def imports_near(index):
+            from .rngs import R
+
+            return R.random()
+
+
+        def imports_module(index):
+            from . import rngs
+
+            return rngs.R.random()
+    """,
+    "functions.py": """
+        def imports(index):
+            import package_of_a_user.rngs
+
+            return package_of_a_user.rngs.R.random()
+    """,
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import importlib
+    import sys
+
+    (tmp_path / "package_of_a_user").mkdir()
+    for name, text in PACKAGE.items():
+        (tmp_path / "package_of_a_user" / name).write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("rngs", "data", "functions"):
+        importlib.import_module(f"package_of_a_user.{name}")
+    yield sys.modules["package_of_a_user"]
+    for name in [name for name in sys.modules if name.startswith("package_of_a_user")]:
+        del sys.modules[name]
+
+
+def by_a_chain(package: Any) -> tuple[Any, ...]:
+    return range(ITEMS), lambda index: package.rngs.R.random()
+
+
+def by_name(package: Any) -> tuple[Any, ...]:
+    rngs = package.rngs
+    return range(ITEMS), lambda index: getattr(rngs, "R").random()  # noqa: B009
+
+
+def by_an_import(package: Any) -> tuple[Any, ...]:
+    def draw(index: int) -> float:
+        from package_of_a_user import rngs  # type: ignore[import-not-found]
+
+        return float(rngs.R.random())
+
+    return range(ITEMS), draw
+
+
+# By name: the source and the function.
+USES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "package.module.generator": by_a_chain,
+    "package.module.function": lambda package: (range(ITEMS), lambda index: package.rngs.decorated(index)),
+    "package.module.dict": lambda package: (range(ITEMS), lambda index: package.rngs.POOL["hue"].random()),
+    "package.module.proxy": lambda package: (range(ITEMS), lambda index: package.rngs.PROXY.random()),
+    "getattr": by_name,
+    "import in a function": by_an_import,
+    "class of a module": lambda package: (package.data.Dataset(),),
+    "import in a function of a module": lambda package: (range(ITEMS), package.data.imports),
+    "relative import": lambda package: (range(ITEMS), package.data.imports_near),
+    "relative import of a module": lambda package: (range(ITEMS), package.data.imports_module),
+    "import that workers have not made": lambda package: (range(ITEMS), package.functions.imports),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_generators_of_packages_are_seeded(package: Any, use: str) -> None:
+    arguments = USES[use](package)
+    none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), 2) for n in (0, 1, 3))
+    assert none == one == three
+    assert len({*none[0], *none[1]}) == 2 * ITEMS
+
+
+# ---- generators that objects make again where they are unpickled ----
+
+
+class Reopened(Noisy):
+    """Drops its generator when it is pickled, as objects with open files do."""
+
+    def __init__(self, seed: int | None) -> None:
+        super().__init__(np.random.default_rng(seed))
+        self.seed = seed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"seed": self.seed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+class Rebuilt(Noisy):
+    """Is pickled as a call of its class."""
+
+    def __init__(self, seed: int | None) -> None:
+        super().__init__(random.Random(seed))
+        self.seed = seed
+
+    def __reduce__(self) -> Any:
+        return Rebuilt, (self.seed,)
+
+
+class OnlyWhenLoaded(Noisy):
+    """Has a generator of its own in workers."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.rng = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("kind", [Reopened, Rebuilt])
+def test_generators_made_on_loading_are_seeded(kind: Any, seed: int | None) -> None:
+    dataset = kind(seed)
+    dataset.rng.random()  # workers' copies have not drawn
+    none, one, three = (drawn(lp.Loader(dataset, batch_size=8, workers=n), 2) for n in (0, 1, 3))
+    assert none == one == three
+    assert len({*none[0], *none[1]}) == 2 * ITEMS
+
+
+def test_generators_made_only_on_loading_are_seeded() -> None:
+    dataset = OnlyWhenLoaded(None)
+    one, three = (drawn(lp.Loader(dataset, batch_size=8, workers=n)) for n in (1, 3))
+    assert one == three
+    assert len(set(one[0])) == ITEMS
+
+
+def test_another_seed_for_a_generator_made_on_loading() -> None:
+    def changed(workers: int) -> list[list[float]]:
+        dataset = Reopened(1)
+        with lp.Loader(dataset, batch_size=8, workers=workers) as loader:
+            first = [float(value) for batch in loader for value in batch]
+            dataset.__init__(2)  # type: ignore[misc]
+            return [first, [float(value) for batch in loader for value in batch]]
+
+    assert changed(0) == changed(2)
+
+
+# ---- generators that are hard to find ----
+
+
+@dataclasses.dataclass
+class Box:
+    x: float
+    y: float
+
+
+@dataclasses.dataclass
+class Record:
+    name: str
+    boxes: list[Box]
+    meta: dict[str, Box]
+
+
+class Sequence:
+    """A transform that calls others."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = list(parts)
+
+    def __call__(self, value: Any) -> Any:
+        for part in self.parts:
+            value = part(value)
+        return value
+
+
+class ManyRecords:
+    """A dataset of many small objects with a transform deep inside."""
+
+    def __init__(self, count: int) -> None:
+        self.records = [Record(str(at), [Box(at, 0) for _ in range(4)], {"all": Box(0, 0)}) for at in range(count)]
+        self.transform = Sequence(Sequence(Transform()))
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> float:
+        return float(self.transform(index))
+
+
+class BehindALongList:
+    """Has its generator as the last item of a list of numbers."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = [*range(2000), np.random.default_rng()]
+
+    def __call__(self, index: int) -> float:
+        return float(self.steps[-1].random())
+
+
+class BoundMethod:
+    """Keeps a method of a generator."""
+
+    def __init__(self) -> None:
+        self.draw = random.Random().random
+
+    def __call__(self, index: int) -> float:
+        return self.draw()
+
+
+def of_a_table() -> Any:
+    frame = pytest.importorskip("pandas").DataFrame({"rng": [np.random.default_rng(), np.random.default_rng()]})
+    return lambda index: float(frame["rng"][index % 2].random())
+
+
+def of_a_proxy() -> Any:
+    table = types.MappingProxyType({"rng": np.random.default_rng()})
+    return lambda index: float(table["rng"].random())
+
+
+HIDDEN: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "900 records": lambda: (ManyRecords(900),),
+    "5,000 records": lambda: (ManyRecords(5000),),
+    "behind a long list": lambda: (range(ITEMS), BehindALongList()),
+    "bound method": lambda: (range(ITEMS), BoundMethod()),
+    "DataFrame": lambda: (range(ITEMS), of_a_table()),
+    "MappingProxyType": lambda: (range(ITEMS), of_a_proxy()),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_hidden_generators_are_seeded(case: str) -> None:
+    arguments = HIDDEN[case]()
+    none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), 2) for n in (0, 1, 3))
+    assert none == one == three
+    assert len({*none[0], *none[1]}) == 2 * ITEMS
+
+
+def begun_and_rest(loader: lp.Loader) -> tuple[Any, list[float]]:
+    """Return the state after three batches, and the values behind them."""
+    with loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        state = batches.state_dict()
+        return state, [float(value) for batch in batches for value in batch]
+
+
+def resumed(loader: lp.Loader, state: Any) -> list[float]:
+    with loader:
+        loader.load_state_dict(state)
+        return [float(value) for batch in loader for value in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("case", HIDDEN)
+def test_hidden_generators_go_on_after_a_resume(case: str, workers: int) -> None:
+    state, rest = begun_and_rest(lp.Loader(*HIDDEN[case](), batch_size=8, workers=workers))
+    assert resumed(lp.Loader(*HIDDEN[case](), batch_size=8, workers=workers), state) == rest
+
+
+# ---- generators that are replaced ----
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState, random.Random])
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_a_replaced_generator_draws_its_own_numbers(workers: int, make: Any, when: str) -> None:
+    dataset = Noisy(make(5))
+    with lp.Loader(dataset, batch_size=8, workers=workers) as loader:
+        list(loader)
+        dataset.rng = make(9)
+        batches = iter(loader)
+        next(batches)
+        state = batches.state_dict()
+        rest = [float(value) for batch in batches for value in batch]
+    dataset = Noisy(make(9 if when == "before" else 5))
+    with lp.Loader(dataset, batch_size=8, workers=workers) as loader:
+        if when == "between":
+            dataset.rng = make(9)
+        loader.load_state_dict(state)
+        if when == "after":
+            dataset.rng = make(9)
+        assert [float(value) for batch in loader for value in batch] == rest
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState])
+def test_a_seed_changed_at_a_resume_counts(workers: int, make: Any) -> None:
+    def second_epoch(state: Any = None) -> Any:
+        dataset = Noisy(make(5 if state is None else 9))
+        with lp.Loader(dataset, batch_size=8, workers=workers) as loader:
+            if state is None:
+                list(loader)
+                state = loader.state_dict()
+                dataset.rng = make(9)
+            else:
+                loader.load_state_dict(state)
+            return state, [float(value) for batch in loader for value in batch]
+
+    state, whole = second_epoch()
+    assert second_epoch(state)[1] == whole
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_holds_the_generators_in_use(workers: int) -> None:
+    dataset = Noisy(np.random.default_rng(0))
+    with lp.Loader(dataset, batch_size=32, workers=workers) as loader:
+        first = len(str(loader.state_dict()))
+        for epoch in range(10):
+            list(loader)
+            dataset.rng = np.random.default_rng(epoch)
+        assert len(str(loader.state_dict())) < first + 20
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_that_is_new_in_an_epoch_is_seeded(workers: int) -> None:
+    dataset = Noisy(np.random.default_rng(0))
+    with lp.Loader(dataset, batch_size=8, workers=workers) as loader:
+        list(loader)
+        dataset.rng = np.random.default_rng(1)
+        once = [float(value) for batch in loader for value in batch]
+        assert lp.replay(loader, epoch=1, index=11) == once[11]
+        assert dataset.rng.random() == np.random.default_rng(1).random()
+    assert len(set(once)) == ITEMS
+
+
+@pytest.mark.parametrize("when", ["before the first batch", "after a pass"])
+def test_generators_of_setup_go_on_after_a_resume(when: str) -> None:
+    kept = np.random.default_rng()
+    made: dict[str, Any] = {}
+
+    def setup() -> None:
+        made["rng"] = np.random.default_rng()
+
+    def draw(index: int) -> float:
+        return float(made["rng"].random() + kept.random())
+
+    def make(workers: int) -> lp.Loader:
+        made.clear()
+        return lp.Loader(range(ITEMS), draw, batch_size=8, workers=workers, setup=setup)
+
+    state, rest = begun_and_rest(make(2))
+    loader = make(0)
+    if when == "after a pass":
+        list(loader)
+    assert resumed(loader, state) == rest
+
+
 # ---- what cannot be seeded ----
 
 
 def test_threads_warn_of_a_generator() -> None:
     with pytest.warns(lp.LoaderpoolWarning, match="attribute .rng of Noisy is a random number generator.*threads=1"):
         lp.Loader(Noisy(np.random.default_rng(0)), batch_size=8, workers=1, threads=2).close()
+
+
+def test_threads_warn_of_a_generator_of_a_module(module: Any) -> None:
+    function = lambda index: module.RNG.random()  # noqa: E731
+    with pytest.warns(
+        lp.LoaderpoolWarning, match=r"module_with_generators\.RNG is a random number generator.*threads=1"
+    ):
+        lp.Loader(range(8), function, batch_size=8, workers=1, threads=2).close()
+
+
+def test_a_warning_names_generators_behind_the_third(module: Any) -> None:
+    held = [np.random.default_rng(seed) for seed in range(3)]
+    function = lambda index: held[index % 3].random() + module.RNG.random()  # noqa: E731
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        lp.Loader(range(8), function, batch_size=8, workers=1, threads=2).close()
+    assert "More random number generators: module_with_generators.RNG. With" in str(shown[-1].message)
 
 
 def test_seed_globals_false_warns_of_a_generator() -> None:

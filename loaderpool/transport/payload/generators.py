@@ -1,108 +1,187 @@
-"""Random generators that a loader's functions and objects hold: where they are, and under which key each is seeded.
+"""Random generators that a loader's functions and objects hold: under which key each is seeded.
 
-The pickler meets those that travel. Those of modules that workers import are found by a walk, here
-and where the modules are imported. With `workers=0` the walk finds all of them.
+The pickler meets those that travel. Those of modules that workers import, and those that objects make
+again when they are unpickled, are found by a search, here and where the payload is loaded. With
+`workers=0` the search finds all of them.
 
-Runs in: the main process (`Registry`), the processes that load a payload (`arrived`).
+Runs in: the main process (`Registry`), the processes that load a payload (`arrive`).
 """
 
 from __future__ import annotations
 
-import collections
 import functools
-import itertools
-import operator
-import sys
+import hashlib
+import importlib
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from loaderpool.config import LoaderConfig
 from loaderpool.plan.generators import (
+    KEY_BYTES,
     MOST_GENERATORS,
     CapturedGenerators,
     is_generator,
-    is_generator_kind,
     key_of,
     number_of_global,
+    seed_of,
 )
+from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.process import is_library
-from loaderpool.system.walk import CODE, CONTAINERS, attributes_of, is_found_by_name
+from loaderpool.transport.payload.generator_search import Search, module_of
 
-# Objects that are looked into. With more, making a loader takes longer. With fewer, generators deep
-# inside an object are not found with `workers=0`, or in modules.
-_MOST_ENTERED = 5_000
-# Items of a container that are looked into. A longer one is data, whose items are of a kind.
-_MOST_ITEMS = 1_000
-_PLAIN = frozenset({
-    str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType,
-    type(NotImplemented), type(...), types.BuiltinFunctionType, np.dtype,
-})  # fmt: skip
+# Values that a search looks into where a pickler meets the generators that travel. More: making a loader takes
+# longer. Fewer: of large payloads, generators that objects make again are not found.
+_MOST_ENTERED = 20_000
+# The same with `workers=0`. More: a second and more for each loader. Fewer: payloads are not searched to their end.
+MOST_ENTERED_HERE = 1_000_000
+# The same when an epoch begins, and items of each list. More: it takes longer than 1 or 2 ms.
+_MOST_AGAIN, _MOST_ITEMS_AGAIN = 1_000, 50
 
-Home = tuple[str, str]  # a module, and the dotted name of one of its variables
+Pair = tuple[Any, bytes]  # a generator and its key
 
 
-class ModuleGenerators(NamedTuple):
-    """The generators under a variable of a module, which travel by name."""
+class Travelling(NamedTuple):
+    """The generators of one pickle."""
 
-    home: Home
-    keys: list[bytes]
+    pairs: list[Pair]  # those in it, with their keys
+    others: dict[str, bytes]  # keys of generators that do not travel, by their paths
+    keys: tuple[bytes, ...]  # of all that may be others in the next epoch
 
 
 class Registry:
     """The generators of one loader, each with the key that it had when it was first seen.
 
-    Runs in: the main process. A key stays, whatever is drawn from the generator later.
+    Runs in: the main process. A key stays as long as its generator is used, whatever is drawn from it.
 
     Args:
         roots: the functions, the source and the hook, by name.
+        most_entered: values that are looked into.
     """
 
-    def __init__(self, roots: Mapping[str, Any]) -> None:
+    def __init__(self, roots: Mapping[str, Any], most_entered: int = _MOST_ENTERED) -> None:
         self._roots = roots
-        self._known: dict[int, tuple[Any, bytes]] = {}  # by id; holds the generators, not their owners
-        self._in_modules = list[tuple[Home, list[Any]]]()
-        for home, generators in find_all(roots.values()):
-            self.look_up(generators)
-            if home is not None and generators:
-                self._in_modules.append((home, generators))
-        self.of_modules = [ModuleGenerators(home, self.look_up(generators)) for home, generators in self._in_modules]
+        self._known: dict[int, Pair] = {}  # by id; holds the generators, not their owners
+        self._own: dict[int, tuple[bytes, str]] = {}  # by id: the keys before a saved state was loaded, and the seeds
+        self._travelled: dict[frozenset[str], list[Any]] = {}  # by the parts of the payload beside them
+        self._most_entered = most_entered
+        self._found: dict[str, Any] = {}  # by their paths
+        self._search()
 
-    def look_up(self, generators: Iterable[Any]) -> list[bytes]:
-        """Return the generators' keys. One that was not seen before gets the key of its present state."""
-        keys = list[bytes]()
+    def _search(self) -> None:
+        search = Search(self._roots, self._most_entered)
+        self._found, self._entered, self.is_complete = search.found, search.entered, search.is_complete
+        self._look_up(self._found.values())
+        self._forget()
+
+    def _search_again(self) -> None:
+        if self._entered <= _MOST_AGAIN:
+            self._search()
+            return
+        found = Search(self._roots, _MOST_AGAIN, _MOST_ITEMS_AGAIN).found
+        self._look_up(found.values())
+        self._found.update(found)
+        self._forget()
+
+    def _look_up(self, generators: Iterable[Any]) -> None:
+        """Give generators that were not seen before the keys of their present states."""
         for generator in generators:
             if id(generator) not in self._known:
-                self._known[id(generator)] = generator, key_of(generator)
-            keys.append(self._known[id(generator)][1])
-        return keys
+                self._add(generator, key_of(generator))
+
+    def _add(self, generator: Any, key: bytes) -> None:
+        self._known[id(generator)] = generator, key
+        self._own[id(generator)] = key, seed_of(generator)
+
+    def _forget(self) -> None:
+        """Forget generators that are not used any more."""
+        used = [*self._found.values(), *(each for several in self._travelled.values() for each in several)]
+        self._known = {id(generator): self._known[id(generator)] for generator in used}
+        self._own = {number: self._own[number] for number in self._known}
+
+    def look_again(self, made: Iterable[Pair] = ()) -> bool:
+        """Search for generators that are new since the last time; return whether any has come or gone.
+
+        Args:
+            made: those that the hook `setup` has made in this process.
+        """
+        before = self.pairs
+        for generator, key in made:
+            self._add(generator, key)
+        self._search_again()
+        return [*map(id, before)] != [*map(id, self.pairs)]
+
+    def travel(self, names: frozenset[str], generators: list[Any]) -> Travelling:
+        """Note the generators in a pickle.
+
+        Args:
+            names: of the parts of the payload that are in it, the same in each epoch.
+            generators: in the order in which the pickler has met them.
+        """
+        before = {id(generator): generator for generator in self._travelled.get(names, ())}
+        is_first = names not in self._travelled
+        self._travelled[names] = generators
+        self._look_up(generators)
+        now = set(map(id, generators))
+        gone = before.keys() - now
+        self._found = {path: each for path, each in self._found.items() if id(each) not in gone}
+        if not is_first and (now != before.keys() or self._made_on_loading()):
+            self._search_again()
+        pairs = [self._known[id(generator)] for generator in generators]
+        others = {path: self._known[id(generator)][1] for path, generator in self._found.items()}
+        # Beside the items of a stream, the functions travel in another pickle.
+        made = [path for path in self._made_on_loading() if "fn" in names or path.partition("/")[0] in names]
+        keys = *(key for _, key in pairs), *(others[path] for path in sorted(made))
+        return Travelling(pairs, others if made or any(map(module_of, self._untravelled())) else {}, keys)
+
+    def _untravelled(self) -> list[str]:
+        travelled = {id(each) for several in self._travelled.values() for each in several}
+        return [path for path, generator in self._found.items() if id(generator) not in travelled]
+
+    def _made_on_loading(self) -> list[str]:
+        return [path for path in self._untravelled() if not module_of(path)]
 
     @property
-    def pairs(self) -> list[tuple[Any, bytes]]:
+    def pairs(self) -> list[Pair]:
         """The generators of this process with their keys."""
         return list(self._known.values())
 
-    def adopt(self, saved: Sequence[str]) -> bool:
+    def adopt(self, saved: Sequence[Sequence[str]]) -> bool:
         """Take over the keys of a saved state; return whether that changed any.
 
-        A generator without a seed has another state in each process. With the keys of the first one,
-        a training that is resumed draws the same numbers.
+        A generator without a seed has another state in each process. With the key of the first one, a
+        training that is resumed draws the same numbers. A generator with another seed keeps its own
+        key, and so does one whose own key is in the saved state.
         """
-        before = self.saved()
-        keys = [*map(bytes.fromhex, saved), *[key for _, key in self.pairs][len(saved) :]]
-        for (generator, _), key in zip(self.pairs, keys, strict=False):
-            self._known[id(generator)] = generator, key
-        self.of_modules = [ModuleGenerators(home, self.look_up(generators)) for home, generators in self._in_modules]
-        return self.saved() != before
+        known = {path: (bytes.fromhex(key), seed) for path, key, seed in saved}
+        keys = {key for key, _ in known.values()}
+        before = self.pairs
+        for path, generator in [*self._named()]:
+            own, seed = self._own[id(generator)]
+            key, seed_then = known.get(path, (own, seed))
+            self._known[id(generator)] = generator, own if own in keys or seed != seed_then else key
+        return self.pairs != before
 
-    def saved(self) -> list[str]:
-        """Return the keys as a saved state has them."""
-        return [key.hex() for _, key in self.pairs]
+    def saved(self) -> list[list[str]]:
+        """Return paths, keys and seeds as a saved state has them."""
+        return [
+            [path, self._known[id(generator)][1].hex(), self._own[id(generator)][1]]
+            for path, generator in self._named()
+        ]
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        """Yield each generator once, with its path or, if the search did not come to it, its number."""
+        paths = {id(generator): path for path, generator in reversed(self._found.items())}
+        for number, (generator, _) in enumerate(self.pairs):
+            yield paths.get(id(generator), f"#{number}"), generator
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note if the search has ended early."""
+        note = f"random generators are seeded if they are among the first {self._most_entered:,} objects"
+        return () if self.is_complete else (f"{note} of the function and the source",)
 
     def names(self) -> list[str]:
         """Return the names of generators, as far as a walk comes to them: for a warning."""
@@ -113,141 +192,13 @@ class Registry:
             return not (is_code and is_library(str(value.__module__)))
 
         names = dict[int, str]()
-        for found in walk(self._roots, enters, most_entered=_MOST_ENTERED):
+        for found in walk(self._roots, enters, most_entered=_MOST_AGAIN):
             if is_generator(found.value) and number_of_global(found.value) is None:
                 names.setdefault(id(found.value), " → ".join(found.path))
+        for path, generator in self._found.items():
+            if module_of(path):  # a walk enters no module
+                names.setdefault(id(generator), path.replace(":", ".", 1).replace("/", "."))
         return list(names.values())
-
-
-def find_all(roots: Iterable[Any]) -> Iterator[tuple[Home | None, list[Any]]]:
-    """Yield the generators that values hold, with None; then those of each variable of a module that they use."""
-    generators, homes = find_generators(roots)
-    yield None, generators
-    waiting, seen = collections.deque(homes.items()), set(homes)
-    while waiting and len(seen) < _MOST_ENTERED:
-        home, value = waiting.popleft()
-        generators, homes = find_generators([value])
-        yield home, generators
-        waiting.extend((each, value) for each, value in homes.items() if each not in seen)
-        seen |= homes.keys()
-
-
-def find_generators(roots: Iterable[Any]) -> tuple[list[Any], dict[Home, Any]]:
-    """Return the generators that values hold, nearest first; and variables of modules that they use.
-
-    Functions and classes are looked into if they are the user's, other objects always. The variables
-    of functions and classes that travel by name are not looked into: they come with their names.
-    """
-    generators, homes = list[Any](), dict[Home, Any]()
-    entered: dict[int, Any] = {}  # holds them, so that no id comes twice
-    are_generators: dict[type, bool] = {}
-    waiting = collections.deque(roots)
-    while waiting and len(entered) < _MOST_ENTERED:
-        value = waiting.popleft()
-        kind = type(value)
-        if kind in _PLAIN or id(value) in entered:
-            continue
-        entered[id(value)] = value
-        if kind not in are_generators:
-            are_generators[kind] = is_generator_kind(kind)
-        if are_generators[kind]:
-            if is_generator(value) and number_of_global(value) is None:
-                generators.append(value)
-            continue
-        waiting.extend(_parts(value, kind, homes))
-    return generators, homes
-
-
-def _parts(value: Any, kind: type, homes: dict[Home, Any]) -> Iterator[Any]:
-    """Yield what a value holds; note variables of modules instead of yielding them."""
-    if issubclass(kind, types.FunctionType):
-        yield from _parts_of_function(value, homes)
-    elif issubclass(kind, type):
-        if is_library(str(value.__module__)):
-            return
-        members = {name: each for name, each in vars(value).items() if name not in _OF_EACH_CLASS}
-        if is_found_by_name(value):
-            code = {name for name, each in members.items() if issubclass(type(each), CODE)}
-            data = {f"{value.__qualname__}.{name}": members.pop(name) for name in members.keys() - code}
-            _note(homes, value.__module__, data)
-        yield from members.values()
-        yield from value.__bases__
-    elif issubclass(kind, types.ModuleType):
-        return  # only what code uses of it (`_parts_of_function`)
-    elif issubclass(kind, types.MethodType):
-        yield value.__self__
-        yield value.__func__
-    elif issubclass(kind, functools.partial):
-        yield value.func
-        yield from value.args
-        yield from value.keywords.values()
-    elif issubclass(kind, CODE):
-        yield from (getattr(value, name, None) for name in ("__wrapped__", "__func__", "fget", "func", "__self__"))
-    elif issubclass(kind, dict):
-        yield from _items(dict.values(value))
-        if kind is not dict:
-            yield from _of_object(value, kind)
-    elif issubclass(kind, np.ndarray):
-        if value.dtype == object:
-            yield from _items(value.flat)
-    else:
-        for base in CONTAINERS:
-            if issubclass(kind, base):
-                yield from _items(base.__iter__(value))
-        if kind not in CONTAINERS:
-            yield from _of_object(value, kind)
-
-
-def _items(items: Iterable[Any]) -> Iterator[Any]:
-    return (item for item in list(itertools.islice(items, _MOST_ITEMS)) if type(item) not in _PLAIN)
-
-
-def _of_object(value: Any, kind: type) -> Iterator[Any]:
-    yield from (each for _, each in attributes_of(value))
-    yield kind
-
-
-_OF_EACH_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__slotnames__"})
-
-
-def _parts_of_function(function: types.FunctionType, homes: dict[Home, Any]) -> Iterator[Any]:
-    if is_library(str(function.__module__)):
-        return
-    names = set(_names(function.__code__))
-    used = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
-    captured = list(_captured(function))
-    for module in [*captured, *used.values()]:
-        if type(module) is types.ModuleType and not is_library(module.__name__):  # `augment.rng.random()`
-            _note(homes, module.__name__, {name: vars(module)[name] for name in names & vars(module).keys()})
-    yield from captured
-    if is_found_by_name(function):
-        _note(homes, function.__module__, used)
-    else:
-        yield from used.values()
-
-
-def _captured(function: types.FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not set yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from vars(function).values()
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
-def _note(homes: dict[Home, Any], module: str, variables: Mapping[str, Any]) -> None:
-    for name, value in variables.items():
-        if type(value) not in _PLAIN and type(value) is not types.ModuleType:
-            homes.setdefault((module, name), value)
 
 
 def roots_of(payload: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
@@ -255,37 +206,64 @@ def roots_of(payload: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
     source = payload["source"] if stream is None else stream.items
     parts = getattr(source, "payload_parts", None)  # of generators
     roots = {"source": source} if parts is None else parts
-    return {name: payload[name] for name in ("fn", "augment", "batch_fn", "setup")} | roots
+    return {name: payload.get(name) for name in ("fn", "augment", "batch_fn", "setup")} | roots
 
 
 # ---- where a payload is loaded ----
 
 
-def arrived(travelled: Iterable[tuple[Any, bytes]], of_modules: Iterable[ModuleGenerators]) -> list[tuple[Any, bytes]]:
-    """Return the generators of a payload with their keys: those in its pickle, and those of modules here."""
-    pairs = list(travelled)
-    for (module, name), keys in of_modules:
-        try:
-            value = operator.attrgetter(name)(sys.modules[module])
-        except (KeyError, AttributeError):  # it is not imported here: its functions travelled by value
-            continue
-        found, _ = find_generators([value])
-        pairs += zip(found, keys, strict=False)
-    return pairs
+def arrive(payload: dict[str, Any], travelled: Iterable[Pair], keys: Mapping[str, bytes]) -> None:
+    """Put the generators of a payload, and how others of it are found, into it.
 
-
-def made_by_setup(payload: Mapping[str, Any], known: Iterable[tuple[Any, bytes]]) -> Iterator[tuple[Any, bytes]]:
-    """Yield the generators that the hook `setup` has made, with keys by their order.
-
-    Their states say nothing: each process makes its own.
+    Args:
+        payload: as it was unpickled.
+        travelled: the generators in its pickle with their keys.
+        keys: those of other generators that the main process has found, by their paths.
     """
-    found = [each for _, generators in find_all(roots_of(payload).values()) for each in generators]
+    pairs = list(travelled)
+    search = Search(roots_of(payload), _MOST_ENTERED)
+    payload["generators"] = [*pairs, *_untravelled(search, pairs, keys)]
+    missing = [path for path in keys if module_of(path) and path not in search.found]
+    # Code of the payload imports these modules when it runs.
+    payload["imports"] = imports = [
+        name for name in search.missing if any(f"{module_of(path)}.".startswith(f"{name}.") for path in missing)
+    ]
+    names = tuple(f"{name}." for name in imports)
+    payload["keys"] = {path: keys[path] for path in missing if f"{module_of(path)}.".startswith(names)}
+
+
+def made_by_setup(payload: Mapping[str, Any], known: Iterable[Pair]) -> Iterator[Pair]:
+    """Yield the generators that are not known yet, because the hook `setup` has made them in this process."""
+    return _untravelled(Search(roots_of(payload), _MOST_ENTERED), known, payload.get("keys", {}))
+
+
+def _untravelled(search: Search, known: Iterable[Pair], keys: Mapping[str, bytes]) -> Iterator[Pair]:
+    """Yield the generators that were made in this process.
+
+    Their states tell nothing, for each process makes its own. So each has the key that the main process
+    gave to the one of its path, or a key that follows from the path.
+    """
     seen = {id(generator) for generator, _ in known}
-    for number, generator in enumerate(each for each in found if id(each) not in seen):
-        yield generator, f"setup {number}".encode()
+    for path, generator in search.found.items():
+        if id(generator) not in seen:
+            seen.add(id(generator))
+            yield generator, keys.get(path) or hashlib.blake2b(path.encode(), digest_size=KEY_BYTES).digest()
 
 
-def seeder(pairs: list[tuple[Any, bytes]], config: LoaderConfig) -> CapturedGenerators | None:
+def with_imports(modules: Sequence[str], setup: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    """Return a hook that first imports modules whose generators are to be seeded."""
+    return functools.partial(_set_up, modules, setup) if modules else setup
+
+
+def _set_up(modules: Sequence[str], setup: Callable[[], Any] | None) -> None:
+    for name in modules:
+        with FailuresIgnored():  # the function will meet it, if it comes to its import
+            importlib.import_module(name)
+    if setup is not None:
+        setup()
+
+
+def seeder(pairs: list[Pair], config: LoaderConfig) -> CapturedGenerators | None:
     """Return what seeds generators for each sample; None: there are none, or too many, or threads share them."""
     is_wanted = config.seed_globals is not False and config.threads == 1
     if not pairs or not is_wanted or len(pairs) > MOST_GENERATORS:

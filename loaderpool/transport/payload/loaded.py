@@ -76,14 +76,14 @@ class Payloads:
         """
         pickled, buffers, cache, files, generators = self.read(loader, offset, nbytes)
         travelled: list[tuple[Any, bytes]] = []
-        of_modules: list[Any] = []
+        others: dict[str, bytes] = {}
         if generators:
-            travelled, of_modules = receive(generators, own=loader)
+            travelled, others = receive(generators, own=loader)
         payload: dict[str, Any] = receive(pickled, buffers, [generator for generator, _ in travelled], loader)
         if generators:
-            from loaderpool.transport.payload.generators import arrived  # most loaders have none
+            from loaderpool.transport.payload.generators import arrive  # most loaders have none
 
-            payload["generators"] = arrived(travelled, of_modules)
+            arrive(payload, travelled, others)
         if payload.get("needs_numpy_random"):
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if cache is not None:

@@ -221,6 +221,7 @@ class PayloadPickler(CodePickler):
 
     Attributes:
         generators: those that travel by number. Their states are not in the pickle.
+        makes_on_loading: code of a class runs when its instances are unpickled. It may make other generators.
     """
 
     def __init__(
@@ -233,6 +234,7 @@ class PayloadPickler(CodePickler):
     ) -> None:
         super().__init__(file, buffer_callback=buffer_callback)
         self.generators = list[Any]()
+        self.makes_on_loading = False
         self._numbers_generators = numbers_generators
         self._are_generators: dict[type, bool] = {}  # by kind
         self._frameworks, self.imports = frameworks, imports or FrameworkImports(frameworks)
@@ -280,6 +282,7 @@ class PayloadPickler(CodePickler):
             return self._reduce_generator(obj)
         if kind not in self._marks:
             self._marks[kind] = in_memory.marks_of(kind)
+            self.makes_on_loading |= _runs_code_on_loading(kind)
         if (marks := self._marks[kind]) is not None:
             in_memory.refuse(obj, marks)
         if kind is np.memmap:
@@ -354,6 +357,17 @@ class PayloadPickler(CodePickler):
     def _names_framework(self, hint: Any) -> bool:
         parts = getattr(hint, "__args__", None) or ()
         return framework_of(home_of(hint)) in self._frameworks or any(map(self._names_framework, parts))
+
+
+# Methods that decide how an object is unpickled, and packages whose objects make no generators then.
+_LOADING = ("__setstate__", "__reduce__", "__reduce_ex__")
+_MAKES_NONE = sys.stdlib_module_names | {"loaderpool", "numpy", "pandas", "torch"}
+
+
+def _runs_code_on_loading(kind: type) -> bool:
+    if str(kind.__module__).partition(".")[0] in _MAKES_NONE:
+        return False
+    return any(type(getattr(kind, name, None)) is types.FunctionType for name in _LOADING)
 
 
 def is_multiprocessing(kind: type) -> bool:

@@ -16,7 +16,7 @@ from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableEr
 from loaderpool.plan.generators import MOST_GENERATORS
 from loaderpool.sources.tables import Columns
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.payload.generators import Registry
+from loaderpool.transport.payload.generators import Pair, Registry
 from loaderpool.transport.payload.large_data import CALLED, large_data
 from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
@@ -39,8 +39,8 @@ class Shipment(NamedTuple):
     packed_items: int = 0  # items of the source that are packed (`packing`), in buffers, too
     warnings: tuple[Warning, ...] = ()  # for large lists and dicts, and generators of random numbers, that are copied
     without: frozenset[str] = frozenset()  # frameworks: code of modules that import one is in the pickle by value
-    generators: bytes = b""  # a pickle of the random generators with their keys, and of those in modules; empty: none
-    keys: tuple[bytes, ...] = ()  # of these generators
+    generators: bytes = b""  # a pickle of the random generators with their keys, and of others; empty: none
+    keys: tuple[bytes, ...] = ()  # of all generators that may be others in the next version
     imports: FrameworkImports | None = None  # what was found out about modules
     modules: frozenset[str] = frozenset()  # whose functions and classes are in the pickle by name
 
@@ -126,23 +126,21 @@ def _shipment(
             parts = named_parts(payload)
             large = large_data(parts, sources, pickler.is_by_value)
             told = tuple(map(LargeDataWarning, large))
-        generators = b"" if registry is None else _pickled_generators(pickler.generators, registry, frameworks)
-        keys: tuple[bytes, ...] = ()
+        generators, keys = b"", tuple[bytes, ...]()
         if registry is not None:
-            keys = tuple(registry.look_up(pickler.generators))
+            pairs, others, keys = registry.travel(frozenset(payload), pickler.generators)
+            if pairs or others or pickler.makes_on_loading:
+                generators = _pickled_generators(pairs, others, frameworks)
             if like is None:
                 told += tuple(map(LoaderpoolWarning, _unseeded(registry, payload["config"])))
         made = file.getvalue(), tuple(buffers), packed, told, frameworks, generators, keys
         return Shipment(*made, pickler.imports, frozenset(pickler.homes))
 
 
-def _pickled_generators(generators: list[Any], registry: Registry, frameworks: frozenset[str]) -> bytes:
-    """Return a pickle of random generators with their keys, and of the keys of those in modules."""
-    pairs = list(zip(generators, registry.look_up(generators), strict=True))
-    if not pairs and not registry.of_modules:
-        return b""
+def _pickled_generators(pairs: list[Pair], others: dict[str, bytes], frameworks: frozenset[str]) -> bytes:
+    """Return a pickle of random generators with their keys, and of the keys of others by their paths."""
     with io.BytesIO() as file:
-        PayloadPickler(file, lambda buffer: True, frameworks).dump((pairs, registry.of_modules))
+        PayloadPickler(file, lambda buffer: True, frameworks).dump((pairs, others))
         return file.getvalue()
 
 
@@ -161,5 +159,9 @@ def _unseeded(registry: Registry, config: Any) -> Iterator[str]:
         fix = "use fewer of them"
     else:
         return
-    for name in registry.names()[:_MOST_NAMED]:
+    names = registry.names()
+    for name in names[:_MOST_NAMED]:
         yield f"{name} is a random number generator. {reason} Add a parameter rng to the function and use it, or {fix}"
+    if more := names[_MOST_NAMED : 2 * _MOST_NAMED]:
+        others = ", and others" * (len(names) > 2 * _MOST_NAMED)
+        yield f"More random number generators: {', '.join(more)}{others}. {reason}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderpool.plan.generators import BATCH, LANE, PASS, SAMPLE, CapturedGenerators, key_of
+from loaderpool.plan.generators import BATCH, LANE, PASS, SAMPLE, CapturedGenerators, key_of, seed_of
 
 
 def torch_generator(seed: int) -> Any:
@@ -134,6 +134,27 @@ def test_a_generator_and_its_bit_generator_are_one() -> None:
     generator = np.random.default_rng(1)
     captured = CapturedGenerators([(generator, b"a"), (generator.bit_generator, b"b")], 0)
     assert len(captured) == 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "random.Random"])
+def test_a_generator_tells_its_seed(kind: str) -> None:
+    one, same, other = (KINDS[kind][0](seed) for seed in (3, 3, 4))
+    assert seed_of(one) == seed_of(same) != seed_of(other)
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "MT19937", "torch.Generator"])
+def test_the_seed_does_not_depend_on_draws(kind: str) -> None:
+    make, draw = KINDS[kind]
+    generator = make(3)
+    draw(generator)
+    assert seed_of(generator) == seed_of(make(3)) != ""
+
+
+@pytest.mark.parametrize(
+    "make", [np.random.default_rng, np.random.RandomState, np.random.MT19937, random.Random, lambda: random.Random(3)]
+)
+def test_other_generators_do_not(make: Any) -> None:
+    assert not seed_of(make())
 
 
 WORDS = 16

@@ -1,0 +1,334 @@
+"""Find random generators in what functions and objects hold, and in the user's modules that code uses.
+
+Each generator has a path: the names of attributes, items and variables that lead to it from an
+argument ("source/items/rng") or from a variable of a module ("project.augment:RNG"). It is the same
+in each process that has the payload, so it connects the generators of two processes that do not
+travel. Nothing of the user's is called.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dis
+import functools
+import gc
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from loaderpool.plan.generators import is_generator, is_generator_kind, number_of_global
+from loaderpool.system.process import is_library
+from loaderpool.system.walk import CONTAINERS, LruCacheWrapper, attributes_of
+
+_ITEMS_PER_ENTERED = 5  # most are numbers and text, which are not entered
+_PLAIN = frozenset({
+    str, bytes, bytearray, int, float, complex, bool, type(None), range, slice, types.CodeType,
+    type(NotImplemented), type(...), np.dtype,
+})  # fmt: skip
+# They lead to all that runs, or to whole libraries.
+_NEVER_ENTERED = (
+    types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType,
+    types.TracebackType,
+)  # fmt: skip
+_WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
+_KEYS = (str, int, bytes)
+_WATCHED = (set, frozenset, collections.deque)  # another thread may not change them while they are iterated over
+_OF_EACH_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__slotnames__"})
+_MEMBERS = ("__wrapped__", "__func__", "fget", "fset", "fdel", "func")  # of properties and wrappers
+_IS_HEAP_TYPE = 1 << 9  # a flag that is not set in most types of C code
+_POINTER_BYTES = 8
+
+_Path = tuple[Any, Any]  # the path of what holds the value, and the value's name in it
+_Parts = Iterable[tuple[Any, Any]]  # names and values
+
+
+class Search:
+    """One search, made when this is constructed.
+
+    Functions and classes are searched if they are the user's, other objects always. Each variable of a
+    module is searched on its own, so that its generators have the same paths whatever else holds them.
+
+    Attributes:
+        found: the generators by their paths, nearest first.
+        entered: number of values that were looked into.
+        is_complete: the search ended before it came to the limit.
+        missing: modules that functions import when they run, and that are not imported yet.
+
+    Args:
+        roots: the functions, the source and the hook, by name.
+        most_entered: values that are looked into at most.
+        most_items: items of a container that are looked at; None: in proportion to `most_entered`.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], most_entered: int, most_items: int | None = None) -> None:
+        self.found: dict[str, Any] = {}
+        self.missing: dict[str, None] = {}
+        self.entered, self._most = 0, most_entered
+        self._most_items = most_items or most_entered * _ITEMS_PER_ENTERED
+        self._readers: dict[type, Callable[[Any], _Parts] | None] = {}
+        self._are_libraries: dict[str, bool] = {}
+        self._homes = collections.deque[tuple[str, Any]]()
+        self._seen: dict[tuple[str, int], Any] = {}  # homes; holds them, so that no id comes twice
+        self._search((None, name, value) for name, value in roots.items())
+        while self._homes and self.entered < most_entered:
+            path, value = self._homes.popleft()
+            if issubclass(type(value), (type, types.FunctionType)):
+                of_code = self._of_class if issubclass(type(value), type) else self._of_function
+                self._search((path, name, part) for name, part in of_code(value))
+            else:
+                self._search([(None, path, value)])
+        self.is_complete = self.entered < most_entered
+
+    def _search(self, roots: Iterable[tuple[Any, Any, Any]]) -> None:
+        """Search breadth first. Args: the path of what holds a value, the value's name in it, the value."""
+        waiting = collections.deque(roots)
+        entered: dict[int, Any] = {}
+        while waiting and self.entered < self._most:
+            holder, name, value = waiting.popleft()
+            kind = type(value)
+            if kind in _PLAIN or id(value) in entered:
+                continue
+            entered[id(value)] = value
+            self.entered += 1
+            try:
+                read = self._readers[kind]
+            except KeyError:
+                read = self._readers[kind] = self._reader_of(kind)
+            path = holder, name
+            if read is None:
+                if is_generator_kind(kind) and is_generator(value) and number_of_global(value) is None:
+                    self._add(path, value)
+            elif len(waiting) < 2 * self._most:
+                for name, part in read(value):
+                    if type(part) not in _PLAIN:
+                        waiting.append((path, name, part))
+
+    def _add(self, path: _Path, generator: Any) -> None:
+        names: list[str] = []
+        at: Any = path
+        while isinstance(at, tuple):
+            # Other keys may be of the user's classes, whose code is not called.
+            names.append(str(at[1]) if type(at[1]) in _KEYS else type(at[1]).__name__)
+            at = at[0]
+        if at is not None:
+            names.append(at)
+        text = full = "/".join(reversed(names))
+        for number in itertools.count(2):
+            if full not in self.found:
+                break
+            full = f"{text}#{number}"
+        self.found[full] = generator
+
+    # ---- one kind of value each ----
+
+    def _reader_of(self, kind: type) -> Callable[[Any], _Parts] | None:
+        """Return a function that yields what a value of this kind holds; None: it is not looked into."""
+        if is_generator_kind(kind) or issubclass(kind, _NEVER_ENTERED):
+            return None
+        if issubclass(kind, (type, types.FunctionType)):
+            return self._note_code
+        if issubclass(kind, np.ndarray):
+            return lambda array: self._first(enumerate(array.flat)) if array.dtype == object else ()
+        if issubclass(kind, _WRAPPERS):
+            return lambda value: ((name, getattr(value, name, None)) for name in _MEMBERS)
+        if kind in (dict, *CONTAINERS):
+            return functools.partial(self._items, kind)
+        return self._reader_of_objects(kind)
+
+    def _reader_of_objects(self, kind: type) -> Callable[[Any], _Parts]:
+        container = next((base for base in (dict, *CONTAINERS) if issubclass(kind, base)), None)
+        is_of_c = container is None and _is_of_c(kind)
+        attributes = _reader_of_attributes(kind)
+        self._note_code(kind)
+        if container is None and not is_of_c:
+            return attributes
+
+        def read(value: Any) -> Iterator[tuple[Any, Any]]:
+            if container is not None:
+                yield from self._items(container, value)
+            yield from attributes(value)
+            if is_of_c:  # what C code keeps has no names
+                yield from enumerate(gc.get_referents(value))
+            elif issubclass(kind, collections.defaultdict):
+                yield "default_factory", value.default_factory
+
+        return read
+
+    def _items(self, base: Any, value: Any) -> _Parts:
+        if base is dict:
+            return self._first(list(dict.items(value)))
+        if base in _WATCHED:
+            return self._first(enumerate(list(base.__iter__(value))))
+        return self._first(enumerate(base.__iter__(value)))
+
+    def _first(self, items: Iterable[tuple[Any, Any]]) -> _Parts:
+        return itertools.islice(items, self._most_items)
+
+    # ---- code, and the modules that it uses ----
+
+    def _note_code(self, code: Any) -> _Parts:
+        """Have a function or class of the user's searched later, on its own."""
+        if not self._is_library(code.__module__):
+            self._note(f"{code.__module__}:{code.__qualname__}", code)
+        return ()
+
+    def _note(self, path: str, value: Any) -> None:
+        if type(value) in _PLAIN or issubclass(type(value), types.ModuleType):
+            return
+        if issubclass(type(value), (type, types.FunctionType)):
+            if self._is_library(value.__module__):
+                return
+            path = f"{value.__module__}:{value.__qualname__}"
+        if (path, id(value)) not in self._seen:
+            self._seen[path, id(value)] = value
+            self._homes.append((path, value))
+
+    def _is_library(self, module: Any) -> bool:
+        name = str(module)
+        if name not in self._are_libraries:
+            self._are_libraries[name] = is_library(name)
+        return self._are_libraries[name]
+
+    def _of_class(self, cls: type) -> Iterator[tuple[Any, Any]]:
+        for name, member in list(vars(cls).items()):
+            if name not in _OF_EACH_CLASS:
+                yield name, member
+        yield from enumerate((*cls.__bases__, type(cls)))
+
+    def _of_function(self, function: types.FunctionType) -> Iterator[tuple[Any, Any]]:
+        code, variables = function.__code__, function.__globals__
+        captured = dict(_captured(function))
+        yield from captured.items()
+        module = variables.get("__name__")
+        if self._is_library(module):  # `functools.wraps` gives it the user's `__module__`
+            return
+        names, texts = list[str](), list[str]()
+        _collect_names(code, names, texts)
+        used = {name: variables[name] for name in dict.fromkeys(names) if name in variables}
+        for name, value in used.items():
+            self._note(f"{module}:{name}", value)
+        modules = [each for each in (*captured.values(), *used.values()) if issubclass(type(each), types.ModuleType)]
+        for name in _imported_by(code, str(variables.get("__package__") or "")):
+            imported = sys.modules.get(name)
+            if imported is None:
+                self.missing[name] = None
+            elif issubclass(type(imported), types.ModuleType):
+                modules.append(imported)
+        if modules:
+            self._note_variables(modules, dict.fromkeys((*names, *texts)))
+
+    def _note_variables(self, modules: list[types.ModuleType], names: Iterable[str]) -> None:
+        """Have variables of the user's modules, and of modules that these lead to, searched later."""
+        seen = set[int]()
+        while modules:
+            module = modules.pop()
+            variables = object.__getattribute__(module, "__dict__")  # getattr makes a lazy module load
+            home = variables.get("__name__")
+            if id(module) in seen or self._is_library(home):
+                continue
+            seen.add(id(module))
+            for name in names:
+                value = variables.get(name)
+                if issubclass(type(value), types.ModuleType):
+                    modules.append(value)
+                else:
+                    self._note(f"{home}:{name}", value)
+
+
+def module_of(path: str) -> str:
+    """Return the module in which a path begins; "": it begins with an argument."""
+    module, colon, _ = path.partition("/")[0].partition(":")
+    return module if colon else ""
+
+
+def _is_of_c(kind: type) -> bool:
+    """Return whether C code may keep objects in instances."""
+    if any(not base.__flags__ & _IS_HEAP_TYPE for base in kind.__mro__ if base is not object):
+        return True
+    slots = sum(
+        type(member) is types.MemberDescriptorType
+        for cls in kind.__mro__
+        if "__slots__" in vars(cls)
+        for member in vars(cls).values()
+    )
+    # Python code adds slots, and a pointer each for `__dict__` and weak references.
+    return kind.__basicsize__ > object.__basicsize__ + _POINTER_BYTES * (slots + 2)
+
+
+def _reader_of_attributes(kind: type) -> Callable[[Any], _Parts]:
+    """Return a function like `attributes_of` that has looked up once what the class tells."""
+    slots = [
+        (name, member.__get__)
+        for cls in kind.__mro__
+        if "__slots__" in vars(cls)
+        for name, member in vars(cls).items()
+        if type(member) is types.MemberDescriptorType
+    ]
+    attributes = next((vars(cls)["__dict__"] for cls in kind.__mro__ if "__dict__" in vars(cls)), None)
+    if attributes is not None and type(attributes) is not types.GetSetDescriptorType:
+        return attributes_of
+    of_dict = None if attributes is None else attributes.__get__
+    if of_dict is not None and not slots:
+        return lambda value: list(of_dict(value).items())
+
+    def read(value: Any) -> Iterator[tuple[Any, Any]]:
+        if of_dict is not None:
+            yield from list(of_dict(value).items())
+        for name, get in slots:
+            with contextlib.suppress(AttributeError):  # never set
+                yield name, get(value)
+
+    return read
+
+
+def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code, defaults = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    yield from ((f".{name}", value) for name, value in vars(function).items())
+
+
+def _collect_names(code: types.CodeType, names: list[str], texts: list[str]) -> None:
+    """Collect the names that code uses, and texts in it that may be names, as for `getattr`."""
+    names += code.co_names
+    for constant in code.co_consts:
+        if type(constant) is str and constant.isidentifier():
+            texts.append(constant)
+        elif isinstance(constant, types.CodeType):
+            _collect_names(constant, names, texts)
+
+
+def _imported_by(code: types.CodeType, package: str) -> Iterator[str]:
+    """Yield the names of modules that a function imports when it runs; some may be names of variables."""
+    for level, name, members in _imports_in(code):
+        base = ".".join(package.split(".")[: -(level - 1) or None]) if level else ""
+        full = ".".join(filter(None, (base, name)))
+        yield from (full, full.partition(".")[0], *(f"{full}.{member}" for member in members))
+
+
+_IMPORT = dis.opmap["IMPORT_NAME"]
+
+
+def _imports_in(code: types.CodeType) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Yield the level, the module and the names of each import in a function and in those inside it."""
+    if _IMPORT in code.co_code[::2]:
+        loaded: list[Any] = [0, None]
+        for each in dis.get_instructions(code):
+            if each.opname == "IMPORT_NAME":
+                level, names = loaded[-2:]
+                yield (level if type(level) is int else 0), str(each.argval), (names or ())
+            elif each.opname.startswith("LOAD_"):
+                loaded.append(each.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _imports_in(constant)
