@@ -219,11 +219,12 @@ class PoolEngine:
         is_glance = not (is_whole or is_cheap)
         if is_glance and not glance.changes():
             return
-        changes, advice = dict[str, str](), ""
+        changes, advice, difference = dict[str, str](), "", None
         try:
             shipped = self._ship_again()
             self._can_travel = True
-            if not self._are_changed(shipped, is_whole):
+            difference = self._difference(shipped, is_whole)
+            if difference is None:
                 if is_glance:  # or it would show the same each time
                     glance.renew()
                 return
@@ -248,7 +249,8 @@ class PoolEngine:
             return
         self.is_outdated = False
         self._changes += 1
-        self._latest_change = next((f" ({name}: {what})" for name, what in changes.items()), "")
+        named = [f"{name}: {what}" for name, what in changes.items()] or filter(None, [difference])
+        self._latest_change = next((f" ({each})" for each in named), "")
         if is_glance and self._pickled_bytes > _COMPARED_BYTES:
             glance.warn(changes, *_sent_again(self._pickled_bytes))
 
@@ -261,24 +263,27 @@ class PoolEngine:
         changes = self._glance.changes()
         if changes and self._is_stable and self._size <= _COMPARED_BYTES and not self.is_closed:
             with contextlib.suppress(UnpicklableError):
-                changes = changes if self._are_changed(self._ship_again(), is_whole=True) else {}
+                changes = {} if self._difference(self._ship_again(), is_whole=True) is None else changes
         self._glance.warn(changes, "These values changed after the workers got them; replay uses the new ones")
 
-    def _are_changed(self, shipped: _Shipments, is_whole: bool) -> bool:
-        """Return whether objects that were pickled again differ from those of the workers."""
+    def _difference(self, shipped: _Shipments, is_whole: bool) -> str | None:
+        """Return the name of what differs in objects that were pickled again from the workers'; None: nothing does."""
         for_workers, for_reader = shipped
-        feeds = self.feeds
-        is_read_same = not isinstance(for_reader, Shipment) or (feeds is not None and feeds.means(for_reader))
-        if not self.is_outdated and is_read_same and self.version.sent.means(for_workers):
-            return False
-        if not is_whole and self._is_stable:
+        found = self.version.sent.difference(for_workers)
+        if found is None and isinstance(for_reader, Shipment):
+            found = "" if self.feeds is None else self.feeds.difference(for_reader)
+        if self.is_outdated:
+            found = found or ""
+        if found is None or is_whole:
+            return found
+        if self._is_stable:
             again = self._ship_again()
             self._is_stable = all(
                 means_the_same(one.pickled, other.pickled)
                 for one, other in zip(shipped, again, strict=True)
                 if isinstance(one, Shipment) and isinstance(other, Shipment)
             )
-        return is_whole or self._is_stable or bool(self._glance.changes())
+        return found if self._is_stable or self._glance.changes() else None
 
     def _ship_again(self) -> _Shipments:
         """Pickle all that travels once more. Another thread may be changing it: then it is tried again."""
@@ -334,7 +339,7 @@ class PoolEngine:
         from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
 
         before = self.feeds
-        if before is not None and (isinstance(for_reader, str) or before.means(for_reader)):
+        if before is not None and (isinstance(for_reader, str) or before.difference(for_reader) is None):
             if self._why_no_item() is not None:
                 before.begin_again()
             return

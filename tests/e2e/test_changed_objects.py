@@ -6,6 +6,7 @@ import functools
 import json
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,8 +186,30 @@ class Unstable(Staged):
         return {**vars(self), "pickled_ns": time.time_ns()}
 
 
+class Computing(Staged):
+    """It has something of each kind to compute."""
+
+    @functools.cached_property
+    def table(self) -> Any:
+        return np.arange(100)
+
+    @functools.cached_property
+    def large(self) -> Any:
+        return np.arange(20_000)
+
+    @functools.cached_property
+    def parts(self) -> Any:
+        return Path("a"), np.random.default_rng(3), {1: Staged()}, lambda item: item
+
+
 def compute(dataset: Staged) -> None:
     assert dataset.sorted_stages
+
+
+def compute_all(dataset: Computing) -> None:
+    assert dataset.table is not None
+    assert dataset.large is not None
+    assert dataset.parts is not None
 
 
 def rename(dataset: Any) -> None:
@@ -195,8 +218,14 @@ def rename(dataset: Any) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "between"),
-    [(Staged, lambda dataset: None), (Staged, compute), (Staged, rename), (Unstable, lambda dataset: None)],
-    ids=["nothing", "a cached property", "an equal string", "an unstable pickle"],
+    [
+        (Staged, lambda dataset: None),
+        (Staged, compute),
+        (Computing, compute_all),
+        (Staged, rename),
+        (Unstable, lambda dataset: None),
+    ],
+    ids=["nothing", "a cached property", "cached properties", "an equal string", "an unstable pickle"],
 )
 def test_epochs_without_a_change_discard_nothing(
     tmp_path: Path, kind: type[Staged], between: Callable[[Staged], object]
@@ -217,6 +246,28 @@ def test_statistics_say_which_epochs_began_with_changed_objects() -> None:
             assert shown(loader) == [dataset.stage]
         assert any(note.startswith("2 epochs began with changed objects") for note in loader.statistics().notes)
         assert any("source.stage: was 1, is 2" in note for note in loader.statistics().notes)
+
+
+def test_what_a_cached_property_keeps_is_left_out_beside_a_real_change() -> None:
+    first, second = Computing(large_too=np.zeros(20_000)), np.zeros(20_000)
+    with lp.Loader(range(32), lambda i: first[i] + second[i] + first.large_too[i], batch_size=8, workers=1) as loader:
+        assert shown(loader) == [0]
+        compute_all(first)
+        assert shown(loader) == [0]
+        second[:] = 1
+        assert shown(loader) == [1]
+        first.stage = 1
+        assert shown(loader) == [2]
+        first.large_too[:] = 1
+        assert shown(loader) == [3]
+    # Large objects are compared at a glance.
+    first = Computing(names=[f"{number:030}" for number in range(50_000)])
+    with lp.Loader(first, batch_size=8, workers=1) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert shown(loader) == [0]
+        compute_all(first)
+        assert shown(loader) == [0]
+        assert not any("changed objects" in note for note in loader.statistics().notes)
 
 
 # ---- which epoch sees what

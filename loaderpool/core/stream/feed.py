@@ -329,9 +329,9 @@ class StreamFeeds:
             own = self.pool.arena, (sent.offset, sent.nbytes), files, Surroundings.of_now(self.pool.modules)
             self._make_reader = functools.partial(ReaderProcess, *own)
 
-    def means(self, shipment: Shipment) -> bool:
-        """Return whether a shipment has the stream that readers are sent."""
-        return self.sent is not None and self.sent.means(shipment)
+    def difference(self, shipment: Shipment) -> str | None:
+        """Return the name of what differs in a shipment from the stream that readers are sent; None: nothing does."""
+        return "" if self.sent is None else self.sent.difference(shipment)
 
     def retire(self) -> None:
         """Read no more passes: the stream has changed. Those that are under way go on."""

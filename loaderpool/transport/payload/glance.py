@@ -23,7 +23,14 @@ from cloudpickle import cloudpickle as internals
 
 from loaderpool.errors import brief, warn
 from loaderpool.system.process import is_installed
-from loaderpool.system.walk import CONTAINERS, LruCacheWrapper, attributes_of, is_found_by_name, is_users
+from loaderpool.system.walk import (
+    CONTAINERS,
+    LruCacheWrapper,
+    attributes_of,
+    cached_properties,
+    is_found_by_name,
+    is_users,
+)
 from loaderpool.transport.payload.large_data import CALLED
 from loaderpool.transport.payload.pickler import FrameworkImports
 
@@ -338,6 +345,7 @@ def _reader_of_object(kind: type) -> _Read:
     is_container, travels = issubclass(kind, (dict, *CONTAINERS)), not is_found_by_name(kind)
     if kind in (dict, *CONTAINERS):
         return functools.partial(_of_items, kind)
+    computed = cached_properties(kind)
     has_slots = any("__slots__" in vars(cls) for cls in kind.__mro__)
 
     def read(value: Any) -> dict[Any, Any]:
@@ -348,6 +356,8 @@ def _reader_of_object(kind: type) -> _Read:
             with contextlib.suppress(AttributeError):  # it has none
                 attributes = object.__getattribute__(value, "__dict__")
                 held.update(attributes if len(attributes) <= _MOST_ATTRIBUTES else {})
+        for name in computed:
+            held.pop(name, None)
         if travels:
             held["__class__"] = kind
         return held

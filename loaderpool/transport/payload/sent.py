@@ -17,7 +17,7 @@ from loaderpool.memory.layout import aligned
 from loaderpool.system.inheritance import bequeath
 from loaderpool.system.interrupts import checkpoint
 from loaderpool.transport.payload.ship import Shipment
-from loaderpool.transport.payload.structure import means_the_same
+from loaderpool.transport.payload.structure import compare, name_of_array
 from loaderpool.transport.pickling import send
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class Sent:
     ) -> None:
         self._arena, self.placement = arena, placement or Placement()
         self._keys, self._known = shipment.keys, hash(shipment.pickled)
+        self._pairs = tuple(tuple((at, at) for at in range(len(each))) for each in (shipment.buffers, shipment.keys))
         self._extents: list[Extent] = []
         self._copies: list[CopiedArrays] = []
         self.homes: list[tuple[CopiedArrays | DataFile, int, int]] = []
@@ -218,16 +219,20 @@ class Sent:
 
         return home.is_equal(address_of(buffer), nbytes, offset)
 
-    def means(self, shipment: Shipment) -> bool:
-        """Return whether a shipment of the same payload means the same."""
-        if shipment.keys != self._keys or len(shipment.buffers) != len(self.homes):
-            return False
+    def difference(self, shipment: Shipment) -> str | None:
+        """Return the name of what differs in a shipment of the same payload; None: it means the same."""
         if hash(shipment.pickled) != self._known:
             start, nbytes = self._pickled
-            if not means_the_same(self._arena.map[start : start + nbytes], shipment.pickled):
-                return False
+            found = compare(self._arena.map[start : start + nbytes], shipment.pickled)
+            if found.difference is not None:
+                return found.difference
+            self._pairs = tuple(found.arrays), tuple(found.generators)
             self._known = hash(shipment.pickled)  # which the next one will likely have, too
-        return all(self.holds(number, buffer) for number, buffer in enumerate(shipment.buffers))
+        arrays, generators = self._pairs
+        if any(self._keys[before] != shipment.keys[now] for before, now in generators):
+            return ""
+        changed = (now for before, now in arrays if not self.holds(before, shipment.buffers[now]))
+        return next((name_of_array(shipment.pickled, number) for number in changed), None)
 
     def give_back(self) -> None:
         """Give back all memory, and close the files."""
