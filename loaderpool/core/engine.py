@@ -31,7 +31,7 @@ from loaderpool.transport.payload.generators import Registry, roots_of, seeder
 from loaderpool.transport.payload.glance import Glance
 from loaderpool.transport.payload.module_versions import note_modules, version_warnings
 from loaderpool.transport.payload.ship import Shipment, ship
-from loaderpool.transport.payload.structure import means_the_same
+from loaderpool.transport.payload.structure import Difference, means_the_same
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ _LOCK_TIMEOUT_S = 1.0
 # Larger: an epoch's start takes longer than some 10 ms. Smaller: of more objects only a glance is taken.
 _COMPARED_BYTES = 1_000_000
 _MOST_TRIES = 3
+# Epochs that begin with what library objects keep of their last call, before that is taken for no change of the user's.
+_MOST_KEPT_CHANGES = 2
 # What workers and the reader of a stream are sent; in place of the latter why there is none, or None: no stream.
 _Shipments = tuple[Shipment, Shipment | str | None]
 
@@ -97,7 +99,8 @@ class PoolEngine:
         self._can_travel = True  # they could be pickled when that was last tried
         self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
         self._changes = 0  # epochs that began with changed objects
-        self._latest_change = ""
+        self._latest_change = self._ignored = ""
+        self._kept_changes = 0  # of these, for what objects of libraries keep of their last call
         roots = roots_of(checked.payload, checked.stream)
         with InterruptsAllowed():
             self.generators = Registry(roots)
@@ -224,7 +227,7 @@ class PoolEngine:
             shipped = self._ship_again()
             self._can_travel = True
             difference = self._difference(shipped, is_whole)
-            if difference is None:
+            if difference is None or self._is_ignored(difference):
                 if is_glance:  # or it would show the same each time
                     glance.renew()
                 return
@@ -249,7 +252,7 @@ class PoolEngine:
             return
         self.is_outdated = False
         self._changes += 1
-        named = [f"{name}: {what}" for name, what in changes.items()] or filter(None, [difference])
+        named = [f"{name}: {what}" for name, what in changes.items()] or filter(None, [difference and difference.name])
         self._latest_change = next((f" ({each})" for each in named), "")
         if is_glance and self._pickled_bytes > _COMPARED_BYTES:
             glance.warn(changes, *_sent_again(self._pickled_bytes))
@@ -263,17 +266,17 @@ class PoolEngine:
         changes = self._glance.changes()
         if changes and self._is_stable and self._size <= _COMPARED_BYTES and not self.is_closed:
             with contextlib.suppress(UnpicklableError):
-                changes = {} if self._difference(self._ship_again(), is_whole=True) is None else changes
+                changes = changes if self._differs(self._ship_again()) else {}
         self._glance.warn(changes, "These values changed after the workers got them; replay uses the new ones")
 
-    def _difference(self, shipped: _Shipments, is_whole: bool) -> str | None:
-        """Return the name of what differs in objects that were pickled again from the workers'; None: nothing does."""
+    def _difference(self, shipped: _Shipments, is_whole: bool) -> Difference | None:
+        """Return what differs in objects that were pickled again from the workers'; None: nothing does."""
         for_workers, for_reader = shipped
         found = self.version.sent.difference(for_workers)
-        if found is None and isinstance(for_reader, Shipment):
-            found = "" if self.feeds is None else self.feeds.difference(for_reader)
+        if (found is None or found.is_kept) and isinstance(for_reader, Shipment):
+            found = Difference("") if self.feeds is None else self.feeds.difference(for_reader) or found
         if self.is_outdated:
-            found = found or ""
+            return found or Difference("")
         if found is None or is_whole:
             return found
         if self._is_stable:
@@ -284,6 +287,21 @@ class PoolEngine:
                 if isinstance(one, Shipment) and isinstance(other, Shipment)
             )
         return found if self._is_stable or self._glance.changes() else None
+
+    def _differs(self, shipped: _Shipments) -> bool:
+        """Return whether there is a difference that is not of an object's last call."""
+        found = self._difference(shipped, is_whole=True)
+        return found is not None and not found.is_kept
+
+    def _is_ignored(self, difference: Difference) -> bool:
+        """Return whether a difference is no change of the user's, as far as the epochs before have shown."""
+        if self.is_outdated or not difference.is_kept:
+            return False
+        if self.cache is None and self._kept_changes < _MOST_KEPT_CHANGES:
+            self._kept_changes += 1
+            return False
+        self._ignored, self._glance.counts_kept = difference.name, False
+        return True
 
     def _ship_again(self) -> _Shipments:
         """Pickle all that travels once more. Another thread may be changing it: then it is tried again."""
@@ -402,6 +420,10 @@ class PoolEngine:
         if self._changes:
             times = counted(self._changes, "epoch")
             notes.append(f"{times} began with changed objects, for which workers start again{self._latest_change}")
+        if self._ignored:
+            notes.append(
+                f"{self._ignored} is not sent again: its object assigns it in each call. To send it: replace()"
+            )
         return tuple(notes)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 import loaderpool as lp
 from tests.support.batches import kill_supervisor, kill_worker
 from tests.support.child import run_child
+from tests.support.libraries import make_library
 from tests.support.processes import shared_bytes
 
 # Each way: what is made first, the loader's arguments, and the change before epoch n. `value()` is what a sample shows.
@@ -268,6 +269,80 @@ def test_what_a_cached_property_keeps_is_left_out_beside_a_real_change() -> None
         compute_all(first)
         assert shown(loader) == [0]
         assert not any("changed objects" in note for note in loader.statistics().notes)
+
+
+# ---- what libraries keep of their last call
+
+
+TRANSFORM = """
+    import time
+
+    class Transform:
+        def __init__(self, p=1):
+            self.p, self.params = p, {}
+
+        def __call__(self, value):
+            self.params = {"drawn": time.monotonic_ns(), "shape": [value]}
+            return value + self.p
+"""
+
+
+class Transformed(Staged):
+    def __init__(self, transform: Any, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.transforms = [transform]
+
+    def __getitem__(self, index: int) -> Any:
+        return np.int64(self.transforms[0](super().__getitem__(index)))
+
+
+def test_what_a_library_keeps_of_its_last_call_is_soon_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = make_library(tmp_path, monkeypatch, TRANSFORM)
+    dataset = Transformed(library.Transform())
+    with (
+        lp.Pool(2) as pool,
+        lp.Loader(dataset, batch_size=8, workers=pool) as loader,
+        lp.Loader(dataset, batch_size=8, workers=0) as validation,
+    ):
+        for _ in range(6):
+            assert shown(loader) == shown(validation) == [1]
+        notes = " ".join(loader.statistics().notes)
+        assert "2 epochs began with changed objects" in notes
+        assert "source.transforms[0].params is not sent again" in notes
+        for dataset.transforms[0].p in range(3, 6):  # the user's own changes arrive
+            assert shown(loader) == shown(validation) == [dataset.transforms[0].p]
+        dataset.stage = 10
+        assert shown(loader) == shown(validation) == [15]
+
+
+def test_what_a_library_keeps_of_its_last_call_does_not_touch_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transform = make_library(tmp_path, monkeypatch, TRANSFORM).Transform()
+    with lp.Loader(range(32), lambda i: np.int64(transform(0)), batch_size=8, workers=1, cache="memory") as loader:
+        for _ in range(4):
+            assert shown(loader) == [1]
+            transform(0)
+        transform.p = 2
+        with pytest.raises(lp.CacheError, match="function"):
+            list(loader)
+
+
+def test_what_a_library_keeps_of_its_last_call_beside_large_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transform = make_library(tmp_path, monkeypatch, TRANSFORM).Transform()
+    dataset = Transformed(transform, names=[f"{number:030}" for number in range(50_000)])
+    with lp.Loader(dataset, batch_size=8, workers=1) as loader, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(6):
+            assert shown(loader) == [1]
+            transform(0)
+        assert any(note.startswith("2 epochs began with changed objects") for note in loader.statistics().notes)
+        transform.p = 2
+        assert shown(loader) == [2]
 
 
 # ---- which epoch sees what

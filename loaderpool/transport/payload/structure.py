@@ -14,13 +14,14 @@ import marshal
 import operator
 import pickle
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.walk import cached_properties
+from loaderpool.transport.payload.kept import Kept, kept_by_calls
 from loaderpool.transport.pickling import generator_at
 
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
@@ -36,21 +37,28 @@ _SET_STATE = {
 _FUNCTION = (internals.__name__, "_make_function")
 _GENERATOR = (generator_at.__module__, generator_at.__name__)
 
-_Pairs = list[tuple[int, int]]
+Pairs = list[tuple[int, int]]
+
+
+class Difference(NamedTuple):
+    """The first value that differs."""
+
+    name: str  # empty: it has none
+    is_kept: bool = False  # as does all else that differs, it is of the last call of an object (`kept`)
 
 
 class Outcome(NamedTuple):
     """The outcome of a comparison of two pickles.
 
     Attributes:
-        difference: the name of the first value that differs; None: nothing does; "": one that has no name.
+        difference: the first value that differs; None: nothing does.
         arrays: the numbers of arrays beside the two pickles that must be equal.
         generators: the numbers of generators beside the two pickles that must be the same.
     """
 
-    difference: str | None
-    arrays: Iterable[tuple[int, int]] = ()
-    generators: Iterable[tuple[int, int]] = ()
+    difference: Difference | None
+    arrays: Pairs
+    generators: Pairs
 
 
 def means_the_same(before: bytes, now: bytes) -> bool:
@@ -65,8 +73,16 @@ def compare(before: bytes, now: bytes) -> Outcome:
     except Exception as error:  # what cannot be read so differs, as its bytes do
         if is_of_a_handler(error):
             raise
-        return Outcome("")
-    return _Comparison(old, new).outcome()
+        return Outcome(Difference(""), [], [])
+    found = _Comparison(old, new).outcome()
+    if found.difference is None:
+        return found
+    without = _Comparison(old, new, counts_kept=False).outcome()
+    return (
+        found
+        if without.difference is not None
+        else without._replace(difference=Difference(found.difference.name, True))
+    )
 
 
 def name_of_array(pickled: bytes, number: int) -> str:
@@ -149,16 +165,16 @@ class _Comparison:
     `_partners` are nodes, classes, lists, dicts and sets of the one pickle and of the other, by their ids.
     """
 
-    def __init__(self, old: _Symbols, new: _Symbols) -> None:
-        self._old, self._new = old, new
+    def __init__(self, old: _Symbols, new: _Symbols, counts_kept: bool = True) -> None:
+        self._old, self._new, self._counts_kept = old, new, counts_kept
         self._partners: dict[int, int] = {}
         self._taken: set[int] = set()  # of the other
         self._waiting = collections.deque[tuple[_Node, _Node]]()  # partners that are to be compared
         self._left_out: tuple[list[Any], list[Any]] = [], []
-        self._ignored: dict[type, frozenset[str]] = {}  # attributes that do not count, by class
+        self._ignored: dict[type, Kept] = {}  # attributes that do not count, by class
         self._at: _Node | None = None  # the one that is compared
-        self.arrays: _Pairs = []
-        self.generators: _Pairs = []
+        self.arrays: Pairs = []
+        self.generators: Pairs = []
 
     def outcome(self) -> Outcome:
         try:
@@ -168,7 +184,7 @@ class _Comparison:
             self._compare_items(self._unmet(self._old, 0), self._unmet(self._new, 1))
             self._compare_waiting()
         except (_Differs, RecursionError) as error:
-            return Outcome(self._name_of_difference(error))
+            return Outcome(Difference(self._name_of_difference(error)), [], [])
         return Outcome(None, self.arrays, self.generators)
 
     def _compare_waiting(self) -> None:
@@ -200,7 +216,9 @@ class _Comparison:
         self._compare(before.arguments, now.arguments)
         kind = type(now)
         if kind not in self._ignored:
-            self._ignored[kind] = cached_properties(_class_of(now))
+            cls = _class_of(now)
+            kept = {} if self._counts_kept else kept_by_calls(cls)
+            self._ignored[kind] = {**kept, **dict.fromkeys(cached_properties(cls))}
         ignored = self._ignored[kind]
         old, new = (self._counting(node, ignored, at) for at, node in enumerate((before, now)))
         self._compare_items([kind for kind, _ in old], [kind for kind, _ in new])
@@ -210,7 +228,7 @@ class _Comparison:
             else:
                 self._compare_states(first, second, _SET_STATE.get(what, frozenset()))
 
-    def _counting(self, node: _Node, ignored: frozenset[str], which: int) -> list[tuple[str, Any]]:
+    def _counting(self, node: _Node, ignored: Kept, which: int) -> list[tuple[str, Any]]:
         """Return the states and items of a node, without attributes that do not count, or states of these alone."""
         if not ignored:
             return node.added
@@ -220,11 +238,23 @@ class _Comparison:
             if kind != "state" or not {dict, type(None)}.issuperset(map(type, parts)):
                 found.append((kind, value))
                 continue
-            self._left_out[which].extend(each for part in parts for key, each in (part or {}).items() if key in ignored)
-            rest = [{key: each for key, each in (part or {}).items() if key not in ignored} for part in parts]
+            rest = [self._counting_of(part or {}, ignored, self._left_out[which]) for part in parts]
             if any(rest):
                 found.append((kind, rest[0] if len(rest) == 1 or not rest[1] else tuple(rest)))
         return found
+
+    def _counting_of(self, attributes: dict[str, Any], ignored: Kept, left_out: list[Any]) -> dict[str, Any]:
+        rest = dict[str, Any]()
+        for key, value in attributes.items():
+            keys = ignored.get(key, frozenset())
+            if keys and type(value) is dict:
+                rest[key] = {name: each for name, each in value.items() if name not in keys}
+                left_out += [value, rest[key]]  # held, so that no id comes twice
+            elif keys is None:
+                left_out.append(value)
+            else:
+                rest[key] = value
+        return rest
 
     def _compare_states(self, before: Any, now: Any, ignored: frozenset[str]) -> None:
         """Compare the states of two objects, functions or classes: the order of attributes does not count."""

@@ -260,7 +260,8 @@ def test_a_difference_has_a_name() -> None:
     def named(change: Callable[[Any], object]) -> str | None:
         before = pickled(dataset)
         change(dataset)
-        return compare(before, pickled(dataset)).difference
+        found = compare(before, pickled(dataset)).difference
+        return found and found.name
 
     assert named(set_to("mode", "val")) == "source.mode"
     assert named(lambda dataset: setattr(dataset.settings, "size", 2)) == "source.settings.size"
