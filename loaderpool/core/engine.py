@@ -26,6 +26,7 @@ from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.order import Position
 from loaderpool.sources.recognise import check_length
 from loaderpool.sources.stream import nothing_there
+from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.payload.generators import Registry, roots_of, seeder
 from loaderpool.transport.payload.glance import Glance
@@ -43,6 +44,8 @@ _LOCK_TIMEOUT_S = 1.0
 # Objects that take no more, in their pickle and in arrays beside it, are pickled and compared as each epoch begins.
 # Larger: an epoch's start takes longer than some 10 ms. Smaller: of more objects only a glance is taken.
 _COMPARED_BYTES = 1_000_000
+# The same of the CPU time that pickling them takes, so that many small objects do not hold up each epoch.
+_COMPARED_NS = 10_000_000
 _MOST_TRIES = 3
 # Epochs that begin with what library objects keep of their last call, before that is taken for no change of the user's.
 _MOST_KEPT_CHANGES = 2
@@ -95,6 +98,7 @@ class PoolEngine:
         self._old_feeds: list[StreamFeeds] = []  # which read what the stream was before
         self._versions: list[Version] = []  # the present one last
         self._is_comparing = False  # a signal's handler may begin a pass meanwhile
+        self._is_quick = True  # pickling takes no more than `_COMPARED_NS`; once it does, that stays so
         self._is_stable = True  # the same objects give the same pickle
         self._can_travel = True  # they could be pickled when that was last tried
         self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
@@ -218,14 +222,19 @@ class PoolEngine:
     def _refresh(self, is_whole: bool) -> None:
         is_whole, glance = is_whole or self.is_outdated, self._glance
         glance.warn({})  # of functions that were defined again
-        is_cheap = self._size <= _COMPARED_BYTES and self._is_stable and self._can_travel
+        is_small = self._size <= _COMPARED_BYTES and self._is_quick
+        is_cheap = is_small and self._is_stable and self._can_travel
         is_glance = not (is_whole or is_cheap)
         if is_glance and not glance.changes():
             return
         changes, advice, difference = dict[str, str](), "", None
         try:
-            shipped = self._ship_again()
+            shipped = self._ship_timed() if is_cheap else self._ship_again()
             self._can_travel = True
+            if is_cheap and not self._is_quick and not is_whole:  # which is known by now
+                is_glance = True
+                if not glance.changes():
+                    return
             difference = self._difference(shipped, is_whole)
             if difference is None or self._is_ignored(difference):
                 if is_glance:  # or it would show the same each time
@@ -254,7 +263,7 @@ class PoolEngine:
         self._changes += 1
         named = [f"{name}: {what}" for name, what in changes.items()] or filter(None, [difference and difference.name])
         self._latest_change = next((f" ({each})" for each in named), "")
-        if is_glance and self._pickled_bytes > _COMPARED_BYTES:
+        if is_glance and not (self._is_quick and self._pickled_bytes <= _COMPARED_BYTES):
             glance.warn(changes, *_sent_again(self._pickled_bytes))
 
     def warn_of_replay(self) -> None:
@@ -302,6 +311,16 @@ class PoolEngine:
             return False
         self._ignored, self._glance.counts_kept = difference.name, False
         return True
+
+    def _ship_timed(self) -> _Shipments:
+        """Pickle all that travels once more, and note if that takes long twice, for a collection may come once."""
+        for _ in range(2):
+            began_ns = clock.thread_cpu_ns()
+            shipped = self._ship_again()
+            if clock.thread_cpu_ns() - began_ns <= _COMPARED_NS:
+                return shipped
+        self._is_quick = False
+        return shipped
 
     def _ship_again(self) -> _Shipments:
         """Pickle all that travels once more. Another thread may be changing it: then it is tried again."""
@@ -420,6 +439,8 @@ class PoolEngine:
         if self._changes:
             times = counted(self._changes, "epoch")
             notes.append(f"{times} began with changed objects, for which workers start again{self._latest_change}")
+        if not self._is_quick:
+            notes.append("pickling takes long, so only a glance shows whether objects have changed as an epoch begins")
         if self._ignored:
             notes.append(
                 f"{self._ignored} is not sent again: its object assigns it in each call. To send it: replace()"
@@ -500,8 +521,9 @@ def _sent_again(nbytes: int) -> tuple[str, str]:
     """Return the first and the last line of a warning about changes of large objects."""
     first = f"These values changed, so the function and the source ({nbytes:,} bytes) were pickled again"
     last = (
-        f"Objects of more than {_COMPARED_BYTES:,} bytes are compared in part, so other changes may not be seen. To "
-        "use all present values: loader = loader.replace()"
+        f"Only parts of objects are compared if they are larger than {_COMPARED_BYTES:,} bytes, or take more than "
+        f"{_COMPARED_NS // 1_000_000} ms to pickle. Other changes may not be seen. To use all present values: "
+        "loader = loader.replace()"
     )
     return first, last
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.core import engine
+from loaderpool.system import clock
 from tests.support.batches import kill_supervisor, kill_worker
 from tests.support.child import run_child
 from tests.support.libraries import make_library
@@ -546,10 +548,54 @@ def test_a_change_beside_large_lists_is_seen_with_a_warning() -> None:
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
         assert shown(loader) == [0]
         dataset.stage = 1
-        with pytest.warns(lp.LoaderpoolWarning, match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*in part"):
+        with pytest.warns(lp.LoaderpoolWarning, match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*Only parts"):
             assert shown(loader) == [1]
         dataset.stage = 2
         assert shown(loader) == [2]  # once is enough
+
+
+class Small:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Counting(Staged):
+    """It counts how often it is pickled."""
+
+    pickled = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        type(self).pickled += 1
+        return vars(self)
+
+
+def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_COMPARED_NS", 0)
+    dataset = Counting(parts=[Small(number) for number in range(500)])
+    with lp.Loader(dataset, batch_size=8, workers=1) as loader:
+        assert shown(loader) == [0]
+        before = Counting.pickled
+        monkeypatch.setattr(engine, "_COMPARED_NS", 10**12)  # it does not become quick again
+        for _ in range(3):
+            assert shown(loader) == [0]
+        assert Counting.pickled == before
+        assert any(note.startswith("pickling takes long") for note in loader.statistics().notes)
+        dataset.stage = 1
+        with pytest.warns(lp.LoaderpoolWarning, match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*Only parts"):
+            assert shown(loader) == [1]
+
+
+def test_small_objects_that_were_slow_to_pickle_once_stay_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine."""
+    monkeypatch.setattr(engine, "_COMPARED_NS", 10**12)
+    monkeypatch.setattr(clock, "thread_cpu_ns", iter([0, 10**13, 0, 0] + [0] * 1000).__next__)
+    dataset = Staged(parts=[[Small(number)] for number in range(500)])
+    with lp.Loader(dataset, batch_size=8, workers=1) as loader:
+        for number in range(3):
+            assert shown(loader) == [number]
+            dataset.parts[333][0].number = number  # type: ignore[attr-defined]
+            dataset.stage = number + 1
+        assert not any(note.startswith("pickling takes long") for note in loader.statistics().notes)
 
 
 def test_what_has_not_changed_stays_in_shared_memory() -> None:

@@ -34,6 +34,7 @@ _SET_STATE = {
     "_function_setstate": frozenset({"_cloudpickle_submodules"}),
     "_class_setstate": frozenset({"__slotnames__", "__annotations_cache__"}),
 }
+_NO_ARGUMENTS: Any = ((), {})
 _FUNCTION = (internals.__name__, "_make_function")
 _GENERATOR = (generator_at.__module__, generator_at.__name__)
 
@@ -213,7 +214,8 @@ class _Comparison:
         if now.label == _GENERATOR:
             self.generators.append((before.arguments[0][0], now.arguments[0][0]))
             return
-        self._compare(before.arguments, now.arguments)
+        if before.arguments != _NO_ARGUMENTS or now.arguments != _NO_ARGUMENTS:
+            self._compare(before.arguments, now.arguments)
         kind = type(now)
         if kind not in self._ignored:
             cls = _class_of(now)
@@ -281,11 +283,10 @@ class _Comparison:
         self._compare_states(before, now, frozenset())
 
     def _compare(self, before: Any, now: Any) -> None:
-        kind = type(before)
-        is_node = isinstance(before, _Node)
-        if is_node is not isinstance(now, _Node):
-            raise _Differs
-        if not is_node and not isinstance(before, type) and kind is not type(now):
+        if before is now:  # atoms and empty tuples, which two pickles share
+            return
+        kind, is_node = type(before), isinstance(before, _Node)
+        if kind is not type(now) and not isinstance(before, type) and not (is_node and isinstance(now, _Node)):
             raise _Differs
         if kind in (float, complex):  # nan is as good as nan, and 0.0 is not -0.0
             if repr(before) != repr(now):
