@@ -30,6 +30,7 @@ from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.payload.generators import Registry, roots_of, seeder
 from loaderpool.transport.payload.glance import Glance
+from loaderpool.transport.payload.kept import counted_in_passes
 from loaderpool.transport.payload.module_versions import note_modules, version_warnings
 from loaderpool.transport.payload.ship import Shipment, ship
 from loaderpool.transport.payload.structure import Difference, means_the_same
@@ -104,6 +105,7 @@ class PoolEngine:
         self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
         self._changes = 0  # epochs that began with changed objects
         self._latest_change = self._ignored = ""
+        self._has_begun = self._told_of_counts = False
         self._kept_changes = 0  # of these, for what objects of libraries keep of their last call
         roots = roots_of(checked.payload, checked.stream)
         with InterruptsAllowed():
@@ -182,6 +184,7 @@ class PoolEngine:
             feed = None if self.feeds is None else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
             run = PoolRun(self, place, limit, feed)
             self._begun.add(run)
+            self._has_begun = True
             try:
                 run.begin()
                 if feed is not None and not feed.is_started:
@@ -244,6 +247,7 @@ class PoolEngine:
             check_length(self._payload["source"], self._length)
             if self.cache is not None:
                 self.cache.check(self._payload)
+            feeds = self.feeds
             self._send(shipped)
         except UnpicklableError as error:
             if is_whole:
@@ -259,12 +263,26 @@ class PoolEngine:
         if advice:
             glance.warn(changes, advice=advice)
             return
+        if self._has_begun and self.feeds is not feeds:
+            self._warn_of_lost_counts()
         self.is_outdated = False
         self._changes += 1
         named = [f"{name}: {what}" for name, what in changes.items()] or filter(None, [difference and difference.name])
         self._latest_change = next((f" ({each})" for each in named), "")
         if is_glance and not (self._is_quick and self._pickled_bytes <= _COMPARED_BYTES):
             glance.warn(changes, *_sent_again(self._pickled_bytes))
+
+    def _warn_of_lost_counts(self) -> None:
+        """Warn if the stream has counted in passes, for it begins again from this process's copy."""
+        assert self._stream is not None
+        names = counted_in_passes(type(self._stream.items))
+        if names and not self._told_of_counts:
+            self._told_of_counts = True
+            shown = ", ".join(f"source.{name}" for name in names)
+            warn(
+                f"The stream has changed, so it begins again from this process's copy. It loses what it counted in "
+                f"{shown} in another process. Set that before each epoch, too"
+            )
 
     def warn_of_replay(self) -> None:
         """Warn of what has changed since the workers got it, for one sample is made here.

@@ -463,6 +463,33 @@ def test_streams_see_changes_of_the_stream_and_of_the_function() -> None:
     assert seen == [[0], [1], [5], [10], [5]]
 
 
+class Passes:
+    """A stream that counts its passes."""
+
+    def __init__(self) -> None:
+        self.passes = self.stage = self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        self.at = 0
+        while self.at < 8:
+            self.at += 1
+            yield self.passes + 10 * self.stage
+
+
+def test_a_stream_that_loses_its_count_is_named() -> None:
+    stream = Passes()
+    with lp.Loader(stream, batch_size=8, workers=1) as loader:
+        assert [shown(loader), shown(loader)] == [[1], [2]]
+        stream.stage = 1
+        with pytest.warns(lp.LoaderpoolWarning, match=r"loses what it counted in source\.passes in another process"):
+            assert shown(loader) == [11]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            stream.passes, stream.stage = 3, 2
+            assert [shown(loader), shown(loader)] == [[24], [25]]
+
+
 def test_an_iterator_that_cannot_begin_again_loses_no_item() -> None:
     factor = [1]
     with lp.Loader(iter(range(1, 65)), lambda item: np.int64(factor[0] * item), batch_size=8, workers=2) as loader:

@@ -36,6 +36,14 @@ def kept_by_calls(cls: Any) -> Kept:
     return _known[cls]
 
 
+def counted_in_passes(cls: type) -> list[str]:
+    """Return the attributes whose values iterating an object makes of those of the pass before, such as a count."""
+    uses = [(name, _uses_of(each.__code__)) for base in cls.__mro__ for name, each in _functions(base)]
+    begins = [use for name, use in uses if name == "__iter__"]
+    counted = {attribute for name, use in uses if name in ("__iter__", "__next__") for attribute in use.is_from}
+    return sorted(counted - {attribute for use in begins for attribute in use.fresh})
+
+
 class _Uses(NamedTuple):
     """The attributes of its object that a method uses."""
 
@@ -43,6 +51,7 @@ class _Uses(NamedTuple):
     stores: set[str]
     items: set[tuple[str, Any]]  # whose items it assigns, and the keys
     is_from: set[str]  # what it assigns after it has read it, such as a count of calls
+    fresh: set[str]  # what it assigns before it reads it
 
 
 def _find(cls: type) -> Kept:
@@ -90,7 +99,7 @@ def _is_of_library(function: types.FunctionType) -> bool:
 
 
 def _uses_of(code: types.CodeType) -> _Uses:
-    uses = _Uses(set(), set(), set(), set())
+    uses = _Uses(set(), set(), set(), set(), set())
     own = code.co_varnames[0] if code.co_argcount else ""
     read, now = set[str](), set[str]()  # by earlier statements, by this one
     before: list[tuple[str, Any]] = [("", None)] * 3  # the instructions just before
@@ -103,7 +112,7 @@ def _uses_of(code: types.CodeType) -> _Uses:
             now.add(each.argval)
         elif each.opname == "STORE_ATTR" and is_own:
             uses.stores.add(each.argval)
-            uses.is_from.update({each.argval} & (read | now))
+            (uses.is_from if each.argval in read | now else uses.fresh).add(each.argval)
         elif each.opname == "STORE_ATTR" and before[-1][0] in ("SWAP", "ROT_TWO"):  # `self.count += 1`
             uses.is_from.add(each.argval)
         elif each.opname == "STORE_SUBSCR" and _loads(before[-3], own):  # `self.last["p"] = p`
