@@ -27,12 +27,14 @@ from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.order import Position
 from loaderpool.sources.recognise import check_length
 from loaderpool.sources.stream import nothing_there
+from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
 from loaderpool.transport.payload.generators import Registry, roots_of, seeder
 from loaderpool.transport.payload.glance import Glance
+from loaderpool.transport.payload.kept import counted_in_passes
 from loaderpool.transport.payload.module_versions import note_modules, version_warnings
 from loaderpool.transport.payload.ship import Shipment, ship
-from loaderpool.transport.payload.structure import means_the_same
+from loaderpool.transport.payload.structure import Difference, means_the_same
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
@@ -44,7 +46,11 @@ _LOCK_TIMEOUT_S = 1.0
 # Objects that take no more, in their pickle and in arrays beside it, are pickled and compared as each epoch begins.
 # Larger: an epoch's start takes longer than some 10 ms. Smaller: of more objects only a glance is taken.
 _COMPARED_BYTES = 1_000_000
+# The same of the CPU time that pickling them takes, so that many small objects do not hold up each epoch.
+_COMPARED_NS = 10_000_000
 _MOST_TRIES = 3
+# Epochs that begin with what library objects keep of their last call, before that is taken for no change of the user's.
+_MOST_KEPT_CHANGES = 2
 # What workers and the reader of a stream are sent; in place of the latter why there is none, or None: no stream.
 _Shipments = tuple[Shipment, Shipment | str | None]
 
@@ -94,11 +100,14 @@ class PoolEngine:
         self._old_feeds: list[StreamFeeds] = []  # which read what the stream was before
         self._versions: list[Version] = []  # the present one last
         self._is_comparing = False  # a signal's handler may begin a pass meanwhile
+        self._is_quick = True  # pickling takes no more than `_COMPARED_NS`; once it does, that stays so
         self._is_stable = True  # the same objects give the same pickle
         self._can_travel = True  # they could be pickled when that was last tried
         self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
         self._changes = 0  # epochs that began with changed objects
-        self._latest_change = ""
+        self._latest_change = self._ignored = ""
+        self._has_begun = self._told_of_counts = False
+        self._kept_changes = 0  # of these, for what objects of libraries keep of their last call
         roots = roots_of(checked.payload, checked.stream)
         with InterruptsAllowed():
             self.generators = Registry(roots)
@@ -194,6 +203,7 @@ class PoolEngine:
             feed = None if self.feeds is None else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
             run = PoolRun(self, place, limit, feed)
             self._begun.add(run)
+            self._has_begun = True
             try:
                 run.begin()
                 if feed is not None and not feed.is_started:
@@ -234,15 +244,21 @@ class PoolEngine:
     def _refresh(self, is_whole: bool) -> None:
         is_whole, glance = is_whole or self.is_outdated, self._glance
         glance.warn({})  # of functions that were defined again
-        is_cheap = self._size <= _COMPARED_BYTES and self._is_stable and self._can_travel
+        is_small = self._size <= _COMPARED_BYTES and self._is_quick
+        is_cheap = is_small and self._is_stable and self._can_travel
         is_glance = not (is_whole or is_cheap)
         if is_glance and not glance.changes():
             return
-        changes, advice = dict[str, str](), ""
+        changes, advice, difference = dict[str, str](), "", None
         try:
-            shipped = self._ship_again()
+            shipped = self._ship_timed() if is_cheap else self._ship_again()
             self._can_travel = True
-            if not self._are_changed(shipped, is_whole):
+            if is_cheap and not self._is_quick and not is_whole:  # which is known by now
+                is_glance = True
+                if not glance.changes():
+                    return
+            difference = self._difference(shipped, is_whole)
+            if difference is None or self._is_ignored(difference):
                 if is_glance:  # or it would show the same each time
                     glance.renew()
                 return
@@ -250,6 +266,7 @@ class PoolEngine:
             check_length(self._payload["source"], self._length)
             if self.cache is not None:
                 self.cache.check(self._payload)
+            feeds = self.feeds
             self._send(shipped)
         except UnpicklableError as error:
             if is_whole:
@@ -265,11 +282,26 @@ class PoolEngine:
         if advice:
             glance.warn(changes, advice=advice)
             return
+        if self._has_begun and self.feeds is not feeds:
+            self._warn_of_lost_counts()
         self.is_outdated = False
         self._changes += 1
-        self._latest_change = next((f" ({name}: {what})" for name, what in changes.items()), "")
-        if is_glance and self._pickled_bytes > _COMPARED_BYTES:
+        named = [f"{name}: {what}" for name, what in changes.items()] or filter(None, [difference and difference.name])
+        self._latest_change = next((f" ({each})" for each in named), "")
+        if is_glance and not (self._is_quick and self._pickled_bytes <= _COMPARED_BYTES):
             glance.warn(changes, *_sent_again(self._pickled_bytes))
+
+    def _warn_of_lost_counts(self) -> None:
+        """Warn if the stream has counted in passes, for it begins again from this process's copy."""
+        assert self._stream is not None
+        names = counted_in_passes(type(self._stream.items))
+        if names and not self._told_of_counts:
+            self._told_of_counts = True
+            shown = ", ".join(f"source.{name}" for name in names)
+            warn(
+                f"The stream has changed, so it begins again from this process's copy. It loses what it counted in "
+                f"{shown} in another process. Set that before each epoch, too"
+            )
 
     def warn_of_replay(self) -> None:
         """Warn of what has changed since the workers got it, for one sample is made here.
@@ -280,24 +312,52 @@ class PoolEngine:
         changes = self._glance.changes()
         if changes and self._is_stable and self._size <= _COMPARED_BYTES and not self.is_closed:
             with contextlib.suppress(UnpicklableError):
-                changes = changes if self._are_changed(self._ship_again(), is_whole=True) else {}
+                changes = changes if self._differs(self._ship_again()) else {}
         self._glance.warn(changes, "These values changed after the workers got them; replay uses the new ones")
 
-    def _are_changed(self, shipped: _Shipments, is_whole: bool) -> bool:
-        """Return whether objects that were pickled again differ from those of the workers."""
+    def _difference(self, shipped: _Shipments, is_whole: bool) -> Difference | None:
+        """Return what differs in objects that were pickled again from the workers'; None: nothing does."""
         for_workers, for_reader = shipped
-        feeds = self.feeds
-        is_read_same = not isinstance(for_reader, Shipment) or (feeds is not None and feeds.means(for_reader))
-        if not self.is_outdated and is_read_same and self.version.sent.means(for_workers):
-            return False
-        if not is_whole and self._is_stable:
+        found = self.version.sent.difference(for_workers)
+        if (found is None or found.is_kept) and isinstance(for_reader, Shipment):
+            found = Difference("") if self.feeds is None else self.feeds.difference(for_reader) or found
+        if self.is_outdated:
+            return found or Difference("")
+        if found is None or is_whole:
+            return found
+        if self._is_stable:
             again = self._ship_again()
             self._is_stable = all(
                 means_the_same(one.pickled, other.pickled)
                 for one, other in zip(shipped, again, strict=True)
                 if isinstance(one, Shipment) and isinstance(other, Shipment)
             )
-        return is_whole or self._is_stable or bool(self._glance.changes())
+        return found if self._is_stable or self._glance.changes() else None
+
+    def _differs(self, shipped: _Shipments) -> bool:
+        """Return whether there is a difference that is not of an object's last call."""
+        found = self._difference(shipped, is_whole=True)
+        return found is not None and not found.is_kept
+
+    def _is_ignored(self, difference: Difference) -> bool:
+        """Return whether a difference is no change of the user's, as far as the epochs before have shown."""
+        if self.is_outdated or not difference.is_kept:
+            return False
+        if self.cache is None and self._kept_changes < _MOST_KEPT_CHANGES:
+            self._kept_changes += 1
+            return False
+        self._ignored, self._glance.counts_kept = difference.name, False
+        return True
+
+    def _ship_timed(self) -> _Shipments:
+        """Pickle all that travels once more, and note if that takes long twice, for a collection may come once."""
+        for _ in range(2):
+            began_ns = clock.thread_cpu_ns()
+            shipped = self._ship_again()
+            if clock.thread_cpu_ns() - began_ns <= _COMPARED_NS:
+                return shipped
+        self._is_quick = False
+        return shipped
 
     def _ship_again(self) -> _Shipments:
         """Pickle all that travels once more. Another thread may be changing it: then it is tried again."""
@@ -353,7 +413,7 @@ class PoolEngine:
         from loaderpool.core.stream.feed import StreamFeeds  # which few loaders need
 
         before = self.feeds
-        if before is not None and (isinstance(for_reader, str) or before.means(for_reader)):
+        if before is not None and (isinstance(for_reader, str) or before.difference(for_reader) is None):
             if self._why_no_item() is not None:
                 before.begin_again()
             return
@@ -416,6 +476,12 @@ class PoolEngine:
         if self._changes:
             times = counted(self._changes, "epoch")
             notes.append(f"{times} began with changed objects, for which workers start again{self._latest_change}")
+        if not self._is_quick:
+            notes.append("pickling takes long, so only a glance shows whether objects have changed as an epoch begins")
+        if self._ignored:
+            notes.append(
+                f"{self._ignored} is not sent again: its object assigns it in each call. To send it: replace()"
+            )
         return tuple(notes)
 
     def close(self) -> None:
@@ -493,8 +559,9 @@ def _sent_again(nbytes: int) -> tuple[str, str]:
     """Return the first and the last line of a warning about changes of large objects."""
     first = f"These values changed, so the function and the source ({nbytes:,} bytes) were pickled again"
     last = (
-        f"Objects of more than {_COMPARED_BYTES:,} bytes are compared in part, so other changes may not be seen. To "
-        "use all present values: loader = loader.replace()"
+        f"Only parts of objects are compared if they are larger than {_COMPARED_BYTES:,} bytes, or take more than "
+        f"{_COMPARED_NS // 1_000_000} ms to pickle. Other changes may not be seen. To use all present values: "
+        "loader = loader.replace()"
     )
     return first, last
 

@@ -6,6 +6,7 @@ import functools
 import json
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
+from loaderpool.core import engine
+from loaderpool.system import clock
 from tests.support.batches import kill_supervisor, kill_worker
 from tests.support.child import run_child
+from tests.support.libraries import make_library
 from tests.support.processes import shared_bytes
 
 # Each way: what is made first, the loader's arguments, and the change before epoch n. `value()` is what a sample shows.
@@ -185,8 +189,30 @@ class Unstable(Staged):
         return {**vars(self), "pickled_ns": time.time_ns()}
 
 
+class Computing(Staged):
+    """It has something of each kind to compute."""
+
+    @functools.cached_property
+    def table(self) -> Any:
+        return np.arange(100)
+
+    @functools.cached_property
+    def large(self) -> Any:
+        return np.arange(20_000)
+
+    @functools.cached_property
+    def parts(self) -> Any:
+        return Path("a"), np.random.default_rng(3), {1: Staged()}, lambda item: item
+
+
 def compute(dataset: Staged) -> None:
     assert dataset.sorted_stages
+
+
+def compute_all(dataset: Computing) -> None:
+    assert dataset.table is not None
+    assert dataset.large is not None
+    assert dataset.parts is not None
 
 
 def rename(dataset: Any) -> None:
@@ -195,8 +221,14 @@ def rename(dataset: Any) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "between"),
-    [(Staged, lambda dataset: None), (Staged, compute), (Staged, rename), (Unstable, lambda dataset: None)],
-    ids=["nothing", "a cached property", "an equal string", "an unstable pickle"],
+    [
+        (Staged, lambda dataset: None),
+        (Staged, compute),
+        (Computing, compute_all),
+        (Staged, rename),
+        (Unstable, lambda dataset: None),
+    ],
+    ids=["nothing", "a cached property", "cached properties", "an equal string", "an unstable pickle"],
 )
 def test_epochs_without_a_change_discard_nothing(
     tmp_path: Path, kind: type[Staged], between: Callable[[Staged], object]
@@ -217,6 +249,102 @@ def test_statistics_say_which_epochs_began_with_changed_objects() -> None:
             assert shown(loader) == [dataset.stage]
         assert any(note.startswith("2 epochs began with changed objects") for note in loader.statistics().notes)
         assert any("source.stage: was 1, is 2" in note for note in loader.statistics().notes)
+
+
+def test_what_a_cached_property_keeps_is_left_out_beside_a_real_change() -> None:
+    first, second = Computing(large_too=np.zeros(20_000)), np.zeros(20_000)
+    with lp.Loader(range(32), lambda i: first[i] + second[i] + first.large_too[i], batch_size=8, workers=1) as loader:
+        assert shown(loader) == [0]
+        compute_all(first)
+        assert shown(loader) == [0]
+        second[:] = 1
+        assert shown(loader) == [1]
+        first.stage = 1
+        assert shown(loader) == [2]
+        first.large_too[:] = 1
+        assert shown(loader) == [3]
+    # Large objects are compared at a glance.
+    first = Computing(names=[f"{number:030}" for number in range(50_000)])
+    with lp.Loader(first, batch_size=8, workers=1) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert shown(loader) == [0]
+        compute_all(first)
+        assert shown(loader) == [0]
+        assert not any("changed objects" in note for note in loader.statistics().notes)
+
+
+# ---- what libraries keep of their last call
+
+
+TRANSFORM = """
+    import time
+
+    class Transform:
+        def __init__(self, p=1):
+            self.p, self.params = p, {}
+
+        def __call__(self, value):
+            self.params = {"drawn": time.monotonic_ns(), "shape": [value]}
+            return value + self.p
+"""
+
+
+class Transformed(Staged):
+    def __init__(self, transform: Any, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.transforms = [transform]
+
+    def __getitem__(self, index: int) -> Any:
+        return np.int64(self.transforms[0](super().__getitem__(index)))
+
+
+def test_what_a_library_keeps_of_its_last_call_is_soon_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = make_library(tmp_path, monkeypatch, TRANSFORM)
+    dataset = Transformed(library.Transform())
+    with (
+        lp.Pool(2) as pool,
+        lp.Loader(dataset, batch_size=8, workers=pool) as loader,
+        lp.Loader(dataset, batch_size=8, workers=0) as validation,
+    ):
+        for _ in range(6):
+            assert shown(loader) == shown(validation) == [1]
+        notes = " ".join(loader.statistics().notes)
+        assert "2 epochs began with changed objects" in notes
+        assert "source.transforms[0].params is not sent again" in notes
+        for dataset.transforms[0].p in range(3, 6):  # the user's own changes arrive
+            assert shown(loader) == shown(validation) == [dataset.transforms[0].p]
+        dataset.stage = 10
+        assert shown(loader) == shown(validation) == [15]
+
+
+def test_what_a_library_keeps_of_its_last_call_does_not_touch_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transform = make_library(tmp_path, monkeypatch, TRANSFORM).Transform()
+    with lp.Loader(range(32), lambda i: np.int64(transform(0)), batch_size=8, workers=1, cache="memory") as loader:
+        for _ in range(4):
+            assert shown(loader) == [1]
+            transform(0)
+        transform.p = 2
+        with pytest.raises(lp.CacheError, match="function"):
+            list(loader)
+
+
+def test_what_a_library_keeps_of_its_last_call_beside_large_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transform = make_library(tmp_path, monkeypatch, TRANSFORM).Transform()
+    dataset = Transformed(transform, names=[f"{number:030}" for number in range(50_000)])
+    with lp.Loader(dataset, batch_size=8, workers=1) as loader, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(6):
+            assert shown(loader) == [1]
+            transform(0)
+        assert any(note.startswith("2 epochs began with changed objects") for note in loader.statistics().notes)
+        transform.p = 2
+        assert shown(loader) == [2]
 
 
 # ---- which epoch sees what
@@ -335,6 +463,33 @@ def test_streams_see_changes_of_the_stream_and_of_the_function() -> None:
     assert seen == [[0], [1], [5], [10], [5]]
 
 
+class Passes:
+    """A stream that counts its passes."""
+
+    def __init__(self) -> None:
+        self.passes = self.stage = self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        self.at = 0
+        while self.at < 8:
+            self.at += 1
+            yield self.passes + 10 * self.stage
+
+
+def test_a_stream_that_loses_its_count_is_named() -> None:
+    stream = Passes()
+    with lp.Loader(stream, batch_size=8, workers=1) as loader:
+        assert [shown(loader), shown(loader)] == [[1], [2]]
+        stream.stage = 1
+        with pytest.warns(lp.LoaderpoolWarning, match=r"loses what it counted in source\.passes in another process"):
+            assert shown(loader) == [11]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            stream.passes, stream.stage = 3, 2
+            assert [shown(loader), shown(loader)] == [[24], [25]]
+
+
 def test_an_iterator_that_cannot_begin_again_loses_no_item() -> None:
     factor = [1]
     with lp.Loader(iter(range(1, 65)), lambda item: np.int64(factor[0] * item), batch_size=8, workers=2) as loader:
@@ -420,10 +575,54 @@ def test_a_change_beside_large_lists_is_seen_with_a_warning() -> None:
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
         assert shown(loader) == [0]
         dataset.stage = 1
-        with pytest.warns(lp.LoaderpoolWarning, match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*in part"):
+        with pytest.warns(lp.LoaderpoolWarning, match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*Only parts"):
             assert shown(loader) == [1]
         dataset.stage = 2
         assert shown(loader) == [2]  # once is enough
+
+
+class Small:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Counting(Staged):
+    """It counts how often it is pickled."""
+
+    pickled = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        type(self).pickled += 1
+        return vars(self)
+
+
+def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_COMPARED_NS", 0)
+    dataset = Counting(parts=[Small(number) for number in range(500)])
+    with lp.Loader(dataset, batch_size=8, workers=1) as loader:
+        assert shown(loader) == [0]
+        before = Counting.pickled
+        monkeypatch.setattr(engine, "_COMPARED_NS", 10**12)  # it does not become quick again
+        for _ in range(3):
+            assert shown(loader) == [0]
+        assert Counting.pickled == before
+        assert any(note.startswith("pickling takes long") for note in loader.statistics().notes)
+        dataset.stage = 1
+        with pytest.warns(lp.LoaderpoolWarning, match=r"(?s)pickled again:\n  source.stage: was 0, is 1\n.*Only parts"):
+            assert shown(loader) == [1]
+
+
+def test_small_objects_that_were_slow_to_pickle_once_stay_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine."""
+    monkeypatch.setattr(engine, "_COMPARED_NS", 10**12)
+    monkeypatch.setattr(clock, "thread_cpu_ns", iter([0, 10**13, 0, 0] + [0] * 1000).__next__)
+    dataset = Staged(parts=[[Small(number)] for number in range(500)])
+    with lp.Loader(dataset, batch_size=8, workers=1) as loader:
+        for number in range(3):
+            assert shown(loader) == [number]
+            dataset.parts[333][0].number = number  # type: ignore[attr-defined]
+            dataset.stage = number + 1
+        assert not any(note.startswith("pickling takes long") for note in loader.statistics().notes)
 
 
 def test_what_has_not_changed_stays_in_shared_memory() -> None:

@@ -33,6 +33,7 @@ from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import clock, fault_points
 from loaderpool.transport.payload.sent import Sent, place
 from loaderpool.transport.payload.ship import Shipment
+from loaderpool.transport.payload.structure import Difference
 from loaderpool.transport.reports import what_ended
 from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
 
@@ -329,9 +330,9 @@ class StreamFeeds:
             own = self.pool.arena, (sent.offset, sent.nbytes), files, Surroundings.of_now(self.pool.modules)
             self._make_reader = functools.partial(ReaderProcess, *own)
 
-    def means(self, shipment: Shipment) -> bool:
-        """Return whether a shipment has the stream that readers are sent."""
-        return self.sent is not None and self.sent.means(shipment)
+    def difference(self, shipment: Shipment) -> Difference | None:
+        """Return what differs in a shipment from the stream that readers are sent; None: nothing does."""
+        return Difference("") if self.sent is None else self.sent.difference(shipment)
 
     def retire(self) -> None:
         """Read no more passes: the stream has changed. Those that are under way go on."""

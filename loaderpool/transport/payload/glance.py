@@ -23,7 +23,15 @@ from cloudpickle import cloudpickle as internals
 
 from loaderpool.errors import brief, warn
 from loaderpool.system.process import is_installed
-from loaderpool.system.walk import CONTAINERS, LruCacheWrapper, attributes_of, is_found_by_name, is_users
+from loaderpool.system.walk import (
+    CONTAINERS,
+    LruCacheWrapper,
+    attributes_of,
+    cached_properties,
+    is_found_by_name,
+    is_users,
+)
+from loaderpool.transport.payload.kept import kept_by_calls
 from loaderpool.transport.payload.large_data import CALLED
 from loaderpool.transport.payload.pickler import FrameworkImports
 
@@ -67,12 +75,16 @@ class Glance:
     Args:
         parts: the functions and the source, by argument.
         without: the frameworks of their shipment.
+
+    Attributes:
+        counts_kept: what library objects keep of their last call counts (`kept`).
     """
 
     def __init__(self, parts: Mapping[str, Any], without: AbstractSet[str]) -> None:
         self._parts = {name: part for name, part in parts.items() if name in CALLED or name == "source"}
         self._imports = FrameworkImports(without)
         self._told = set[tuple[str, str]]()
+        self.counts_kept = True
         _used.update(part for part in self._parts.values() if type(part) is types.FunctionType)
         self.renew()
 
@@ -187,7 +199,7 @@ class Glance:
             return _of_tensor
         is_near = depth <= _NEAR and is_installed(kind.__module__)  # a library's dataset, or what it holds
         if is_near or is_users(value) or issubclass(kind, (dict, *CONTAINERS)):
-            return _reader_of_object(kind)
+            return _reader_of_object(kind, self.counts_kept)
         return None
 
     def _travels(self, code: Any) -> bool:
@@ -334,10 +346,11 @@ def _of_items(kind: type, value: Any) -> dict[Any, Any]:
 _KEYS = (str, int, bytes)
 
 
-def _reader_of_object(kind: type) -> _Read:
+def _reader_of_object(kind: type, counts_kept: bool) -> _Read:
     is_container, travels = issubclass(kind, (dict, *CONTAINERS)), not is_found_by_name(kind)
     if kind in (dict, *CONTAINERS):
         return functools.partial(_of_items, kind)
+    left_out = {*cached_properties(kind), *(() if counts_kept else kept_by_calls(kind))}
     has_slots = any("__slots__" in vars(cls) for cls in kind.__mro__)
 
     def read(value: Any) -> dict[Any, Any]:
@@ -348,6 +361,8 @@ def _reader_of_object(kind: type) -> _Read:
             with contextlib.suppress(AttributeError):  # it has none
                 attributes = object.__getattribute__(value, "__dict__")
                 held.update(attributes if len(attributes) <= _MOST_ATTRIBUTES else {})
+        for name in left_out:
+            held.pop(name, None)
         if travels:
             held["__class__"] = kind
         return held

@@ -7,8 +7,9 @@ to those that have not changed. Runs in: the trainer, with the pool's lock held.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from loaderpool.memory.layout import aligned
 from loaderpool.system.inheritance import bequeath
 from loaderpool.system.interrupts import checkpoint
 from loaderpool.transport.payload.ship import Shipment
-from loaderpool.transport.payload.structure import means_the_same
+from loaderpool.transport.payload.structure import Difference, Pairs, compare, name_of_array
 from loaderpool.transport.pickling import send
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Sent:
     ) -> None:
         self._arena, self.placement = arena, placement or Placement()
         self._keys, self._known = shipment.keys, hash(shipment.pickled)
+        self._pairs: tuple[Pairs, Pairs] = _paired(shipment.buffers), _paired(shipment.keys)
         self._extents: list[Extent] = []
         self._copies: list[CopiedArrays] = []
         self.homes: list[tuple[CopiedArrays | DataFile, int, int]] = []
@@ -218,16 +220,21 @@ class Sent:
 
         return home.is_equal(address_of(buffer), nbytes, offset)
 
-    def means(self, shipment: Shipment) -> bool:
-        """Return whether a shipment of the same payload means the same."""
-        if shipment.keys != self._keys or len(shipment.buffers) != len(self.homes):
-            return False
+    def difference(self, shipment: Shipment) -> Difference | None:
+        """Return what differs in a shipment of the same payload; None: it means the same."""
+        difference, (arrays, generators) = None, self._pairs
         if hash(shipment.pickled) != self._known:
             start, nbytes = self._pickled
-            if not means_the_same(self._arena.map[start : start + nbytes], shipment.pickled):
-                return False
-            self._known = hash(shipment.pickled)  # which the next one will likely have, too
-        return all(self.holds(number, buffer) for number, buffer in enumerate(shipment.buffers))
+            difference, arrays, generators = compare(self._arena.map[start : start + nbytes], shipment.pickled)
+            if difference is None:
+                self._pairs = arrays, generators
+                self._known = hash(shipment.pickled)  # which the next one will likely have, too
+            elif not difference.is_kept:
+                return difference
+        if any(self._keys[before] != shipment.keys[now] for before, now in generators):
+            return Difference("")
+        changed = (now for before, now in arrays if not self.holds(before, shipment.buffers[now]))
+        return next((Difference(name_of_array(shipment.pickled, number)) for number in changed), difference)
 
     def give_back(self) -> None:
         """Give back all memory, and close the files."""
@@ -238,6 +245,10 @@ class Sent:
         self._extents, self._copies = [], []
         self.homes = []
         self.placement.files.clear()
+
+
+def _paired(items: Sequence[Any]) -> Pairs:
+    return [(at, at) for at in range(len(items))]
 
 
 def _are_equal(one: memoryview, other: memoryview) -> bool:

@@ -7,38 +7,93 @@ and by what objects have computed and kept. So both are unpickled to symbols: a 
 
 from __future__ import annotations
 
+import collections
 import io
 import itertools
 import marshal
 import operator
 import pickle
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from cloudpickle import cloudpickle as internals
 
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.walk import cached_properties
+from loaderpool.transport.payload.kept import Kept, kept_by_calls
+from loaderpool.transport.pickling import generator_at
 
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 # Containers with more items are compared by their marshaled bytes, if they hold atoms alone.
 _MANY = 16
 _MAKES_CLASS = frozenset({"_make_skeleton_class", "_make_skeleton_enum"})
-# What Python adds to a class when it is asked for something; no author wrote it.
-_ADDED_TO_CLASSES = frozenset({"__slotnames__", "__annotations_cache__"})
+# Functions of cloudpickle's that set the state of their first argument, and what does not count of it: modules that
+# were imported meanwhile, as NumPy does when `numpy.random` is first used; and what Python adds to a class.
+_SET_STATE = {
+    "_function_setstate": frozenset({"_cloudpickle_submodules"}),
+    "_class_setstate": frozenset({"__slotnames__", "__annotations_cache__"}),
+}
+_NO_ARGUMENTS: Any = ((), {})
+_FUNCTION = (internals.__name__, "_make_function")
+_GENERATOR = (generator_at.__module__, generator_at.__name__)
+
+Pairs = list[tuple[int, int]]
+
+
+class Difference(NamedTuple):
+    """The first value that differs."""
+
+    name: str  # empty: it has none
+    is_kept: bool = False  # as does all else that differs, it is of the last call of an object (`kept`)
+
+
+class Outcome(NamedTuple):
+    """The outcome of a comparison of two pickles.
+
+    Attributes:
+        difference: the first value that differs; None: nothing does.
+        arrays: the numbers of arrays beside the two pickles that must be equal.
+        generators: the numbers of generators beside the two pickles that must be the same.
+    """
+
+    difference: Difference | None
+    arrays: Pairs
+    generators: Pairs
 
 
 def means_the_same(before: bytes, now: bytes) -> bool:
-    """Return whether two pickles have the same structure. Arrays that they do not hold count by their order alone."""
-    if before == now:
-        return True
+    """Return whether two pickles have the same structure."""
+    return before == now or compare(before, now).difference is None
+
+
+def compare(before: bytes, now: bytes) -> Outcome:
+    """Compare the structure of two pickles. What is beside them is not compared."""
     try:
         old, new = _Symbols(before), _Symbols(now)
     except Exception as error:  # what cannot be read so differs, as its bytes do
         if is_of_a_handler(error):
             raise
-        return False
-    return _Comparison().are_equal(old, new)
+        return Outcome(Difference(""), [], [])
+    found = _Comparison(old, new).outcome()
+    if found.difference is None:
+        return found
+    without = _Comparison(old, new, counts_kept=False).outcome()
+    return (
+        found
+        if without.difference is not None
+        else without._replace(difference=Difference(found.difference.name, True))
+    )
+
+
+def name_of_array(pickled: bytes, number: int) -> str:
+    """Return the name of an array beside a pickle."""
+    symbols = _Symbols(pickled)
+    return _name_of(symbols, lambda value: type(value) is _Buffer and int(value) == number)
+
+
+class _Buffer(bytes):
+    """Stands for an array beside the pickle: its number."""
 
 
 class _Node:
@@ -53,8 +108,13 @@ class _Node:
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         node = super().__new__(cls)
         node.number, node.arguments, node.added = len(cls.symbols.nodes), (arguments, keywords), []
-        cls.symbols.nodes.append(node)
         module, name = cls.label
+        if module == internals.__name__ and name in _SET_STATE:  # nothing refers to its result
+            target: Any = arguments[0]
+            target = target.label[1] if isinstance(target, type) else target  # type: ignore[attr-defined]
+            target.added.append((name, arguments[1]))
+            return node
+        cls.symbols.nodes.append(node)
         if module == internals.__name__ and name in _MAKES_CLASS:
             return cls.symbols.new_class(("", node))  # instances are made of it, so it must be a class
         return node
@@ -78,7 +138,7 @@ class _Symbols(pickle.Unpickler):
     """A pickle as symbols: `value`, and all `nodes` in the order in which they are made."""
 
     def __init__(self, pickled: bytes) -> None:
-        super().__init__(io.BytesIO(pickled), buffers=map(b"%d".__mod__, itertools.count()))
+        super().__init__(io.BytesIO(pickled), buffers=map(_Buffer, map(b"%d".__mod__, itertools.count())))
         self.nodes: list[_Node] = []
         self._classes: dict[tuple[str, str], Any] = {}
         self.called = self.new_class(("", "call"))
@@ -97,41 +157,106 @@ class _Symbols(pickle.Unpickler):
 
 
 class _Differs(Exception):
-    """Something differs."""
+    """Something differs. The argument, if there is one: the key of the attribute that does."""
 
 
 class _Comparison:
-    """One comparison: `_partners` are the lists, dicts and sets of the one pickle and of the other, by their ids."""
+    """One comparison, from the pickles' values to all that these refer to; attributes that do not count are left out.
 
-    def __init__(self) -> None:
+    `_partners` are nodes, classes, lists, dicts and sets of the one pickle and of the other, by their ids.
+    """
+
+    def __init__(self, old: _Symbols, new: _Symbols, counts_kept: bool = True) -> None:
+        self._old, self._new, self._counts_kept = old, new, counts_kept
         self._partners: dict[int, int] = {}
         self._taken: set[int] = set()  # of the other
+        self._waiting = collections.deque[tuple[_Node, _Node]]()  # partners that are to be compared
+        self._left_out: tuple[list[Any], list[Any]] = [], []
+        self._ignored: dict[type, Kept] = {}  # attributes that do not count, by class
+        self._at: _Node | None = None  # the one that is compared
+        self.arrays: Pairs = []
+        self.generators: Pairs = []
 
-    def are_equal(self, old: _Symbols, new: _Symbols) -> bool:
-        if len(old.nodes) != len(new.nodes):
-            return False
+    def outcome(self) -> Outcome:
         try:
-            for before, now in zip(old.nodes, new.nodes, strict=True):
-                self._compare_nodes(before, now)
-            self._compare(old.value, new.value)
-        except (_Differs, RecursionError):
-            return False
-        return True
+            self._compare(self._old.value, self._new.value)
+            self._compare_waiting()
+            # A function of someone else's that sets a state: nothing refers to its result.
+            self._compare_items(self._unmet(self._old, 0), self._unmet(self._new, 1))
+            self._compare_waiting()
+        except (_Differs, RecursionError) as error:
+            return Outcome(Difference(self._name_of_difference(error)), [], [])
+        return Outcome(None, self.arrays, self.generators)
+
+    def _compare_waiting(self) -> None:
+        while self._waiting:
+            before, self._at = self._waiting.popleft()
+            self._compare_nodes(before, self._at)
+
+    def _unmet(self, symbols: _Symbols, which: int) -> list[_Node]:
+        """Return nodes to which neither the value nor what was left out leads."""
+        met = self._taken if which else self._partners
+        nodes = [node for node in symbols.nodes if id(node) not in met]
+        if nodes:
+            held = {id(value) for _, value in _walk([("", self._left_out[which])])}
+            nodes = [node for node in nodes if id(node) not in held]
+        return nodes
+
+    def _name_of_difference(self, error: Exception) -> str:
+        at = self._at
+        if at is None:
+            return ""
+        name = _name_of(self._new, lambda value: value is at)
+        return _joined(at, name, str(error.args[0])) if name and isinstance(error, _Differs) and error.args else name
 
     def _compare_nodes(self, before: _Node, now: _Node) -> None:
         self._compare(type(before), type(now))
-        (one, _), (other, _) = before.arguments, now.arguments
-        if now.label in _SET_STATE and len(one) == len(other) == 2:
-            self._compare(one[0], other[0])
-            self._compare_states(one[1], other[1], _SET_STATE[now.label])
+        if now.label == _GENERATOR:
+            self.generators.append((before.arguments[0][0], now.arguments[0][0]))
             return
-        self._compare(before.arguments, now.arguments)
-        self._compare_items([kind for kind, _ in before.added], [kind for kind, _ in now.added])
-        for (kind, first), (_, second) in zip(before.added, now.added, strict=True):
-            if kind == "item":
+        if before.arguments != _NO_ARGUMENTS or now.arguments != _NO_ARGUMENTS:
+            self._compare(before.arguments, now.arguments)
+        kind = type(now)
+        if kind not in self._ignored:
+            cls = _class_of(now)
+            kept = {} if self._counts_kept else kept_by_calls(cls)
+            self._ignored[kind] = {**kept, **dict.fromkeys(cached_properties(cls))}
+        ignored = self._ignored[kind]
+        old, new = (self._counting(node, ignored, at) for at, node in enumerate((before, now)))
+        self._compare_items([kind for kind, _ in old], [kind for kind, _ in new])
+        for (what, first), (_, second) in zip(old, new, strict=True):
+            if what == "item":
                 self._compare(first, second)
             else:
-                self._compare_states(first, second, _computed_by(now))
+                self._compare_states(first, second, _SET_STATE.get(what, frozenset()))
+
+    def _counting(self, node: _Node, ignored: Kept, which: int) -> list[tuple[str, Any]]:
+        """Return the states and items of a node, without attributes that do not count, or states of these alone."""
+        if not ignored:
+            return node.added
+        found = list[tuple[str, Any]]()
+        for kind, value in node.added:
+            parts = value if type(value) is tuple and len(value) == 2 else (value,)  # attributes, and slots
+            if kind != "state" or not {dict, type(None)}.issuperset(map(type, parts)):
+                found.append((kind, value))
+                continue
+            rest = [self._counting_of(part or {}, ignored, self._left_out[which]) for part in parts]
+            if any(rest):
+                found.append((kind, rest[0] if len(rest) == 1 or not rest[1] else tuple(rest)))
+        return found
+
+    def _counting_of(self, attributes: dict[str, Any], ignored: Kept, left_out: list[Any]) -> dict[str, Any]:
+        rest = dict[str, Any]()
+        for key, value in attributes.items():
+            keys = ignored.get(key, frozenset())
+            if keys and type(value) is dict:
+                rest[key] = {name: each for name, each in value.items() if name not in keys}
+                left_out += [value, rest[key]]  # held, so that no id comes twice
+            elif keys is None:
+                left_out.append(value)
+            else:
+                rest[key] = value
+        return rest
 
     def _compare_states(self, before: Any, now: Any, ignored: frozenset[str]) -> None:
         """Compare the states of two objects, functions or classes: the order of attributes does not count."""
@@ -139,11 +264,18 @@ class _Comparison:
             for one, other in zip(before, now, strict=True):
                 self._compare_states(one, other, ignored)
         elif type(before) is dict and type(now) is dict:
-            if before.keys() - ignored != now.keys() - ignored:
-                raise _Differs
+            for state, left_out in zip((before, now), self._left_out, strict=True):
+                left_out.extend(state[key] for key in ignored & state.keys())
+            if changed := (before.keys() ^ now.keys()) - ignored:
+                raise _Differs(*changed)
             for key in before.keys() - ignored:
                 compare = self._compare if key != "__globals__" else self._compare_globals
-                compare(before[key], now[key])
+                try:
+                    compare(before[key], now[key])
+                except _Differs as error:
+                    if not error.args:
+                        error.args = (key,)
+                    raise
         else:
             self._compare(before, now)
 
@@ -151,20 +283,19 @@ class _Comparison:
         self._compare_states(before, now, frozenset())
 
     def _compare(self, before: Any, now: Any) -> None:
-        kind = type(before)
-        if isinstance(before, _Node) or isinstance(now, _Node):
-            if not (isinstance(before, _Node) and isinstance(now, _Node)) or before.number != now.number:
-                raise _Differs
-        elif isinstance(before, type) and isinstance(now, type):  # symbols both
-            self._compare(before.label, now.label)  # type: ignore[attr-defined]
-        elif kind is not type(now):
+        if before is now:  # atoms and empty tuples, which two pickles share
+            return
+        kind, is_node = type(before), isinstance(before, _Node)
+        if kind is not type(now) and not isinstance(before, type) and not (is_node and isinstance(now, _Node)):
             raise _Differs
-        elif kind in (float, complex):  # nan is as good as nan, and 0.0 is not -0.0
+        if kind in (float, complex):  # nan is as good as nan, and 0.0 is not -0.0
             if repr(before) != repr(now):
                 raise _Differs
         elif kind in _ATOMS:
             if before != now:
                 raise _Differs
+        elif kind is _Buffer:
+            self.arrays.append((int(before), int(now)))
         elif kind is tuple or kind is frozenset:  # which of two equal ones it is does not count
             self._compare_containers(before, now, kind)
         elif id(before) in self._partners or id(now) in self._taken:
@@ -173,7 +304,14 @@ class _Comparison:
         else:
             self._partners[id(before)] = id(now)
             self._taken.add(id(now))
-            self._compare_containers(before, now, kind)
+            if is_node:
+                self._waiting.append((before, now))
+            elif not isinstance(before, type):
+                self._compare_containers(before, now, kind)
+            elif isinstance(now, type):  # symbols both
+                self._compare(before.label, now.label)  # type: ignore[attr-defined]
+            else:
+                raise _Differs
 
     def _compare_containers(self, before: Any, now: Any, kind: type) -> None:
         if kind is dict:
@@ -207,20 +345,74 @@ def _others_in(items: Any) -> set[tuple[type, Any]]:
     return {(type(each), each) for each in items if not isinstance(each, _Node)}
 
 
-def _computed_by(node: _Node) -> frozenset[str]:
-    """Return the attributes in which instances of a class keep what a `cached_property` has computed."""
+def _class_of(node: _Node) -> Any:
+    """Return the class that a node stands for an instance of, if there is one here."""
     module, name = node.label
     if isinstance(name, _Node):  # a class that goes by value: its number is cloudpickle's last argument but one
-        found: Any = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(name.arguments[0][-2])
+        return internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(name.arguments[0][-2])
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+# ---- names of what differs
+
+
+def _name_of(symbols: _Symbols, is_it: Any) -> str:
+    """Return how code names a value of a pickle; empty: it has no name."""
+    value = symbols.value
+    roots = [*value.items()] if type(value) is dict else [("", value)]
+    return next((name for name, each in _walk(roots) if is_it(each)), "")
+
+
+def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield values and all that they refer to, each once, with its name; nearest first."""
+    seen = set[int]()
+    waiting = collections.deque(roots)
+    while waiting:
+        name, value = waiting.popleft()
+        if type(value) in _ATOMS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield name, value
+        waiting.extend(_parts(name, value))
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{name}[{key!r:.80}]", each) for key, each in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{at}]", each) for at, each in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from ((name, each) for each in value)
+    elif isinstance(value, type):
+        if isinstance(value.label[1], _Node):  # type: ignore[attr-defined]
+            yield name, value.label[1]  # type: ignore[attr-defined]
+    elif isinstance(value, _Node):
+        items = [each for kind, each in value.added if kind == "item"]
+        yield from _parts(name, dict(items) if all(type(each) is tuple for each in items) else items)
+        for state in (state for kind, state in value.added if kind != "item"):
+            for part in state if type(state) is tuple else (state,):
+                for key, each in part.items() if type(part) is dict else [("", part)]:
+                    yield from _of_attribute(value, name, key, each)
+        yield from ((name, each) for each in value.arguments[0])
+        yield from value.arguments[1].items()
+        yield name, type(value)
+
+
+def _of_attribute(node: _Node, name: str, key: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    if key == "__globals__":
+        yield from value.items()
+    elif key == "__closure__" and value:
+        yield from zip(node.arguments[0][0].arguments[0][-2], value, strict=False)  # the code's names for them
     else:
-        found = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-    return cached_properties(found)
+        yield _joined(node, name, str(key)), value
 
 
-# Functions of cloudpickle's that set the state of their first argument, and what does not count of it.
-_SET_STATE: dict[tuple[str, Any], frozenset[str]] = {
-    (internals.__name__, "_function_setstate"): frozenset(),
-    (internals.__name__, "_class_setstate"): _ADDED_TO_CLASSES,
-}
+def _joined(node: _Node, name: str, key: str) -> str:
+    """Return the name of an attribute of an object, or of a variable of a function."""
+    if node.label == _FUNCTION and not key.startswith("__"):
+        return key
+    is_hidden = key[:2] in ("", "__") or str(node.label[0]).partition(".")[0] == "loaderpool"  # never seen by the user
+    return name if is_hidden else f"{name}.{key}"

@@ -9,14 +9,17 @@ import enum
 import functools
 import pathlib
 import re
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.ship import ship
-from loaderpool.transport.payload.structure import means_the_same
+from loaderpool.transport.payload.structure import compare, means_the_same, name_of_array
 
 
 @dataclasses.dataclass
@@ -180,12 +183,152 @@ def test_changed_objects_do_not(change: Callable[[Any], object]) -> None:
     assert not means_the_same(now, before)
 
 
+class Keeping:
+    """An object without attributes, until something is computed."""
+
+    made: Any = 5
+
+    @functools.cached_property
+    def heavy(self) -> Any:
+        return self.made() if callable(self.made) else self.made
+
+
+def keeping_with_slots() -> Any:
+    class Both(Slotted, Keeping):
+        pass
+
+    return Both()
+
+
+KEPT: dict[str, Callable[[], Any]] = {
+    "an int": lambda: 5,
+    "a list": lambda: [1] * 100,
+    "a small array": lambda: np.arange(4),
+    "a large array": lambda: np.arange(100_000),
+    "a path": lambda: pathlib.Path("/a"),
+    "a generator": lambda: np.random.default_rng(3),
+    "objects": lambda: [Settings(), Slotted(), enum.Enum("Color", "RED BLUE")],
+    "a function": lambda: lambda item: [item, Settings()],
+    "a class": lambda: type("Local", (Settings,), {"size": 2}),
+}
+
+
+@pytest.mark.parametrize("make_kept", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("make_object", [Keeping, keeping_with_slots])
+def test_what_a_cached_property_keeps_does_not_count(
+    make_object: Callable[[], Any], make_kept: Callable[[], Any]
+) -> None:
+    first, second = make_object(), make_object()
+    registry = Registry({"source": [first, second]})
+
+    def shipped() -> bytes:
+        return ship({"source": [first, second, [first]], "config": _Config}, registry=registry).pickled
+
+    type(first).made = staticmethod(make_kept)
+    before = shipped()
+    assert first.heavy is not None
+    assert "heavy" in vars(first)
+    now = shipped()
+    assert means_the_same(before, now)
+    assert means_the_same(now, before)
+    second.size = 7
+    assert not means_the_same(now, shipped())
+    assert not means_the_same(shipped(), before)
+
+
+def test_numbers_of_arrays_and_generators_are_paired() -> None:
+    holder = Keeping()
+    first, second = np.random.default_rng(1), np.random.default_rng(2)
+    parts = [holder, np.zeros(100_000), first, second, np.ones(100_000)]
+    registry = Registry({"source": [first, second]})
+    type(holder).made = staticmethod(lambda: (np.zeros(50_000), np.random.default_rng(3)))
+
+    def shipped() -> bytes:
+        return ship({"source": parts, "config": _Config}, registry=registry).pickled
+
+    before = shipped()
+    assert holder.heavy
+    found = compare(before, shipped())
+    assert found.difference is None
+    assert list(found.arrays) == [(0, 1), (1, 2)]
+    assert list(found.generators) == [(0, 1), (1, 2)]
+
+
+def test_a_difference_has_a_name() -> None:
+    dataset = make()
+
+    def named(change: Callable[[Any], object]) -> str | None:
+        before = pickled(dataset)
+        change(dataset)
+        found = compare(before, pickled(dataset)).difference
+        return found and found.name
+
+    assert named(set_to("mode", "val")) == "source.mode"
+    assert named(lambda dataset: setattr(dataset.settings, "size", 2)) == "source.settings.size"
+    assert named(lambda dataset: dataset.settings.names.append("x")) == "source.settings.names"
+    assert named(lambda dataset: dataset.slotted.items.append(1)) == "source.slotted.items"
+    assert named(lambda dataset: dataset.partial.keywords["by"].append(1)) == "source.partial.by"
+    assert named(set_to("more", [1, {"a": Settings()}])) == "source.more"
+    assert named(lambda dataset: setattr(dataset.more[1]["a"], "size", 2)) == "source.more[1]['a'].size"
+    assert named(lambda dataset: dataset.table.append(3)) == "source.table"
+    assert named(lambda dataset: setattr(type(dataset), "kind", "val")) == "source.kind"
+    dataset.large[5] = 1
+    assert name_of_array(pickled(dataset), 0) == "source.large"
+
+
+def test_a_state_that_another_function_sets_counts() -> None:
+    holder = [Assigned(1), Keeping()]
+    before = ship({"source": holder}).pickled
+    type(holder[1]).made = staticmethod(lambda: [Settings()])
+    assert holder[1].heavy
+    assert means_the_same(before, ship({"source": holder}).pickled)
+    holder[0].number = 2
+    assert not means_the_same(before, ship({"source": holder}).pickled)
+
+
+class Assigned:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return object.__new__, (Assigned,), Number(self.number), None, None, assign
+
+
+class Number:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def assign(target: Assigned, state: Number) -> None:
+    target.number = state.number
+
+
+class _Config:
+    seed_globals, threads = None, 1
+
+
 def test_two_lists_that_become_one_are_a_change() -> None:
     dataset = make()
     dataset.same_items = [1, 2, 3]
     before = pickled(dataset)
     dataset.same_items = dataset.items
     assert not means_the_same(before, pickled(dataset))
+
+
+def test_a_module_that_was_imported_meanwhile_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where `numpy.random` is used for the first time: a function that uses it then refers to it."""
+    package, submodule = types.ModuleType("lazy_package"), types.ModuleType("lazy_package.random")
+    package.__package__ = "lazy_package"
+    monkeypatch.setitem(sys.modules, "lazy_package", package)
+    function = eval("lambda: (lazy_package.random, number)", {"lazy_package": package, "number": 1})
+    before = ship({"source": function}).pickled
+    monkeypatch.setitem(sys.modules, "lazy_package.random", submodule)
+    now = ship({"source": function}).pickled
+    assert before != now
+    assert means_the_same(before, now)
+    assert means_the_same(now, before)
+    function.__globals__["number"] = 2
+    assert not means_the_same(before, ship({"source": function}).pickled)
 
 
 def test_what_is_no_pickle_differs() -> None:
