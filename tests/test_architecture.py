@@ -48,7 +48,7 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 202_000,
+    "loaderpool": 208_000,
     "scripts": 48_000,
     "tests": 312_000,
 }
