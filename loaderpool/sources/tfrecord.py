@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ import numpy.typing as npt
 from loaderpool.config import flag
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
-from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
+from loaderpool.sources.files import FileSource, Paths, Record
+from loaderpool.sources.in_order import ZLIB, Compression, InOrder, compression_of
 from loaderpool.sources.tables import import_extra
 
 _HEADER = struct.Struct("<QI")
@@ -32,11 +33,16 @@ _BUFFER_BYTES = 1 << 13
 
 
 class TFRecords(FileSource):
-    """Source of records of uncompressed TFRecord files, as bytes, without TensorFlow. Needs the extra `files`.
+    """Source of records of TFRecord files, as bytes, without TensorFlow. Needs the extra `files`, and URLs `remote`.
+
+    Uncompressed local files are read by index. If a file is compressed (gzip, zlib, bzip2, xz, zstd) or behind a URL,
+    all are read in order, by one generator for each file.
 
     Args:
         paths: As in `FileSource`.
         check_crc: Set to `False` to skip the checksums. Default: `True`.
+        shard_lengths: As in `FileSource`.
+        storage_options: As in `FileSource`.
 
     Raises:
         SourceError: If a file is cut, damaged or not a TFRecord file; when a record is read, if its checksum is wrong.
@@ -44,10 +50,17 @@ class TFRecords(FileSource):
 
     kind = "TFRecord"
 
-    def __init__(self, paths: Paths, check_crc: bool = True) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        check_crc: bool = True,
+        *,
+        shard_lengths: int | Sequence[int] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._check_crc = flag("check_crc", check_crc)
         self._library = "google_crc32c" if check_crc else ""
-        super().__init__(paths)
+        super().__init__(paths, shard_lengths=shard_lengths, storage_options=storage_options)
 
     def index(self, path: str) -> npt.NDArray[np.int64]:
         """Return the offsets of the records in a file."""
@@ -78,12 +91,48 @@ class TFRecords(FileSource):
             found, stored = _masked(_checksum()(payload)), int.from_bytes(data[-_FOOTER_BYTES:], "little")
             if found != stored:
                 raise SourceError(
-                    f"{self.where(record)} is damaged: the checksum of its {len(payload)} bytes is {found:#010x}, but "
-                    f"the file has {stored:#010x}. Choose one:\n"
+                    f"{self.where(record)} is damaged: {_wrong_checksum(payload, found, stored)}. Choose one:\n"
                     '    on_error="skip" of the Loader: leave out damaged records\n'
                     "    check_crc=False: read records without a check"
                 )
         return payload
+
+    def read_records(self, file: InOrder, path: str) -> Iterator[bytes]:
+        """Yield the data of each record."""
+        checksum = _checksum() if self._check_crc else None
+        read, unpack, at, number = file.read, _HEADER.unpack, 0, 0
+        while header := read(_HEADER.size):
+            number += 1
+            length = crc = 0
+            what = "the file ends inside its length"
+            if len(header) == _HEADER.size:
+                length, crc = unpack(header)
+                what = "the checksum of its length is wrong"
+            if len(header) < _HEADER.size or (checksum is not None and _masked(checksum(header[:8])) != crc):
+                advice = "" if at else ". Is this a TFRecord file?"
+                raise _cut_in_order(file, path, number, at, f"{what}{advice}")
+            payload, footer = read(length), read(_FOOTER_BYTES)
+            if len(footer) < _FOOTER_BYTES:
+                raise _cut_in_order(file, path, number, at, f"its length of {length} exceeds the file")
+            if checksum is not None:
+                found, stored = _masked(checksum(payload)), int.from_bytes(footer, "little")
+                if found != stored:
+                    raise SourceError(
+                        f"record {number} of {path} (at byte {at}{_of_what(file)}) is damaged: "
+                        f"{_wrong_checksum(payload, found, stored)}. Set check_crc=False to read records without a "
+                        "check"
+                    )
+            at += length + _AROUND
+            yield payload
+
+    def compression_of(self, head: bytes) -> Compression | None:
+        """Return the compression of a file by its first 16 bytes; None: it is not compressed."""
+        found = compression_of(head)
+        if found is None and head[:1] == ZLIB.magic and int.from_bytes(head[:2], "big") % 31 == 0:
+            found = ZLIB
+        if found is not None and _masked(_slow_checksum(head[:8])) == int.from_bytes(head[8:12], "little"):
+            return None  # a sound record, whose length begins so
+        return found
 
 
 @functools.cache
@@ -102,11 +151,29 @@ def _cut(path: str, number: int, at: int, size: int, what: str) -> SourceError:
             f"{path}: record {number + 1} (at byte {at}) is truncated or damaged: {what}. The data after byte {at} of "
             f"{size} cannot be read. To keep the records before it, run: head -c {at} {shortened(path)} > NEW"
         )
-    refuse_compressed(path, "a record")  # only here: the length of a sound record may begin so, too
-    return SourceError(
-        f"{path}: record 1 (at byte 0) is truncated or damaged: {what}. Is this a TFRecord file? Decompress a "
-        "compressed file first."
-    )
+    return SourceError(f"{path}: record 1 (at byte 0) is truncated or damaged: {what}. Is this a TFRecord file?")
+
+
+def _cut_in_order(file: InOrder, path: str, number: int, at: int, what: str) -> SourceError:
+    return SourceError(f"record {number} of {path} (at byte {at}{_of_what(file)}) is truncated or damaged: {what}")
+
+
+def _of_what(file: InOrder) -> str:
+    return "" if file.compression is None else " of the decompressed data"
+
+
+def _wrong_checksum(payload: bytes, found: int, stored: int) -> str:
+    return f"the checksum of its {len(payload)} bytes is {found:#010x}, but the file has {stored:#010x}"
+
+
+def _slow_checksum(data: bytes) -> int:
+    """Return the CRC-32C of a few bytes, without a library."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    return crc ^ 0xFFFFFFFF
 
 
 # ---- tf.train.Example ----
