@@ -49,9 +49,9 @@ class FileSource:
     A shuffle covers all records of all files. Each process keeps up to 64 files open. A file that has changed is
     refused. See docs/guide/data/custom-sources.md.
 
-    If a file is compressed or behind a URL, and the class defines `read_records`, all files are read in order: a loader
-    runs one generator for each file, as in `Loader.from_generator`. Then `shuffle=True` shuffles the order of the files
-    and `shuffle=n` also the records in a window of `n`.
+    If the class defines `read_records`, files may be compressed or at URLs. All files are then read in order, by one
+    generator for each file, as in `Loader.from_generator`. `shuffle=True` shuffles the order of the files, and
+    `shuffle=n` also the records within a window of `n`.
 
     Args:
         paths: One path or URL, or a list of these, read in order. Patterns are not expanded: pass

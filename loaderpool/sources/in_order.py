@@ -1,4 +1,4 @@
-"""Files that are read from front to back: compressed files, and files behind URLs."""
+"""Files that are read from front to back: compressed files, and files at URLs."""
 
 from __future__ import annotations
 

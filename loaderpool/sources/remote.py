@@ -1,4 +1,4 @@
-"""Files behind URLs, read from front to back by fsspec, with retries."""
+"""Files at URLs, read from front to back by fsspec, with retries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_of_this_process(url: str) -> bool:
 
 
 def remote_chunks(url: str, options: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the bytes of a file behind a URL. Errors that may pass are retried.
+    """Yield the bytes of a file at a URL. Errors that may pass are retried.
 
     Raises:
         ReadFailedError: An error did not pass, or the file has changed meanwhile.

@@ -33,7 +33,7 @@ class TarSamples(FileSource):
     Adjacent members with the same name up to the first dot form one sample: `a/1.jpg` and `a/1.seg.png` become
     `{"__key__": "a/1", "jpg": ..., "seg.png": ...}`.
 
-    Uncompressed local files are read by index. If a file is compressed (gzip, bzip2, xz, zstd) or behind a URL,
+    Uncompressed local files are read by index. If a file is compressed (gzip, bzip2, xz, zstd) or at a URL,
     all are read in order, by one generator for each file.
 
     Args:

@@ -35,7 +35,7 @@ _BUFFER_BYTES = 1 << 13
 class TFRecords(FileSource):
     """Source of records of TFRecord files, as bytes, without TensorFlow. Needs the extra `files`, and URLs `remote`.
 
-    Uncompressed local files are read by index. If a file is compressed (gzip, zlib, bzip2, xz, zstd) or behind a URL,
+    Uncompressed local files are read by index. If a file is compressed (gzip, zlib, bzip2, xz, zstd) or at a URL,
     all are read in order, by one generator for each file.
 
     Args:
