@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import itertools
@@ -208,7 +209,7 @@ def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) 
 
 
 # Modules whose errors say that compressed data is damaged; `bz2` raises an OSError.
-_RAISED_IN = ("zlib", "_lzma", "lzma", "zstd", "zstandard", "compression", "_zstd")
+_RAISED_IN = ("zlib", "igzip_lib", "isal", "_lzma", "lzma", "zstd", "zstandard", "compression", "_zstd")
 
 
 class _Limited:
@@ -240,8 +241,16 @@ class _Limited:
         return self._inner.unused_data + (b"" if self._step is None else self._rest)  # type: ignore[no-any-return]
 
 
+def _inflater(window_bits: int) -> _Limited:
+    """Return a decompressor of `isal`, which takes half the time of `zlib`, or of that if `isal` is not installed."""
+    library: Any = zlib
+    with contextlib.suppress(ImportError):
+        library = importlib.import_module("isal.isal_zlib")
+    return _Limited(library.decompressobj(window_bits), None)
+
+
 def _gzip() -> _Limited:
-    return _Limited(zlib.decompressobj(16 + zlib.MAX_WBITS), None)
+    return _inflater(16 + zlib.MAX_WBITS)
 
 
 def _bzip2() -> Any:
@@ -270,7 +279,7 @@ def _zstd() -> Any:
 
 
 def _zlib() -> _Limited:
-    return _Limited(zlib.decompressobj(), None)
+    return _inflater(zlib.MAX_WBITS)
 
 
 ZLIB = Compression("zlib", b"\x78", _zlib)  # its second byte is part of a checksum

@@ -101,21 +101,18 @@ class TFRecords(FileSource):
         """Yield the data of each record."""
         checksum = _checksum() if self._check_crc else None
         read, unpack, at, number = file.read, _HEADER.unpack, 0, 0
+        latest = b""  # header that was checked: records of one length have the same
         while header := read(_HEADER.size):
             number += 1
-            length = crc = 0
-            what = "the file ends inside its length"
-            if len(header) == _HEADER.size:
-                length, crc = unpack(header)
-                what = "the checksum of its length is wrong"
-            if len(header) < _HEADER.size or (checksum is not None and _masked(checksum(header[:8])) != crc):
-                advice = "" if at else ". Is this a TFRecord file?"
-                raise _cut_in_order(file, path, number, at, f"{what}{advice}")
-            payload, footer = read(length), read(_FOOTER_BYTES)
-            if len(footer) < _FOOTER_BYTES:
+            if header != latest:
+                self._check_header(header, file, path, number, at)
+                latest, length = header, unpack(header)[0]
+            data = read(length + _FOOTER_BYTES)
+            if len(data) < length + _FOOTER_BYTES:
                 raise _cut_in_order(file, path, number, at, f"its length of {length} exceeds the file")
+            payload = data[:length]
             if checksum is not None:
-                found, stored = _masked(checksum(payload)), int.from_bytes(footer, "little")
+                found, stored = _masked(checksum(payload)), int.from_bytes(data[length:], "little")
                 if found != stored:
                     raise SourceError(
                         f"record {number} of {path} (at byte {at}{_of_what(file)}) is damaged: "
@@ -124,6 +121,16 @@ class TFRecords(FileSource):
                     )
             at += length + _AROUND
             yield payload
+
+    def _check_header(self, header: bytes, file: InOrder, path: str, number: int, at: int) -> None:
+        what = ""
+        if len(header) < _HEADER.size:
+            what = "the file ends inside its length"
+        elif self._check_crc and _masked(_checksum()(header[:8])) != _HEADER.unpack(header)[1]:
+            what = "the checksum of its length is wrong"
+        if what:
+            advice = "" if at else ". Is this a TFRecord file?"
+            raise _cut_in_order(file, path, number, at, f"{what}{advice}")
 
     def compression_of(self, head: bytes) -> Compression | None:
         """Return the compression of a file by its first 16 bytes; None: it is not compressed."""
@@ -178,6 +185,7 @@ def _slow_checksum(data: bytes) -> int:
 
 # ---- tf.train.Example ----
 
+_MANY_FLOATS = 24  # from here on, it is quicker to serialize a list of floats than to read one by one
 _LISTS = {np.dtype(bytes): "bytes_list", np.dtype(np.float32): "float_list", np.dtype(np.int64): "int64_list"}
 
 
@@ -255,7 +263,41 @@ def _layout(shape: tuple[Any, ...], dtype: Any, defaults: int) -> tuple[str, np.
     return kind, np.dtype(object) if kind == "bytes_list" else known, number
 
 
+@functools.lru_cache(256)
+def _described(what: Any) -> tuple[str, np.dtype[Any], int, bool, tuple[Any, ...]]:
+    """Return the list of a feature without a default, its dtype, its number of values, if it is open, and its shape."""
+    shape, dtype = what if isinstance(what, tuple) else ((), what)
+    return *_layout(tuple(shape), dtype, 0), tuple(shape[:1]) == (None,), tuple(shape)
+
+
 def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
+    """Return the value of a feature: quickly if it is as described, else by `_checked_value`, which finds out why."""
+    try:
+        kind, made, number, is_open, shape = _described(what)
+    except (LookupError, TypeError, ValueError):  # it has a default, or cannot be hashed, or is wrong
+        return _checked_value(name, what, found)
+    if name not in found:
+        return _checked_value(name, what, found)
+    values = getattr(found[name], kind)
+    count = len(values.value)
+    if not count or (count % number if is_open else count != number):
+        return _checked_value(name, what, found)
+    return _converted(values, count, made, shape)
+
+
+def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, ...]) -> Any:
+    """Return a list of an Example as one value, or as an array."""
+    if not shape:
+        return values.value[0] if made.hasobject else made.type(values.value[0])
+    if made == np.float32 and count >= _MANY_FLOATS:  # serialized, they are in a row, after tag and length
+        data = values.SerializeToString()
+        array = np.frombuffer(data, "<f4", count, len(data) - 4 * count).astype(np.float32)
+    else:
+        array = np.array(list(values.value) if made.hasobject else values.value, made)
+    return array if len(shape) == 1 else array.reshape(tuple(-1 if size is None else size for size in shape))
+
+
+def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
     try:
         shape, dtype, *defaults = what if isinstance(what, tuple) else ((), what)
         wanted, made, number = _layout(tuple(shape), dtype, len(defaults))
@@ -278,15 +320,12 @@ def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
         given = np.array(defaults[0], object if made.hasobject else None)
         default = np.broadcast_to(given.astype(made, casting="same_kind"), shape)
         return default.copy() if shape else default[()]
-    values = getattr(feature, kind).value
-    count = len(values)
+    values = getattr(feature, kind)
+    count = len(values.value)
     if kind != wanted or (count % number if is_open else count != number):
         takes = f"a multiple of {number}" if is_open else f"{number}"
         raise ArgumentError(
             f"features[{brief(name)}]: expected {takes} in {wanted} for shape {shape}, but the record has {count} in "
             f"{kind}"
         )
-    if not shape:
-        return values[0] if made.hasobject else made.type(values[0])
-    array = np.array(list(values) if made.hasobject else values, made)
-    return array if len(shape) == 1 else array.reshape(tuple(-1 if size is None else size for size in shape))
+    return _converted(values, count, made, tuple(shape))

@@ -31,6 +31,17 @@ def plain_and_packed(folder: Path, name: str, data: bytes, pack: Callable[[bytes
     return plain, packed
 
 
+@pytest.fixture(params=["zlib", "isal"])
+def inflater(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The library that reads gzip."""
+    if request.param == "isal":
+        pytest.importorskip("isal")
+    else:
+        for name in ("isal", "isal.isal_zlib"):
+            monkeypatch.setitem(sys.modules, name, None)
+    return str(request.param)
+
+
 # ---- the same items as those of the plain file
 
 
@@ -77,10 +88,14 @@ def test_links_within_a_sample_are_followed_in_order(tmp_path: Path) -> None:
             list(lp.TarSamples(write(tmp_path / "a.tar", kind, "b.jpg")))
 
 
+@pytest.mark.usefixtures("inflater")
 def test_joined_and_padded_gzip_files_are_read_to_the_end(tmp_path: Path) -> None:
     data, path = tfrecord_bytes(RECORDS), tmp_path / "joined"
     path.write_bytes(gzip.compress(data) + gzip.compress(data[:7]) + gzip.compress(data[7:]) + b"\0" * 70_000)
     assert list(lp.TFRecords(path)) == RECORDS * 2
+    path.write_bytes(path.read_bytes() + b"no gzip" * 9)
+    with pytest.raises(lp.SourceError, match=r"record 7 of .* cannot be read, because the gzip data is damaged"):
+        list(lp.TFRecords(path))
 
 
 def test_a_sound_record_that_begins_like_gzip_is_read_by_index(tmp_path: Path) -> None:
@@ -140,6 +155,7 @@ def iter_into(got: list[Any], source: Any) -> list[Any]:
     return []
 
 
+@pytest.mark.usefixtures("inflater")
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_a_compressed_file_that_is_cut_is_refused(tmp_path: Path, kind: str) -> None:
     records, path = numbered_records(0, 100), tmp_path / "cut"
@@ -152,6 +168,7 @@ def test_a_compressed_file_that_is_cut_is_refused(tmp_path: Path, kind: str) -> 
         assert message.startswith(wanted), message
 
 
+@pytest.mark.usefixtures("inflater")
 @hypothesis.given(place=st.integers(0, 1 << 16), bit=st.integers(0, 7), is_tar=st.booleans())
 @hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_any_bit_that_is_flipped_in_a_compressed_file_is_noticed(
