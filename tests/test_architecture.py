@@ -48,9 +48,9 @@ LAYOUT = {
 # Tokens, as a reader takes them in. Comments, docstrings and layout are free, so density buys nothing. A number may
 # rise where a user gains; the commit says what.
 MOST_TOKENS = {
-    "loaderpool": 208_000,
+    "loaderpool": 214_000,
     "scripts": 48_000,
-    "tests": 312_000,
+    "tests": 325_000,
 }
 MOST_NAMES = 17  # beside `__init__.py` and `py.typed`, directly in the package
 
@@ -66,7 +66,7 @@ OUTSIDE_ONLY_IN = {
 # And there only in functions: who names a source of files does not wait for its library until one is made; and of the
 # others there is a tensor, so they are imported already, or must be.
 OUTSIDE_WHEN_CALLED = {
-    "loaderpool.sources": {"google_crc32c", "h5py", "pyarrow"},
+    "loaderpool.sources": {"fsspec", "google_crc32c", "h5py", "isal", "pyarrow", "zstandard"},
     "loaderpool.element.structure": {"ml_dtypes", "torch"},
     "loaderpool.transport.payload.pickler": {"jax", "torch"},
 }
@@ -285,7 +285,7 @@ def test_importing_the_package_brings_in_no_framework() -> None:
 
 
 def test_naming_a_source_brings_in_no_library_of_its_format() -> None:
-    formats = ["google_crc32c", "h5py", "pyarrow", "tarfile"]
+    formats = ["fsspec", "google_crc32c", "h5py", "pyarrow", "tarfile"]
     code = f"""
         import json, sys
         import {PACKAGE}

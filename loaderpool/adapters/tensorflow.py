@@ -52,7 +52,8 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     form = core.running_engine().form()
     wire = TensorFormat(form, _spec_of_two(core, form))
     first_pass = core.tracker.next_log()
-    has_length = core.config.on_error.action != "skip" and not core.tracker.plan.is_open
+    plan = core.tracker.plan
+    has_length = core.config.on_error.action != "skip" and (not plan.is_open or plan.stated_batches is not None)
     tells_length = has_length and not core.tracker.is_backed_up
     source = _Elements(core, wire, epochs, first_pass.batches if tells_length and epochs is not None else None)
     dataset = tf.data.Dataset.from_generator(source, output_signature=wire.signature)

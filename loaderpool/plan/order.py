@@ -88,6 +88,8 @@ class Plan:
     """Whether the size is only a bound: of a stream, whose end is not known before it comes, or of what has no end."""
     is_endless: bool = False
     """Whether it is known to have no end, though it has an index: as many batches as are asked for."""
+    stated_batches: int | None = None
+    """Batches of this shard in an epoch of generators whose numbers of items were stated; None: unknown."""
     start: Any = 0
     """The start that it was given: the first position that no consumer has taken."""
 

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -18,7 +18,10 @@ import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief
 from loaderpool.hints import known_names_only
+from loaderpool.sources.in_order import Compression, InOrder, ReadFailedError, compression_of, head_of, local_chunks
 from loaderpool.sources.recognise import position_of
+from loaderpool.sources.remote import is_of_this_process, is_url, remote_chunks
+from loaderpool.sources.stream import ReplicatedSource, checked_lengths
 from loaderpool.sources.tables import import_extra
 from loaderpool.system.interrupts import is_of_a_handler
 
@@ -29,9 +32,6 @@ _MOST_OPEN = 64
 """Files open at once in a process, of all its sources. Fewer: a shuffle over many files opens one for most items. More:
 they would near the 1024 descriptors that many systems allow a process, and each HDF5 file has caches of its own."""
 _ADVICE = "Create the source again. To change a file while it is read, write a new file and rename it."
-
-# How files of gzip, bzip2, xz, zstd and zip begin, and no text does. File names are not looked at.
-_COMPRESSED = (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 
 
 class Record(NamedTuple):
@@ -50,10 +50,18 @@ class FileSource:
     A shuffle covers all records of all files. Each process keeps up to 64 files open. A file that has changed is
     refused. See docs/guide/data/custom-sources.md.
 
+    If the class defines `read_records`, files may be compressed or at URLs. All files are then read in order, by one
+    generator for each file, as in `Loader.from_generator`. `shuffle=True` shuffles the order of the files, and
+    `shuffle=n` also the records within a window of `n`.
+
     Args:
-        paths: One path or a list of paths, read in order. Patterns are not expanded: pass `sorted(glob.glob(...))`.
+        paths: One path or URL, or a list of these, read in order. Patterns are not expanded: pass
+            `sorted(glob.glob(...))`.
         makes: Plain values besides the files that determine the records. A saved state is compared with them, the class
             and the file sizes.
+        shard_lengths: Number of records of each file, or one number for all, so that loaders of files that are read in
+            order have a length. If a file has fewer or more, reading it is a `SourceError`.
+        storage_options: Options of the URLs' file system, as in fsspec, such as `{"anon": True}`.
 
     Attributes:
         kind: Class attribute: name of the format in messages, such as `"HDF5"`.
@@ -70,12 +78,27 @@ class FileSource:
     _library = ""  # what reading imports: here, and once in the supervisor, so that workers inherit it
 
     @known_names_only
-    def __init__(self, paths: Paths, *, makes: Any = ()) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        makes: Any = (),
+        shard_lengths: int | Sequence[int] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._import_library()
         self.paths = _checked_paths(paths, self.kind)
         self._makes = makes
         self._handles = _Handles()
-        self._stamps = tuple(map(Stamp.of, self.paths))
+        self._stamps = tuple(Stamp(0, 0) if is_url(path) else Stamp.of(path) for path in self.paths)
+        self._shard_lengths = None
+        if shard_lengths is not None:
+            self._shard_lengths = checked_lengths(shard_lengths, len(self.paths), "files")
+        self._storage_options = self._checked_options(storage_options)
+        self._first_records: tuple[int, ...] = ()
+        self._in_order = self._needs_order()
+        if self._in_order:
+            return
         self._index_files()
         if not len(self):
             raise ArgumentError(f"paths: found no {self.unit}s in {self._described}")
@@ -106,6 +129,19 @@ class FileSource:
         """
         raise NotImplementedError(f"{type(self).__name__} must define read(handle, record)")
 
+    def read_records(self, file: Any, path: str) -> Iterable[Any]:
+        """Yield the records of a file from front to back. Optional: otherwise compressed files and URLs are refused.
+
+        Args:
+            file: Binary file to read from, decompressed.
+            path: Its path or URL.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define read_records(file, path)")
+
+    def compression_of(self, head: bytes) -> Compression | None:
+        """Return the compression of a file by its first 16 bytes; None: it is not compressed."""
+        return compression_of(head)
+
     def where(self, record: Record) -> str:
         """Return the name of a record in messages, such as "row 2 of /data/x.h5"."""
         if self._starts is None:
@@ -115,9 +151,25 @@ class FileSource:
     # ---- what it is then ----
 
     def __len__(self) -> int:
-        return self._first_records[-1]
+        if not self._in_order:
+            return self._first_records[-1]
+        if self._shard_lengths is None:
+            raise TypeError(
+                f"the number of {self.unit}s is unknown, because {self._in_order}. Pass shard_lengths= to state it"
+            )
+        return sum(self._shard_lengths)
+
+    def __bool__(self) -> bool:
+        return True  # its length may be unknown
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._in_order:
+            return itertools.chain.from_iterable(map(_ReadInOrder(self), self.paths))
+        return (self[number] for number in range(len(self)))
 
     def __getitem__(self, index: SupportsIndex) -> Any:
+        if self._in_order:
+            raise SourceError(f"{self!r} cannot be indexed, because {self._in_order}. Pass it to a Loader, or iterate")
         position = position_of(index, len(self))
         file = bisect.bisect_right(self._first_records, position) - 1  # of files without records, the one behind them
         number = position - self._first_records[file]
@@ -136,6 +188,8 @@ class FileSource:
             raise SourceError(f"{self.where(record)} cannot be read: {type(error).__name__}: {error}") from error
 
     def __repr__(self) -> str:
+        if self._in_order:
+            return f"<{self.unit}s of {self._described}, read in order>"
         return f"<{len(self)} {self.unit}{'s' * (len(self) != 1)} of {self._described}>"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -149,8 +203,47 @@ class FileSource:
     @property
     def _loaderpool_fingerprint(self) -> str:
         """The same in each process and for a copy of the files elsewhere: neither paths nor times are looked at."""
-        facts = self._makes, [stamp.size for stamp in self._stamps], self._first_records
+        sizes: list[Any] = [stamp.size for stamp in self._stamps]
+        facts: tuple[Any, ...] = self._makes, sizes, self._first_records
+        if self._in_order:  # the size of a remote file is unknown
+            names = [path.rpartition("/")[2] if is_url(path) else "" for path in self.paths]
+            facts = *facts, names, self._shard_lengths
         return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+
+    @property
+    def _loaderpool_generators(self) -> ReplicatedSource | None:
+        """What a loader reads in place of a source that cannot be read by index."""
+        if not self._in_order:
+            return None
+        source = ReplicatedSource(_ReadInOrder(self), self.paths, None, shard_lengths=self._shard_lengths)
+        source.only_here = next((path for path in self.paths if is_of_this_process(path)), None)
+        return source
+
+    def _needs_order(self) -> str:
+        """Return why the files are read in order; "": they are read by index."""
+        can = type(self).read_records is not FileSource.read_records
+        for path in self.paths:
+            if is_url(path):
+                if not can:
+                    raise ArgumentError(
+                        f"paths: {path} is a URL, from which {type(self).__name__} cannot read. Download the file, and "
+                        "pass its path"
+                    )
+                return f"{path} is a URL"
+            if can and (found := self.compression_of(head_of(path))) is not None:
+                if found.make is None:
+                    raise ArgumentError(f"paths: {path} is a {found.name} file. Extract it, and pass the result")
+                return f"{path} is compressed"
+        return ""
+
+    def _checked_options(self, options: Any) -> dict[str, Any]:
+        if options is None:
+            return {}
+        if not isinstance(options, Mapping):
+            raise ArgumentError(f"storage_options must be a dict of fsspec's options, got {brief(options)}")
+        if not any(map(is_url, self.paths)):
+            raise ArgumentError(f"storage_options needs URLs in paths, got {self.paths[0]}")
+        return dict(options)
 
     def _import_library(self) -> None:
         if self._library:
@@ -172,6 +265,9 @@ class FileSource:
                     pieces.append(offsets.astype(dtype))
                     counts.append(len(offsets) - 1)
                 stamp.check(path)
+        for path, count, stated in zip(self.paths, counts, self._shard_lengths or counts, strict=True):
+            if count != stated:
+                raise SourceError(f"{path} has {count} {self.unit}s, but shard_lengths states {stated}")
         self._first_records = tuple(itertools.accumulate(counts, initial=0))
         self._starts = np.concatenate(pieces) if pieces else None
         if self._starts is not None:
@@ -231,6 +327,37 @@ class FileSource:
             raise SourceError(
                 f"{path} cannot be read as {self.kind} ({type(error).__name__}: {error}). The file is truncated, "
                 "damaged, or has another format."
+            ) from error
+
+
+class _ReadInOrder:
+    """Reads one file of a source from front to back: the generator function of a loader."""
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+        self.__qualname__ = type(source).__name__  # for messages
+
+    def __call__(self, path: str) -> Iterator[Any]:
+        source, number = self._source, 0
+        if is_url(path):
+            chunks = remote_chunks(path, source._storage_options)
+        else:
+            source._stamps[source.paths.index(path)].check(path)
+            chunks = local_chunks(path)
+        try:
+            with InOrder(chunks, path, source.compression_of) as file:
+                for item in source.read_records(file, path):
+                    number += 1
+                    yield item
+        except ReadFailedError as error:
+            raise SourceError(f"{source.unit} {number + 1} of {path} {error}") from error
+        except (LoaderpoolError, ImportError, NotImplementedError):
+            raise
+        except Exception as error:
+            if is_of_a_handler(error) or (isinstance(error, OSError) and error.errno):
+                raise
+            raise SourceError(
+                f"{source.unit} {number + 1} of {path} cannot be read: {type(error).__name__}: {error}"
             ) from error
 
 
@@ -325,17 +452,5 @@ def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
     given = paths if isinstance(paths, (list, tuple)) else [paths]
     if not given:
         raise ArgumentError(f"paths is empty: pass at least one {kind} file. If it comes from glob, check the pattern.")
-    return tuple(os.path.abspath(os.fsdecode(path)) for path in given)
-
-
-# ---- for formats ----
-
-
-def refuse_compressed(path: str, what: str) -> None:
-    """Raise ArgumentError where a file is a compressed one, of which `what` cannot be read without all before it."""
-    with open(path, "rb") as file:
-        if file.read(16).startswith(_COMPRESSED):
-            raise ArgumentError(
-                f"paths: {path} is compressed, so {what} cannot be read without all data before it. Decompress the "
-                "file, such as with gunzip, and pass the result"
-            )
+    texts = map(os.fsdecode, given)
+    return tuple(text if is_url(text) else os.path.abspath(text) for text in texts)

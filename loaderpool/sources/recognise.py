@@ -16,7 +16,7 @@ from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, brief, warn
 from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
 from loaderpool.sources.sequence import BatchSequence
-from loaderpool.sources.stream import ReplicatedSource, StreamSource, is_iterator, kind_of_iterable_dataset
+from loaderpool.sources.stream import StreamSource, is_iterator, kind_of_iterable_dataset, replicated
 from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
 from loaderpool.sources.varying import VaryingSource
 from loaderpool.system.interrupts import is_of_a_handler
@@ -57,8 +57,8 @@ def as_source(obj: Any) -> Any:
         SourceError: it cannot be read by index; says what to pass instead.
         ArgumentError: it is empty, or its columns are of different lengths.
     """
-    if isinstance(obj, ReplicatedSource):
-        return obj
+    if (generators := replicated(obj)) is not None:
+        return generators
     if isinstance(obj, BatchSequence) and obj.is_endless:
         return obj
     reason = _refusal(obj)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import numbers
 import operator
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -162,6 +163,7 @@ class _Turn:
 # ---- generators, each of which a worker reads ----
 
 _DEFAULT_CYCLE = 16
+_MOST_ITEMS = 1 << 40  # of a shard: positions of items have 40 bits
 _BY_NAME = ("rng", "worker")  # what a generator is given besides its shard, where it has such parameters
 
 
@@ -184,6 +186,10 @@ class ReplicatedSource:
         shards: any picklable things; None: it runs in copies.
         cycle_length: how many shards are open at once; None: 16, or all.
         copies: how many there are without shards; None: as many as workers where they can differ, else one.
+        shard_lengths: number of items of each shard, or one number for all; None: unknown.
+
+    Attributes:
+        only_here: what it reads that is in this process's memory, so that no worker can; None: nothing.
     """
 
     def __init__(
@@ -192,6 +198,7 @@ class ReplicatedSource:
         shards: Sequence[Any] | None,
         cycle_length: int | None,
         copies: int | None = None,
+        shard_lengths: int | Sequence[int] | None = None,
     ) -> None:
         if not callable(make_generator):
             what = f"a function that returns a generator, got {_got(make_generator)}"
@@ -203,7 +210,13 @@ class ReplicatedSource:
         if copies is not None and shards is not None:
             raise ArgumentError("copies and shards cannot be combined: one generator runs for each shard")
         self.make_generator = make_generator
+        if shard_lengths is not None and shards is None:
+            raise ArgumentError("shard_lengths needs shards: it is the number of items of each shard")
         self.shards = None if shards is None else listed("shards", shards)
+        self.shard_lengths: tuple[int, ...] | None = None
+        if shard_lengths is not None and self.shards is not None:
+            self.shard_lengths = checked_lengths(shard_lengths, len(self.shards), "shards")
+        self.only_here: str | None = None
         self.copies, self.cycle_length = copies, cycle_length
         by_position = 0 if shards is None else 1
         # Which of "rng" and "worker" it is given.
@@ -254,6 +267,27 @@ def _got(obj: Any) -> str:
     if library := kind_of_iterable_dataset(obj):
         return f"{kind}, {library}: pass its method __iter__, with copies=1"
     return kind
+
+
+def checked_lengths(given: Any, count: int, what: str) -> tuple[int, ...]:
+    """Return the number of items of each of `count` shards, as the user stated them."""
+    if isinstance(given, numbers.Integral):
+        return (whole_number("shard_lengths", given, at_least=0, at_most=_MOST_ITEMS),) * count
+    lengths = listed("shard_lengths", given)
+    if len(lengths) != count:
+        raise ArgumentError(f"shard_lengths must have one number for each of {count} {what}, got {len(lengths)}")
+    return tuple(
+        whole_number(f"shard_lengths[{number}]", length, at_least=0, at_most=_MOST_ITEMS)
+        for number, length in enumerate(lengths)
+    )
+
+
+def replicated(source: Any) -> ReplicatedSource | None:
+    """Return the generators that a source consists of, or is read by; None: there are none."""
+    if isinstance(source, ReplicatedSource):
+        return source
+    has_some = hasattr(type(source), "_loaderpool_generators")  # files that are compressed or remote
+    return source._loaderpool_generators if has_some else None
 
 
 # ---- many files read at once, as `tf.data.Dataset.interleave` has it ----

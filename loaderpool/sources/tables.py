@@ -63,7 +63,7 @@ def unequal(names: Iterable[str], lengths: Sequence[int]) -> str:
     return ", ".join(shown[:_SHOWN]) + ", ..." * (len(shown) > _SHOWN)
 
 
-def import_extra(module: str, needed_by: str) -> Any:
+def import_extra(module: str, needed_by: str, extra: str = "files") -> Any:
     """Import a package that only some sources need; where it is not installed, the error says what to install."""
     try:
         return importlib.import_module(module)
@@ -71,7 +71,8 @@ def import_extra(module: str, needed_by: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is there, and misses another one
         raise ImportError(
-            f"{needed_by} needs {error.name}, which is not installed: pip install 'loaderpool[files]'", name=error.name
+            f"{needed_by} needs {error.name}, which is not installed: pip install 'loaderpool[{extra}]'",
+            name=error.name,
         ) from None
 
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from loaderpool.config import flag
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
 from loaderpool.hints import known_names_only
-from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
+from loaderpool.sources.files import FileSource, Paths, Record
+from loaderpool.sources.in_order import refuse_compressed
 
 _CHUNK_BYTES = 8 << 20
 """Read at a time. Smaller: more calls for each gigabyte. Larger: more than a processor's cache, and slower."""

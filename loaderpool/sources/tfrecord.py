@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from loaderpool.config import flag
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
 from loaderpool.hints import known_names_only
-from loaderpool.sources.files import FileSource, Paths, Record, refuse_compressed
+from loaderpool.sources.files import FileSource, Paths, Record
+from loaderpool.sources.in_order import ZLIB, Compression, InOrder, compression_of
 from loaderpool.sources.tables import import_extra
 
 _HEADER = struct.Struct("<QI")
@@ -33,11 +34,16 @@ _BUFFER_BYTES = 1 << 13
 
 
 class TFRecords(FileSource):
-    """Source of records of uncompressed TFRecord files, as bytes, without TensorFlow. Needs the extra `files`.
+    """Source of records of TFRecord files, as bytes, without TensorFlow. Needs the extra `files`, and URLs `remote`.
+
+    Uncompressed local files are read by index. If a file is compressed (gzip, zlib, bzip2, xz, zstd) or at a URL,
+    all are read in order, by one generator for each file.
 
     Args:
         paths: As in `FileSource`.
         check_crc: Set to `False` to skip the checksums. Default: `True`.
+        shard_lengths: As in `FileSource`.
+        storage_options: As in `FileSource`.
 
     Raises:
         SourceError: If a file is cut, damaged or not a TFRecord file; when a record is read, if its checksum is wrong.
@@ -46,10 +52,17 @@ class TFRecords(FileSource):
     kind = "TFRecord"
 
     @known_names_only
-    def __init__(self, paths: Paths, check_crc: bool = True) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        check_crc: bool = True,
+        *,
+        shard_lengths: int | Sequence[int] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._check_crc = flag("check_crc", check_crc)
         self._library = "google_crc32c" if check_crc else ""
-        super().__init__(paths)
+        super().__init__(paths, shard_lengths=shard_lengths, storage_options=storage_options)
 
     def index(self, path: str) -> npt.NDArray[np.int64]:
         """Return the offsets of the records in a file."""
@@ -80,12 +93,55 @@ class TFRecords(FileSource):
             found, stored = _masked(_checksum()(payload)), int.from_bytes(data[-_FOOTER_BYTES:], "little")
             if found != stored:
                 raise SourceError(
-                    f"{self.where(record)} is damaged: the checksum of its {len(payload)} bytes is {found:#010x}, but "
-                    f"the file has {stored:#010x}. Choose one:\n"
+                    f"{self.where(record)} is damaged: {_wrong_checksum(payload, found, stored)}. Choose one:\n"
                     '    on_error="skip" of the Loader: leave out damaged records\n'
                     "    check_crc=False: read records without a check"
                 )
         return payload
+
+    def read_records(self, file: InOrder, path: str) -> Iterator[bytes]:
+        """Yield the data of each record."""
+        checksum = _checksum() if self._check_crc else None
+        read, unpack, at, number = file.read, _HEADER.unpack, 0, 0
+        latest = b""  # header that was checked: records of one length have the same
+        while header := read(_HEADER.size):
+            number += 1
+            if header != latest:
+                self._check_header(header, file, path, number, at)
+                latest, length = header, unpack(header)[0]
+            data = read(length + _FOOTER_BYTES)
+            if len(data) < length + _FOOTER_BYTES:
+                raise _cut_in_order(file, path, number, at, f"its length of {length} exceeds the file")
+            payload = data[:length]
+            if checksum is not None:
+                found, stored = _masked(checksum(payload)), int.from_bytes(data[length:], "little")
+                if found != stored:
+                    raise SourceError(
+                        f"record {number} of {path} (at byte {at}{_of_what(file)}) is damaged: "
+                        f"{_wrong_checksum(payload, found, stored)}. Set check_crc=False to read records without a "
+                        "check"
+                    )
+            at += length + _AROUND
+            yield payload
+
+    def _check_header(self, header: bytes, file: InOrder, path: str, number: int, at: int) -> None:
+        what = ""
+        if len(header) < _HEADER.size:
+            what = "the file ends inside its length"
+        elif self._check_crc and _masked(_checksum()(header[:8])) != _HEADER.unpack(header)[1]:
+            what = "the checksum of its length is wrong"
+        if what:
+            advice = "" if at else ". Is this a TFRecord file?"
+            raise _cut_in_order(file, path, number, at, f"{what}{advice}")
+
+    def compression_of(self, head: bytes) -> Compression | None:
+        """Return the compression of a file by its first 16 bytes; None: it is not compressed."""
+        found = compression_of(head)
+        if found is None and head[:1] == ZLIB.magic and int.from_bytes(head[:2], "big") % 31 == 0:
+            found = ZLIB
+        if found is not None and _masked(_slow_checksum(head[:8])) == int.from_bytes(head[8:12], "little"):
+            return None  # a sound record, whose length begins so
+        return found
 
 
 @functools.cache
@@ -104,15 +160,34 @@ def _cut(path: str, number: int, at: int, size: int, what: str) -> SourceError:
             f"{path}: record {number + 1} (at byte {at}) is truncated or damaged: {what}. The data after byte {at} of "
             f"{size} cannot be read. To keep the records before it, run: head -c {at} {shortened(path)} > NEW"
         )
-    refuse_compressed(path, "a record")  # only here: the length of a sound record may begin so, too
-    return SourceError(
-        f"{path}: record 1 (at byte 0) is truncated or damaged: {what}. Is this a TFRecord file? Decompress a "
-        "compressed file first."
-    )
+    return SourceError(f"{path}: record 1 (at byte 0) is truncated or damaged: {what}. Is this a TFRecord file?")
+
+
+def _cut_in_order(file: InOrder, path: str, number: int, at: int, what: str) -> SourceError:
+    return SourceError(f"record {number} of {path} (at byte {at}{_of_what(file)}) is truncated or damaged: {what}")
+
+
+def _of_what(file: InOrder) -> str:
+    return "" if file.compression is None else " of the decompressed data"
+
+
+def _wrong_checksum(payload: bytes, found: int, stored: int) -> str:
+    return f"the checksum of its {len(payload)} bytes is {found:#010x}, but the file has {stored:#010x}"
+
+
+def _slow_checksum(data: bytes) -> int:
+    """Return the CRC-32C of a few bytes, without a library."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    return crc ^ 0xFFFFFFFF
 
 
 # ---- tf.train.Example ----
 
+_MANY_FLOATS = 24  # from here on, it is quicker to serialize a list of floats than to read one by one
 _LISTS = {np.dtype(bytes): "bytes_list", np.dtype(np.float32): "float_list", np.dtype(np.int64): "int64_list"}
 
 
@@ -190,7 +265,41 @@ def _layout(shape: tuple[Any, ...], dtype: Any, defaults: int) -> tuple[str, np.
     return kind, np.dtype(object) if kind == "bytes_list" else known, number
 
 
+@functools.lru_cache(256)
+def _described(what: Any) -> tuple[str, np.dtype[Any], int, bool, tuple[Any, ...]]:
+    """Return the list of a feature without a default, its dtype, its number of values, if it is open, and its shape."""
+    shape, dtype = what if isinstance(what, tuple) else ((), what)
+    return *_layout(tuple(shape), dtype, 0), tuple(shape[:1]) == (None,), tuple(shape)
+
+
 def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
+    """Return the value of a feature: quickly if it is as described, else by `_checked_value`, which finds out why."""
+    try:
+        kind, made, number, is_open, shape = _described(what)
+    except (LookupError, TypeError, ValueError):  # it has a default, or cannot be hashed, or is wrong
+        return _checked_value(name, what, found)
+    if name not in found:
+        return _checked_value(name, what, found)
+    values = getattr(found[name], kind)
+    count = len(values.value)
+    if not count or (count % number if is_open else count != number):
+        return _checked_value(name, what, found)
+    return _converted(values, count, made, shape)
+
+
+def _converted(values: Any, count: int, made: np.dtype[Any], shape: tuple[Any, ...]) -> Any:
+    """Return a list of an Example as one value, or as an array."""
+    if not shape:
+        return values.value[0] if made.hasobject else made.type(values.value[0])
+    if made == np.float32 and count >= _MANY_FLOATS:  # serialized, they are in a row, after tag and length
+        data = values.SerializeToString()
+        array = np.frombuffer(data, "<f4", count, len(data) - 4 * count).astype(np.float32)
+    else:
+        array = np.array(list(values.value) if made.hasobject else values.value, made)
+    return array if len(shape) == 1 else array.reshape(tuple(-1 if size is None else size for size in shape))
+
+
+def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
     try:
         shape, dtype, *defaults = what if isinstance(what, tuple) else ((), what)
         wanted, made, number = _layout(tuple(shape), dtype, len(defaults))
@@ -213,15 +322,12 @@ def _value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
         given = np.array(defaults[0], object if made.hasobject else None)
         default = np.broadcast_to(given.astype(made, casting="same_kind"), shape)
         return default.copy() if shape else default[()]
-    values = getattr(feature, kind).value
-    count = len(values)
+    values = getattr(feature, kind)
+    count = len(values.value)
     if kind != wanted or (count % number if is_open else count != number):
         takes = f"a multiple of {number}" if is_open else f"{number}"
         raise ArgumentError(
             f"features[{brief(name)}]: expected {takes} in {wanted} for shape {shape}, but the record has {count} in "
             f"{kind}"
         )
-    if not shape:
-        return values[0] if made.hasobject else made.type(values[0])
-    array = np.array(list(values) if made.hasobject else values, made)
-    return array if len(shape) == 1 else array.reshape(tuple(-1 if size is None else size for size in shape))
+    return _converted(values, count, made, tuple(shape))

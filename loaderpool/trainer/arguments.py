@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,17 +190,27 @@ def _generators(
     source: ReplicatedSource, config: LoaderConfig, pool: Pool | None
 ) -> tuple[LoaderConfig, Plan, LaneItems]:
     """How generators are read, by no more workers than run at once where their number is ours to choose."""
-    from loaderpool.worker.lanes import LaneItems
+    from loaderpool.worker.lanes import LaneItems, stated_batches
 
     is_chosen = pool is None and not isinstance(config.workers, Auto)
     workers = pool.workers if pool is not None else max(1, first_workers(config.workers))
     lanes = source.lanes(workers, is_chosen, config.shard.num_shards)
+    if source.only_here is not None and (pool is not None or config.workers != 0):
+        raise ArgumentError(
+            f"source: {source.only_here} is in the memory of this process, from which workers cannot read. Set "
+            "workers=0, or write the data to a file"
+        )
     if pool is None and not is_chosen:
         config = config._replace(workers=min(workers, lanes))
     plan, window = _open_plan(config, lanes=lanes), config.shuffle_window
+    if source.shard_lengths is not None:
+        plan = dataclasses.replace(plan, stated_batches=stated_batches(plan, source.shard_lengths))
+        if not plan.stated_batches:
+            reason = "drop_remainder=True leaves no batches, or " * config.drop_remainder
+            raise ArgumentError(f"{reason}shard_lengths states no items for this loader: {sum(source.shard_lengths)}")
     shuffle = source.shards is not None and (config.shuffle or window > 0)
     made = source.make_generator, source.takes, source.shards
-    return config, plan, LaneItems(*made, plan, shuffle, window, config.seed_globals)
+    return config, plan, LaneItems(*made, plan, shuffle, window, config.seed_globals, source.shard_lengths)
 
 
 def _plan_settings(config: LoaderConfig) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class PassLog:
         self._lanes = list(before.taken)  # how many batches of each lane came before these
         self._ended: Mapping[int, int] = {lane: before.taken[lane] for lane in before.over}
         self.batches = self.plan.batches_per_epoch - len(place.taken)
+        if plan.stated_batches is not None:
+            self.batches = plan.stated_batches - sum(before.taken)
         self.delivered = self.given_before = 0
         self.omitted: list[int] = []
 
@@ -404,7 +406,8 @@ class EpochTracker:
         place = Position(log.epoch + 1)
         self._was_whole = True
         with self._lock:
-            if self._parked is None and self.next_place == place and log.plan is self.plan:
+            has_more = not log.plan.is_open  # generators make one epoch at a time
+            if has_more and self._parked is None and self.next_place == place and log.plan is self.plan:
                 self._parked = (subscription, place)
                 return
         subscription.end()

@@ -208,6 +208,7 @@ class Loader:
         shards: Sequence[Any] | None = None,
         cycle_length: int | None = None,
         copies: int | None = None,
+        shard_lengths: int | Sequence[int] | None = None,
         **settings: Any,
     ) -> Loader:
         """Create a loader for a generator function that runs once for each shard, or as replicas that share the work.
@@ -220,6 +221,8 @@ class Loader:
             workers: As in `Loader`. Without `shards`, each runs a replica if the function has `worker` or `rng`.
             shards: Sequence of files, ranges or other picklable objects. `shuffle=True` reorders them every epoch.
             cycle_length: Number of shards read at once, at least 1. Default: 16.
+            shard_lengths: Number of items of each shard, or one number for all; it gives the loader a length. A shard
+                with fewer or more items is a `SourceError`, after the batches before it. Default: unknown.
             copies: Number of replicas, on which the batches depend; not with `shards`. Default: as `workers` says.
             **settings: Other arguments of `Loader`. `shuffle=n` shuffles each generator's items in a window of `n`.
 
@@ -237,7 +240,8 @@ class Loader:
             cycle_length = whole_number("cycle_length", cycle_length, at_least=1, hint="shards open at once")
         if copies is not None:
             copies = whole_number("copies", copies, at_least=1, hint="replicas of the generator")
-        return cls(ReplicatedSource(make_generator, shards, cycle_length, copies), workers=workers, **settings)
+        source = ReplicatedSource(make_generator, shards, cycle_length, copies, shard_lengths)
+        return cls(source, workers=workers, **settings)
 
     def replace(self, **changes: Any) -> Loader:
         """Return a new loader with these arguments changed. An iterator that was read needs a new `source`."""

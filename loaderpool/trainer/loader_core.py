@@ -147,12 +147,14 @@ class LoaderCore:
         """
         if self.plan.is_endless:
             raise TypeError("an endless sequence has no length. Pass steps_per_epoch to fit, or break out of the loop")
-        if self.plan.is_open:
+        stated = self.plan.stated_batches
+        if self.plan.is_open and stated is None:
             what = "generators" if self.plan.lanes else "a stream"
-            raise TypeError(f"the number of batches is unknown, because the source is {what}")
+            advice = ". Pass shard_lengths= to state the number of items of each shard" * (self.plan.lanes > 0)
+            raise TypeError(f"the number of batches is unknown, because the source is {what}{advice}")
         if self.config.on_error.action == "skip":
             raise TypeError('the number of batches is unknown with on_error="skip", which may drop whole batches')
-        return self.plan.batches_per_epoch
+        return self.plan.batches_per_epoch if stated is None else stated
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """The saved form of a position.

@@ -22,7 +22,7 @@ from loaderpool.checks import whole_number
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
 from loaderpool.plan.order import LanePlaces, Plan, Position
-from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource
+from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource, replicated
 from loaderpool.trainer.epoch_tracker import EpochTracker
 
 _VERSION = 2
@@ -197,9 +197,14 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
         fields["buckets"] = [*sizes, plan.buckets.checksum]
     if plan.lanes:  # where one stands says nothing of those of another number, or of another process
         fields["generators"] = f"{plan.lanes} copies"
-        if source.shards is not None:
-            marked = _checksum(_pieces(source.shards))
-            fields["generators"] = f"{len(source.shards)} shards {marked}, {plan.lanes} at once"
+        generators = replicated(source)
+        assert generators is not None
+        if generators.shards is not None:
+            # Files have a fingerprint of their own, which holds for a copy elsewhere.
+            marked = _checksum(_pieces(generators.shards if generators is source else generators.shard_lengths))
+            fields["generators"] = f"{len(generators.shards)} shards {marked}, {plan.lanes} at once"
+            if generators.shard_lengths is not None:  # the order of the shards hangs on them
+                fields["generators"] += f", lengths {_checksum(_pieces(list(generators.shard_lengths)))}"
         fields["share"] = f"{plan.shard_index} of {plan.num_shards}"
     return fields
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.errors import SourceError, brief
 from loaderpool.plan.generators import LANE, CapturedGenerators
 from loaderpool.plan.order import Plan, Ticket, first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
@@ -50,6 +51,7 @@ class LaneItems:
         window: items that are shuffled among each other in each lane; 0: none.
         seed_globals: whether each lane has a state of its own of `random` and `numpy.random`, at some 0.2 ms a batch;
             "auto": once one is seen to draw from them.
+        lengths: number of items of each shard; None: unknown.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class LaneItems:
         shuffle: bool,
         window: int,
         seed_globals: bool | Literal["auto"],
+        lengths: tuple[int, ...] | None = None,
     ) -> None:
-        self._arguments = make_generator, takes, shards, plan, shuffle, window, seed_globals
+        self._arguments = make_generator, takes, shards, plan, shuffle, window, seed_globals, lengths
+        self._lengths = lengths
         self._make, self._takes, self._shards, self._plan = make_generator, takes, shards, plan
         self._shuffle, self._window = shuffle, window
         self._watch = GlobalsWatch()
@@ -144,9 +148,16 @@ class LaneItems:
             index, count = plan.shard_index * plan.lanes + lane, plan.num_shards * plan.lanes
             yield WorkerInfo(index, count, self._seed("copy", index, epoch), epoch)
             return
-        places = np.arange(plan.shard_index + lane * plan.num_shards, len(shards), plan.lanes * plan.num_shards)
-        if self._shuffle:
+        places = shards_of(plan, lane, len(shards))
+        if self._shuffle and self._lengths is None:
             places = Permutation(len(shards), stream_key("shards", plan.seed, epoch)).take(places)
+        elif self._shuffle:
+            # Shards stay with those that they share a lane with, so that each epoch has as many batches. Which lane
+            # comes first changes, and so does the order within each.
+            (lane,) = Permutation(plan.lanes, stream_key("lanes", plan.seed, epoch)).take(np.array([lane])).tolist()
+            places = shards_of(plan, lane, len(shards))
+            order = Permutation(len(places), stream_key(f"shards-{lane}", plan.seed, epoch))
+            places = places[order.take(np.arange(len(places)))]
         for index in places.tolist():
             yield WorkerInfo(index, len(shards), self._seed("shard", index, epoch), epoch, shards[index])
 
@@ -165,6 +176,10 @@ class LaneItems:
         if "rng" in self._takes:
             keywords["rng"] = np.random.Generator(np.random.Philox(key=info.seed))
         return self._make(*arguments, **keywords)
+
+    def length(self, info: WorkerInfo) -> int | None:
+        """Return the stated number of items of a shard; None: unknown."""
+        return None if self._lengths is None else self._lengths[info.index]
 
     def mixed(self, pairs: _Pairs, epoch: int, lane: int) -> _Pairs:
         """Return a lane's items in the order in which they come, of these as they are made."""
@@ -268,7 +283,8 @@ class Lane:
         """Yield each item with its position, generator after generator: here the user's code runs."""
         owner, progress, at_once = self._owner, self._owner.progress, 1
         for info in owner.infos(self._epoch, self._number):
-            self._position = first_position(info.index)
+            self._position = begin = first_position(info.index)
+            length = owner.length(info)
             progress.note_generator(owner.run, self._position)
             made = owner.make(info)
             if not isinstance(made, Iterable):
@@ -291,6 +307,9 @@ class Lane:
                     ended = clock.monotonic_ns()
                     self._needed -= len(block)
                     is_over = len(block) < wanted
+                    if length is not None and (is_over or self._position - begin >= length):
+                        _check_length(info, length, self._position - begin, unread)
+                        is_over = True
                     if not is_over:
                         at_once = _BLOCK_ITEMS if ended - started < _SINGLE_ITEM_NS * wanted else 1
                         if wanted == 1 and progress.counts_generated:  # of a block none is known by itself
@@ -299,3 +318,27 @@ class Lane:
             finally:
                 if (close := getattr(items, "close", None)) is not None:
                     close()
+
+
+def _check_length(info: WorkerInfo, stated: int, count: int, unread: Iterator[Any]) -> None:
+    """Raise if a shard has another number of items than was stated; `count` of them were read."""
+    if count == stated and next(unread, unread) is not unread:
+        count += 1
+    if count != stated:
+        found = f"more than {stated}" if count > stated else f"only {count}"
+        raise SourceError(
+            f"shard {info.index} ({brief(info.shard)}) has {found} items, but shard_lengths states {stated}. Correct "
+            "shard_lengths, or remove it"
+        )
+
+
+def shards_of(plan: Plan, lane: int, count: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of the shards of a lane, of `count` in all, in the order without a shuffle."""
+    return np.arange(plan.shard_index + lane * plan.num_shards, count, plan.lanes * plan.num_shards)
+
+
+def stated_batches(plan: Plan, lengths: tuple[int, ...]) -> int:
+    """Return the batches of an epoch of this process, of shards of these lengths. It is the same in each epoch."""
+    rows, sizes = plan.most_rows, np.array(lengths, np.int64)
+    items = [int(sizes[shards_of(plan, lane, len(lengths))].sum()) for lane in range(plan.lanes)]
+    return sum(each // rows if plan.drop_remainder else -(-each // rows) for each in items)

@@ -180,6 +180,25 @@ def steps_of_a_stream_without_end() -> None:
 
 
 @case
+def generators_of_stated_lengths_show_progress() -> None:
+    shards = [range(100 * shard, 100 * shard + 9 + shard % 4) for shard in range(7)]
+    settings: dict[str, Any] = {"batch_size": 4, "cycle_length": 3, "shuffle": 5, "seed": 2}
+    for executions, view in ((1, VIEWS[0]), (4, VIEWS[0]), (1, VIEWS[-1])):
+        stated = {"shards": shards, "shard_lengths": [*map(len, shards)], "workers": 2}
+        with lp.Loader.from_generator(iter, **stated, **settings, fn=sample) as made, warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*ran out of data")
+            expected, steps = inputs(made, 3), len(made)
+            assert len(expected) == 3 * steps
+            trained = model(steps_per_execution=1 if BACKEND == "torch" else executions)
+            told: list[Any] = []
+            begun = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: told.append(begun.params["steps"]))  # noqa: B023
+            trained.fit(getattr(made, view)(), epochs=3, verbose=0, callbacks=[begun])
+            assert told == [steps]
+            assert seen(trained) == (3 * steps, mixed(expected))
+            assert made.epoch == 3
+
+
+@case
 def hooks_are_called_once_an_epoch_and_never_late() -> None:
     calls: list[str] = []
 
@@ -474,13 +493,17 @@ def a_backup_ends_with_the_same_weights() -> None:
         made.compile("adam", "mse")
         return made
 
-    with loader() as source:
-        whole = made_model()
-        whole.fit(source.for_keras(), epochs=3, verbose=0)
-    for save_freq in (4, "epoch"):
+    def of_shards() -> lp.Loader:
+        stated: dict[str, Any] = {"shards": [range(30), range(40)], "shard_lengths": [30, 40], "batch_size": 8}
+        return lp.Loader.from_generator(iter, 1, **stated, fn=sample, shuffle=True)
+
+    for make, save_freq in ((loader, 4), (loader, "epoch"), (of_shards, 4), (of_shards, "epoch")):
+        with make() as source:
+            whole = made_model()
+            whole.fit(source.for_keras(), epochs=3, verbose=0)
         with tempfile.TemporaryDirectory() as path:
             for callbacks in ([Crash()], []):
-                with loader() as source:
+                with make() as source:
                     again = made_model()
                     backup = BackupCallback(source, path, save_freq=save_freq)
                     try:

@@ -1,0 +1,293 @@
+"""Files that are read from front to back: compressed files, and files at URLs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import itertools
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from loaderpool.errors import ArgumentError
+
+_CHUNK_BYTES = 1 << 18
+"""Read from a local file at a time. Smaller: more calls for each gigabyte. Larger: more memory for each open file."""
+_STEP_BYTES = 1 << 16
+"""The most that one step of a decompressor gets and returns. Smaller: more calls. Larger: damage is noticed later, so
+the record that is named may be one long before it."""
+_ZSTANDARD_BYTES = 1 << 12  # passed to `zstandard` at a time, whose output has no limit of its own
+_KEPT_BYTES = 1 << 12  # behind the position: `tarfile` goes back by a block
+
+
+class ReadFailedError(Exception):
+    """Reading a file has failed; the text follows the name of the record that was read."""
+
+
+class Compression(NamedTuple):
+    """A format of compressed files."""
+
+    name: str  # "gzip"
+    magic: bytes  # its first bytes
+    make: Callable[[], Any] | None  # returns a decompressor with the interface of `bz2.BZ2Decompressor`
+
+
+def compression_of(head: bytes) -> Compression | None:
+    """Return the format that the first 16 bytes of a file belong to; None: it is not compressed."""
+    return next((each for each in _COMPRESSIONS if head.startswith(each.magic)), None)
+
+
+def head_of(path: str) -> bytes:
+    """Return the first 16 bytes of a local file."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read(16)
+
+
+def refuse_compressed(path: str, what: str) -> None:
+    """Raise ArgumentError if a local file is compressed, because `what` cannot be read without all before it."""
+    if compression_of(head_of(path)) is not None:
+        raise ArgumentError(
+            f"paths: {path} is compressed, so {what} cannot be read without all data before it. Decompress the "
+            "file, such as with gunzip, and pass the result"
+        )
+
+
+def local_chunks(path: str) -> Iterator[bytes]:
+    """Yield the bytes of a local file."""
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+class InOrder(io.RawIOBase):
+    """A binary file that is read once, from front to back, decompressed.
+
+    `seek` goes forward, and back to the position `keep_from`, or by some KiB.
+
+    Args:
+        chunks: Bytes of the file, as it is stored.
+        path: Its path or URL, for messages.
+        compression_of: Returns the compression by the first 16 bytes.
+    """
+
+    def __init__(
+        self, chunks: Iterator[bytes], path: str, compression_of: Callable[[bytes], Compression | None]
+    ) -> None:
+        self.path = path
+        self.keep_from: int | None = None  # bytes from this position on can be read again
+        self._data = b""
+        self._start = self._at = 0  # positions of the first byte of `_data`, and of the next one to be read
+        self._chunks = chunks
+        self._fill(16)  # a first read that fails leaves nothing open: a generator that has raised is closed
+        self.compression = compression_of(self._data[:16])
+        if self.compression is not None:
+            raw, self._data = self._data, b""
+            self._chunks = _decompressed(_in_steps(raw, chunks), self.compression, path)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next `size` bytes, or fewer at the end of the file."""
+        begin = self._at - self._start
+        end = begin + size
+        if size < 0 or end > len(self._data):
+            self._fill(size)
+            begin = self._at - self._start
+            end = len(self._data) if size < 0 else begin + size
+        data = self._data[begin:end]
+        self._at += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; return the number of bytes, 0 at the end of the file."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def tell(self) -> int:
+        """Return the position of the next byte."""
+        return self._at
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position, counted from the start; beyond the end, to the end."""
+        if whence != io.SEEK_SET or position < self._start:
+            raise io.UnsupportedOperation(f"{self.path} is read from front to back, so it cannot go to {position}")
+        if self.keep_from is not None:
+            self._fill(position - self._at)
+        while position > self._start + len(self._data) and self._skip():
+            pass
+        self._at = min(position, self._start + len(self._data))
+        return self._at
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True: forward."""
+        return True
+
+    def between(self, start: int, stop: int) -> bytes:
+        """Return bytes that were read, from `keep_from` on."""
+        return self._data[start - self._start : stop - self._start]
+
+    def close(self) -> None:
+        """Close the file that is read."""
+        if not self.closed:
+            close: Callable[[], None] | None = getattr(self._chunks, "close", None)
+            if close is not None:
+                close()
+        super().close()
+
+    def _skip(self) -> bool:
+        """Read on behind the data, as far as one step goes; return False at the end of the file."""
+        self._at = self._start + len(self._data)
+        return self._fill(1)
+
+    def _fill(self, size: int) -> bool:
+        """Have `size` bytes, or all (-1), from the position on; return False if the file has fewer."""
+        keep = self._at - _KEPT_BYTES if self.keep_from is None else min(self.keep_from, self._at - _KEPT_BYTES)
+        pieces = [self._data[max(keep - self._start, 0) :]]
+        self._start = max(keep, self._start)
+        missing = size - (self._start + len(pieces[0]) - self._at)
+        while size < 0 or missing > 0:
+            chunk = next(self._chunks, b"")
+            if not chunk:
+                break
+            pieces.append(chunk)
+            missing -= len(chunk)
+        self._data = b"".join(pieces)
+        return missing <= 0
+
+
+def _in_steps(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield `first` and then `rest`, which is closed with this generator, in small pieces."""
+    try:
+        for chunk in itertools.chain((first,), rest):
+            for at in range(0, len(chunk), _STEP_BYTES):
+                yield chunk[at : at + _STEP_BYTES]
+    finally:
+        close: Callable[[], None] | None = getattr(rest, "close", None)
+        if close is not None:
+            close()
+
+
+def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file, which may be several compressed files joined."""
+    make = compression.make
+    if make is None:
+        raise ArgumentError(f"paths: {path} is a {compression.name} file. Extract it, and pass the result")
+    try:
+        decompressor, data, is_over = make(), b"", False
+        while True:
+            if decompressor.eof:  # zeros fill up some tapes and blocks
+                data = decompressor.unused_data.lstrip(b"\0")
+                while not data and (chunk := next(chunks, b"")):
+                    data = chunk.lstrip(b"\0")
+                if not data:
+                    return
+                decompressor = make()
+            elif decompressor.needs_input:
+                data = next(chunks, b"")
+                is_over = not data
+            try:
+                found = decompressor.decompress(data, _STEP_BYTES)
+            except (ImportError, MemoryError):
+                raise
+            except Exception as error:
+                if not type(error).__module__.startswith(_RAISED_IN) and not isinstance(error, (OSError, EOFError)):
+                    raise
+                raise ReadFailedError(
+                    f"cannot be read, because the {compression.name} data is damaged ({error})"
+                ) from error
+            if found:
+                yield found
+            elif is_over and not decompressor.eof:
+                raise ReadFailedError(f"cannot be read, because the {compression.name} file is truncated")
+            data = b""
+    finally:
+        chunks.close()  # type: ignore[attr-defined]  # a generator
+
+
+# Modules whose errors say that compressed data is damaged; `bz2` raises an OSError.
+_RAISED_IN = ("zlib", "igzip_lib", "isal", "_lzma", "lzma", "zstd", "zstandard", "compression", "_zstd")
+
+
+class _Limited:
+    """A decompressor of `zlib` or `zstandard`, with the interface of the one of `bz2`."""
+
+    def __init__(self, inner: Any, step: int | None) -> None:
+        self._inner, self._step = inner, step  # None: the library takes `max_length`
+        self._rest = b""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        data = self._rest + data
+        if self._step is None:
+            found: bytes = self._inner.decompress(data, max_length)
+            self._rest = self._inner.unconsumed_tail
+            return found
+        self._rest = data[self._step :]
+        return self._inner.decompress(data[: self._step]) if data else b""
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inner.eof)
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._rest
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data + (b"" if self._step is None else self._rest)  # type: ignore[no-any-return]
+
+
+def _inflater(window_bits: int) -> _Limited:
+    """Return a decompressor of `isal`, which takes half the time of `zlib`, or of that if `isal` is not installed."""
+    library: Any = zlib
+    with contextlib.suppress(ImportError):
+        library = importlib.import_module("isal.isal_zlib")
+    return _Limited(library.decompressobj(window_bits), None)
+
+
+def _gzip() -> _Limited:
+    return _inflater(16 + zlib.MAX_WBITS)
+
+
+def _bzip2() -> Any:
+    import bz2
+
+    return bz2.BZ2Decompressor()
+
+
+def _xz() -> Any:
+    import lzma
+
+    return lzma.LZMADecompressor()
+
+
+def _zstd() -> Any:
+    for name in ("compression.zstd", "zstandard"):
+        try:
+            library = importlib.import_module(name)
+        except ModuleNotFoundError:  # the first is in the standard library from Python 3.14 on, in most builds
+            continue
+        inner = library.ZstdDecompressor()
+        return _Limited(inner.decompressobj(), _ZSTANDARD_BYTES) if name == "zstandard" else inner
+    raise ImportError(
+        "reading files compressed with zstd needs Python 3.14 or zstandard: pip install zstandard", name="zstandard"
+    )
+
+
+def _zlib() -> _Limited:
+    return _inflater(zlib.MAX_WBITS)
+
+
+ZLIB = Compression("zlib", b"\x78", _zlib)  # its second byte is part of a checksum
+# No text begins with these bytes. File names are ignored.
+_COMPRESSIONS = (
+    Compression("gzip", b"\x1f\x8b\x08", _gzip),
+    Compression("bzip2", b"BZh91AY&SY", _bzip2),
+    Compression("xz", b"\xfd7zXZ\0", _xz),
+    Compression("zstd", b"\x28\xb5\x2f\xfd", _zstd),
+    Compression("zip", b"PK\x03\x04", None),
+)
