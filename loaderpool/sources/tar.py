@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import ArgumentError, SourceError, brief
+from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.in_order import InOrder
 from loaderpool.system.interrupts import is_of_a_handler
@@ -49,6 +50,7 @@ class TarSamples(FileSource):
 
     kind, unit = "tar", "sample"
 
+    @known_names_only
     def __init__(
         self,
         paths: Paths,
