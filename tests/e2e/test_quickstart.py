@@ -73,9 +73,9 @@ def test_the_script_prints_its_numbers_and_draws_them(tmp_path: Path) -> None:
     lent = re.search(r"(\d+) of (\d+) batches reached TensorFlow without a copy", output)
     assert lent
     assert 0 < int(lent[1]) <= int(lent[2]) == 160 // 32
-    ratio = re.search(r"^([\d.]+) times .* \(median; ([\d.]+) to ([\d.]+) in 1 pair of turns\)", output, re.MULTILINE)
+    ratio = re.search(r"^([\d.]+) times .* \(one pair of turns\)", output, re.MULTILINE)
     assert ratio
-    assert float(ratio[2]) <= float(ratio[1]) <= float(ratio[3])
+    assert float(ratio[1]) > 0
     others = re.search(r"^other processes kept ([\d.]+) of (\d+) CPUs? busy before", output, re.MULTILINE)
     assert others
     assert 0 <= float(others[1]) <= int(others[2]) == os.cpu_count()
