@@ -220,3 +220,8 @@ class CheckedArguments(NamedTuple):
     stream: StreamSource | None  # what is read in the trainer, where the source has no index
     payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
     has_epoch_begin: bool = False  # a hook of the user's runs before an epoch's first sample is made
+
+    @property
+    def length(self) -> int | None:
+        """Number of items in the source, which the plan counts on; None: it has no length."""
+        return len(self.payload["source"]) if self.stream is None and not self.plan.is_open else None

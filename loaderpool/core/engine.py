@@ -103,7 +103,7 @@ class PoolEngine:
         self._is_quick = True  # pickling takes no more than `_COMPARED_NS`; once it does, that stays so
         self._is_stable = True  # the same objects give the same pickle
         self._can_travel = True  # they could be pickled when that was last tried
-        self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
+        self._length = checked.length
         self._changes = 0  # epochs that began with changed objects
         self._latest_change = self._ignored = ""
         self._has_begun = self._told_of_counts = False

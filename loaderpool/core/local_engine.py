@@ -84,8 +84,7 @@ class LocalEngine:
                 cache.identify(checked.payload)
             parts = roots_of(checked.payload, checked.stream)
             self._cached_of = Glance({name: parts[name] for name in parts if name != "augment"}, frozenset())
-        self._length = len(checked.payload["source"]) if checked.stream is None and not checked.plan.is_open else None
-        self._length_seen = self._length
+        self._length = self._length_seen = checked.length
         self._begins = False  # a pass does, with the objects as they are
         self._is_making = False
         self._forgotten: collections.deque[int] = collections.deque()  # epochs whose generators are to be ended

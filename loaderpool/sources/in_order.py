@@ -133,9 +133,7 @@ class InOrder(io.RawIOBase):
     def close(self) -> None:
         """Close the file that is read."""
         if not self.closed:
-            close: Callable[[], None] | None = getattr(self._chunks, "close", None)
-            if close is not None:
-                close()
+            _close(self._chunks)
         super().close()
 
     def _skip(self) -> bool:
@@ -159,6 +157,13 @@ class InOrder(io.RawIOBase):
         return missing <= 0
 
 
+def _close(chunks: Iterator[bytes]) -> None:
+    """Close the file that a generator reads; other iterators have none."""
+    close: Callable[[], None] | None = getattr(chunks, "close", None)
+    if close is not None:
+        close()
+
+
 def _in_steps(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     """Yield `first` and then `rest`, which is closed with this generator, in small pieces."""
     try:
@@ -166,9 +171,7 @@ def _in_steps(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
             for at in range(0, len(chunk), _STEP_BYTES):
                 yield chunk[at : at + _STEP_BYTES]
     finally:
-        close: Callable[[], None] | None = getattr(rest, "close", None)
-        if close is not None:
-            close()
+        _close(rest)
 
 
 def _decompressed(chunks: Iterator[bytes], compression: Compression, path: str) -> Iterator[bytes]:

@@ -67,8 +67,7 @@ class TarSamples(FileSource):
         with open(path, "rb") as file:
             try:
                 with tarfile.open(fileobj=file, mode="r:") as tar:
-                    while (member := tar.next()) is not None:
-                        tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
+                    for member in _members(tar):
                         at = tar.offset
                         if (name := _name_of(member)) is None:
                             continue
@@ -104,8 +103,7 @@ class TarSamples(FileSource):
 
         try:
             with tarfile.open(fileobj=file, mode="r:") as tar:
-                while (member := tar.next()) is not None:
-                    tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
+                for member in _members(tar):
                     at = tar.offset
                     if (name := _name_of(member)) is None:
                         continue
@@ -131,6 +129,13 @@ class TarSamples(FileSource):
             raise _damaged_in_order(path, number, at, problem)
         while file.read(_LOOK_BYTES):  # to the end, where checksums of compressed data are
             pass
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members from front to back; the archive keeps none of them."""
+    while (member := tar.next()) is not None:
+        tar.members = []  # type: ignore[attr-defined]
+        yield member
 
 
 def _name_of(member: tarfile.TarInfo) -> tuple[str, str] | None:

@@ -27,8 +27,8 @@ CONTAINERS = (list, tuple, set, frozenset, collections.deque)
 LruCacheWrapper: Any = type(functools.lru_cache(lambda: None))
 # Stands for what `lazy import` names in Python 3.15, until code uses the name.
 LazyImport: Any = getattr(types, "LazyImportType", None)
-_WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
-_HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *_WRAPPERS)
+WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
+_HOLDERS = (types.MethodType, types.BuiltinFunctionType, functools.partial, *WRAPPERS)
 CODE = (type, types.FunctionType, *_HOLDERS)
 # What a class has besides what its author wrote.
 _NOT_THE_AUTHORS = frozenset(
@@ -95,7 +95,7 @@ def parts_of(value: Any) -> Iterator[Part]:
         yield Part("the function of the partial", "", value.func)
         yield from (Part(f"argument {at} of the partial", "", each) for at, each in enumerate(value.args))
         yield from (Part(f"argument {key!r} of the partial", key, each) for key, each in value.keywords.items())
-    elif issubclass(kind, _WRAPPERS):
+    elif issubclass(kind, WRAPPERS):
         what = "the cached function" if issubclass(kind, LruCacheWrapper) else "the function"
         for name in ("__wrapped__", "fget", "fset", "fdel", "func"):
             function = getattr(value, name, None)

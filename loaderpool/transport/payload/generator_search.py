@@ -23,7 +23,7 @@ import numpy as np
 
 from loaderpool.plan.generators import is_generator, is_generator_kind, number_of_global
 from loaderpool.system.process import is_library
-from loaderpool.system.walk import CONTAINERS, LruCacheWrapper, attributes_of
+from loaderpool.system.walk import CONTAINERS, WRAPPERS, attributes_of
 
 _ITEMS_PER_ENTERED = 5  # most are numbers and text, which are not entered
 _PLAIN = frozenset({
@@ -35,7 +35,6 @@ _NEVER_ENTERED = (
     types.ModuleType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.FrameType,
     types.TracebackType,
 )  # fmt: skip
-_WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _KEYS = (str, int, bytes)
 _WATCHED = (set, frozenset, collections.deque)  # another thread may not change them while they are iterated over
 _OF_EACH_CLASS = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl", "__slotnames__"})
@@ -134,7 +133,7 @@ class Search:
             return self._note_code
         if issubclass(kind, np.ndarray):
             return lambda array: self._first(enumerate(array.flat)) if array.dtype == object else ()
-        if issubclass(kind, _WRAPPERS):
+        if issubclass(kind, WRAPPERS):
             return lambda value: ((name, getattr(value, name, None)) for name in _MEMBERS)
         if kind in (dict, *CONTAINERS):
             return functools.partial(self._items, kind)

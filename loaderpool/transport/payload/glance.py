@@ -25,7 +25,7 @@ from loaderpool.errors import brief, warn
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import (
     CONTAINERS,
-    LruCacheWrapper,
+    WRAPPERS,
     attributes_of,
     cached_properties,
     is_found_by_name,
@@ -191,7 +191,7 @@ class Glance:
             return _of_method
         if issubclass(kind, functools.partial):
             return _of_partial
-        if issubclass(kind, _WRAPPERS):
+        if issubclass(kind, WRAPPERS):
             return _of_wrapper
         if issubclass(kind, np.ndarray):
             return None if issubclass(kind, np.memmap) else _of_array
@@ -208,7 +208,6 @@ class Glance:
         return is_users(code) and not by_name
 
 
-_WRAPPERS = (LruCacheWrapper, staticmethod, classmethod, property, functools.cached_property)
 _used: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()  # functions that were given to loaders
 _NOTHING: Any = object()
 
