@@ -162,6 +162,11 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
     def _check_steps(self, method: str, name: str, given: Mapping[str, Any]) -> None:
         """Check the number of steps, which is the argument `name` of this method, where the length is known."""
         steps = given.get(name)
+        if self.epochs is None and steps is None:
+            self._warn_once(
+                f"for_keras(epochs=None) has no end, and {method} has no {name}=, so it runs until a callback stops "
+                f"it. Pass {name}=, or write loader.for_keras()"
+            )
         if self.epochs is None or not isinstance(steps, numbers.Integral) or steps < 1:
             return
         try:

@@ -7,6 +7,7 @@ tests of its data adapters, in a form that a loader keeps: each names the tests 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tempfile
@@ -422,6 +423,22 @@ def looks_ahead() -> bool:
     from keras.src.backend.jax.trainer import JAXEpochIterator
 
     return hasattr(JAXEpochIterator, "_prefetch_numpy_iterator")
+
+
+@case
+def endless_batches_without_steps_are_warned_of() -> None:
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 6
+            if batch == 6:
+                raise StopIteration
+
+    def train() -> None:
+        with contextlib.suppress(StopIteration):
+            model().fit(made.for_keras(epochs=None), callbacks=[Stop()], verbose=0)
+
+    with loader(32) as made:
+        assert "fit has no steps_per_epoch=" in only_warning(train)
 
 
 @case
