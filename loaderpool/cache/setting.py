@@ -30,6 +30,14 @@ NO_COUNTS = [0] * len(Count)
 FULL = (Count.OVER_BOUND, Count.NO_ROOM)  # some item was not kept for lack of room
 
 
+class CachedOf(NamedTuple):
+    """What the results in a cache are made of."""
+
+    fn: Any  # the function
+    setup: Any  # the hook that runs before it; None: there is none
+    source: Any  # gives its items
+
+
 class CachePlan(NamedTuple):
     """What every process of a loader must know of its cache; travels beside the payload."""
 

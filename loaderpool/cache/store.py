@@ -24,9 +24,8 @@ import threading
 import weakref
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
-from loaderpool.cache.setting import MEMORY, Cache, CachePlan, Count
+from loaderpool.cache.setting import MEMORY, Cache, CachedOf, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
 from loaderpool.errors import CacheError, brief, warn
 from loaderpool.memory.arena import Arena, Extent, map_memory_file
@@ -268,20 +267,19 @@ def counters_in(arena: Arena, plan: CachePlan) -> memoryview:
     return memoryview(arena.map)[plan.counters_at : plan.counters_at + _COUNTER_BYTES].cast("Q")
 
 
-def make_cache(cache: Cache, payload: Mapping[str, Any]) -> SharedCache:
+def make_cache(cache: Cache, made_of: CachedOf) -> SharedCache:
     """Return what the processes of a loader that is made now will share. Ownership: the caller closes it.
 
     Raises:
         CacheError: the directory is another function's or source's, or cannot be used.
     """
-    source = payload["source"]
-    of_epochs = varying(source)
-    items = len(source) if of_epochs is None else of_epochs.records
+    of_epochs = varying(made_of.source)
+    items = len(made_of.source) if of_epochs is None else of_epochs.records
     plan = CachePlan(cache.where, cache.max_bytes, items)
     if not cache.in_memory:
         from loaderpool.cache.identity import describe
 
-        plan = plan._replace(fields=describe(payload["fn"], payload["setup"], source))
+        plan = plan._replace(fields=describe(*made_of))
     elif cache.max_bytes is None:
         plan = plan._replace(max_bytes=ranks.memory_bytes() // _MEMORY_SHARE)
     return SharedCache.create(plan)
@@ -343,14 +341,14 @@ class SharedCache:
         self.plan = self.plan._replace(counters_at=extent.offset)
         self._counters = counters_in(arena, self.plan)
 
-    def identify(self, payload: Mapping[str, Any]) -> None:
+    def identify(self, made_of: CachedOf) -> None:
         """Note what is kept is of; one on disk knows it. Blocks: as `describe`. Runs in: the trainer."""
         if self.plan.where == MEMORY:
             from loaderpool.cache.identity import describe
 
-            self._of = describe(payload["fn"], payload["setup"], payload["source"])
+            self._of = describe(*made_of)
 
-    def check(self, payload: Mapping[str, Any]) -> None:
+    def check(self, made_of: CachedOf) -> None:
         """See that what is kept is of these functions and this source. Blocks: as `describe`. Runs in: the trainer.
 
         Raises:
@@ -358,7 +356,7 @@ class SharedCache:
         """
         from loaderpool.cache.identity import describe
 
-        fields = describe(payload["fn"], payload["setup"], payload["source"])
+        fields = describe(*made_of)
         if self.plan.where != MEMORY:
             prepare(self.plan._replace(fields=fields))
         elif fields != self._of:

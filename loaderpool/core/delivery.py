@@ -22,8 +22,10 @@ from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
+    from loaderpool.cache.setting import Cache
     from loaderpool.memory.layout import BatchForm
     from loaderpool.memory.recorder import Origin
+    from loaderpool.transport.payload.record import WorkerPayload
     from loaderpool.transport.reports import Failure, RowFailure
 
 _BYTE = ctypes.c_byte
@@ -207,6 +209,13 @@ def data_bytes(parts: Sequence[Any]) -> int:
     )
 
 
+def made_of(error: bytes) -> LoaderpoolError:
+    """Return the exception that says what failed, a new one each time."""
+    from loaderpool.core.failures import unpack  # a training in which nothing fails has no use for it
+
+    return unpack(error)
+
+
 class CheckedArguments(NamedTuple):
     """What a loader's arguments come to; `trainer.arguments.check_arguments` makes it.
 
@@ -218,10 +227,11 @@ class CheckedArguments(NamedTuple):
     unit: UnitKind  # what one call of the function makes
     given_spec: ElementSpec | None  # the user's `element_spec`
     stream: StreamSource | None  # what is read in the trainer, where the source has no index
-    payload: dict[str, Any]  # what travels to the workers, or is worked with here; `worker.work.Work` reads it
+    payload: WorkerPayload  # what travels to the workers, or is worked with here
+    cache: Cache | None = None  # setting of the cache for the results of `fn`
     has_epoch_begin: bool = False  # a hook of the user's runs before an epoch's first sample is made
 
     @property
     def length(self) -> int | None:
         """Number of items in the source, which the plan counts on; None: it has no length."""
-        return len(self.payload["source"]) if self.stream is None and not self.plan.is_open else None
+        return len(self.payload.source) if self.stream is None and not self.plan.is_open else None

@@ -29,7 +29,7 @@ from loaderpool.sources.recognise import check_length
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
-from loaderpool.transport.payload.generators import Registry, roots_of, seeder
+from loaderpool.transport.payload.generators import Registry, seeder
 from loaderpool.transport.payload.glance import Glance
 from loaderpool.transport.payload.kept import counted_in_passes
 from loaderpool.transport.payload.module_versions import note_modules, version_warnings
@@ -80,10 +80,9 @@ class PoolEngine:
     def __init__(self, pool: WorkerPool, checked: CheckedArguments, cache: SharedCache | None = None) -> None:
         self.pool, self._payload, self._stream = pool, checked.payload, checked.stream
         self.config, self.plan = checked.config, checked.plan
-        self.settings = {name: checked.payload[name] for name in ("config", "plan", "given_spec")}
-        self.settings["batch_fn"] = None if checked.payload["batch_fn"] is None else True
         with pool.lock:
-            self.number = self.settings["loader"] = pool.take_number()
+            self.number = pool.take_number()
+        self.settings = checked.payload.settings._replace(loader=self.number)
         self.cache = cache
         self.runs: dict[int, PoolRun] = {}  # that the supervisor has
         self._begun: weakref.WeakSet[PoolRun] = weakref.WeakSet()  # also those that begin again after its death
@@ -108,7 +107,7 @@ class PoolEngine:
         self._latest_change = self._ignored = ""
         self._has_begun = self._told_of_counts = False
         self._kept_changes = 0  # of these, for what objects of libraries keep of their last call
-        roots = roots_of(checked.payload, checked.stream)
+        roots = checked.payload.roots(checked.stream)
         with InterruptsAllowed():
             self.generators = Registry(roots)
         shipped = self._ship(None)
@@ -122,7 +121,7 @@ class PoolEngine:
         self._glance = Glance(roots, shipped[0].without)
         if cache is not None and self._size <= _COMPARED_BYTES:
             with InterruptsAllowed():
-                cache.identify(checked.payload)
+                cache.identify(checked.payload.cached_of)
         try:
             self._send(shipped)
         except BaseException:
@@ -143,7 +142,7 @@ class PoolEngine:
             from loaderpool.transport.payload.diagnose import describe_unloadable  # seldom needed
 
             with InterruptsAllowed():
-                cause = describe_unloadable(roots_of(self._payload, self._stream), error._load_error)
+                cause = describe_unloadable(self._payload.roots(self._stream), error._load_error)
             if cause:
                 error.args = (str(error).replace(error._advice, cause, 1),)
                 error._load_error = ""
@@ -201,7 +200,7 @@ class PoolEngine:
             self.pool.check_usable()
             self.check(self.version)
             feed = None if self.feeds is None else self.feeds.of_pass(place.epoch, self.plan.after(place.start))
-            run = PoolRun(self, place, limit, feed)
+            run = PoolRun(self, self.version, self.pool, place, limit, feed)
             self._begun.add(run)
             self._has_begun = True
             try:
@@ -263,9 +262,9 @@ class PoolEngine:
                     glance.renew()
                 return
             changes = glance.changes()
-            check_length(self._payload["source"], self._length)
+            check_length(self._payload.source, self._length)
             if self.cache is not None:
-                self.cache.check(self._payload)
+                self.cache.check(self._payload.cached_of)
             feeds = self.feeds
             self._send(shipped)
         except UnpicklableError as error:
@@ -371,7 +370,7 @@ class PoolEngine:
 
     def _ship(self, like: _Shipments | None) -> _Shipments:
         """Pickle all that travels, and note how large it is."""
-        payload = {**self._payload, "cache": None, "loader": self.number}  # a process that reads it makes its own cache
+        payload = self._payload.travelling(self.number)
         stream, for_reader = self._stream, None
         with InterruptsAllowed():  # pickling runs code of the user's, and may take long
             if stream is None:
@@ -418,7 +417,7 @@ class PoolEngine:
                 before.begin_again()
             return
         assert self._stream is not None
-        self.feeds = StreamFeeds(self, self._stream, for_reader, None if before is None else before.sent)
+        self.feeds = StreamFeeds(self, self.pool, self._stream, for_reader, None if before is None else before.sent)
         if before is not None:
             before.retire()
             self._old_feeds.append(before)
@@ -529,6 +528,18 @@ class PoolEngine:
             feeds.stop()
 
     # ---- the items of a stream; the pool's lock is held
+
+    def add_run(self, number: int, run: PoolRun) -> None:
+        """Note that the supervisor knows a run by this number."""
+        self.runs[number] = run
+
+    def drop_run(self, number: int) -> None:
+        """Note that the supervisor that knew a run by this number is lost."""
+        self.runs.pop(number, None)
+
+    def active_runs(self) -> int:
+        """Return the number of runs whose consumers still take batches."""
+        return sum(not run.is_over for run in self.runs.values())
 
     def on_run_ended(self, number: int) -> None:
         """No worker looks at what this run needs any more."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loaderpool.config import LoaderConfig, UnitKind, unit_of
+from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.core.records import MOST_TICKETS, Layout
 from loaderpool.core.slots import slots_of
 from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_of
@@ -17,6 +17,7 @@ from loaderpool.plan.order import Plan
 from loaderpool.system import capacity, ranks
 
 if TYPE_CHECKING:
+    from loaderpool.transport.payload.record import LoaderSettings
     from loaderpool.worker.tickets import Probe
 
 _DEFAULT_BYTES = 2 << 30  # of a run's slots; no more than
@@ -27,15 +28,15 @@ _CALLS_AHEAD = 8  # for each thread. Less: threads idle while one call takes muc
 _MOST_ROOM = 256  # tickets of a worker with threads
 
 
-def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[BatchForm, Layout, float]:
+def choose(probe: Probe, settings: LoaderSettings, workers: int) -> tuple[BatchForm, Layout, float]:
     """Return the form of a loader's batches, the layout of its slots, and the seconds that a row is taken to last.
 
     Raises:
         SpecMismatchError: the given spec has another structure than what the function returns.
         MemoryLimitError: two batches do not fit the limit, or the machine.
     """
-    config, plan = payload["config"], payload["plan"]
-    form = choose_form(probe, payload["given_spec"], config, plan, unit_of(config, payload["batch_fn"]))
+    config, plan = settings.config, settings.plan
+    form = choose_form(probe, settings.given_spec, config, plan, settings.unit)
     free = max(0, capacity.available_memory_bytes() - HEADROOM_BYTES)
     limit = memory_limit(config)
     wanted = slots_of(form.slot_bytes, form.max_chunk, workers, _room_of(form, config))
@@ -61,9 +62,9 @@ def choose(probe: Probe, payload: Mapping[str, Any], workers: int) -> tuple[Batc
     return form, layout, call_s / min(config.threads, _calls_of(form))
 
 
-def known_layout(form: BatchForm, payload: Mapping[str, Any]) -> Layout:
+def known_layout(form: BatchForm, config: LoaderConfig) -> Layout:
     """Return the layout of slots for batches of a form that was chosen before."""
-    return _layout_of(form, payload["config"], memory_limit(payload["config"]))
+    return _layout_of(form, config, memory_limit(config))
 
 
 def _layout_of(form: BatchForm, config: LoaderConfig, limit: int) -> Layout:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import threading
 import weakref
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,18 +24,16 @@ from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
 from loaderpool.sources.recognise import check_length, length_of
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, is_of_a_handler
-from loaderpool.transport.payload.generators import MOST_ENTERED_HERE, Registry, roots_of
+from loaderpool.transport.payload.generators import MOST_ENTERED_HERE, Registry
 from loaderpool.transport.reports import OURS, describe_failure
-from loaderpool.worker.lanes import LaneItems
 from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
 from loaderpool.worker.probe import probe
 from loaderpool.worker.tickets import Progress, StreamedItems, WorkFailed
 from loaderpool.worker.work import Work
 
 if TYPE_CHECKING:
+    from loaderpool.cache.setting import CachedOf
     from loaderpool.cache.store import SharedCache
-    from loaderpool.core.engine import PoolEngine
-    from loaderpool.core.run import PoolRun
     from loaderpool.plan.generators import CapturedGenerators
     from loaderpool.transport.payload.glance import Glance
 
@@ -65,11 +64,11 @@ class LocalEngine:
         self._first_reading: StreamReading | None = None  # has the item for the probe, and waits for its pass
         self.config, self.plan = checked.config, checked.plan
         self.unit, self.given_spec = checked.unit, checked.given_spec
-        self.takes_out: bool = checked.payload["takes_out"]
+        self.takes_out = checked.payload.takes_out
         board = memoryview(bytearray(BOARD_BYTES)).cast("Q")  # a stand-in: no other process looks at it
         self._globals = KeptGlobals()
-        self.generators = generators or Registry(roots_of(checked.payload, checked.stream), MOST_ENTERED_HERE)
-        payload = {**checked.payload, "cache": cache, "generators": self.generators.pairs}
+        self.generators = generators or Registry(checked.payload.roots(checked.stream), MOST_ENTERED_HERE)
+        payload = dataclasses.replace(checked.payload, cache=cache, generators=self.generators.pairs)
         self.work = Work(payload, Progress(board, 0, None, Exception), watch=self._globals)
         if self._stream is not None:
             self._stream.captured = self.work.calls.captured
@@ -81,8 +80,8 @@ class LocalEngine:
             from loaderpool.transport.payload.glance import Glance  # few loaders have a cache
 
             with InterruptsAllowed():
-                cache.identify(checked.payload)
-            parts = roots_of(checked.payload, checked.stream)
+                cache.identify(checked.payload.cached_of)
+            parts = checked.payload.roots(checked.stream)
             self._cached_of = Glance({name: parts[name] for name in parts if name != "augment"}, frozenset())
         self._length = self._length_seen = checked.length
         self._begins = False  # a pass does, with the objects as they are
@@ -102,7 +101,7 @@ class LocalEngine:
                 if not self._begins:
                     from loaderpool.transport.payload.glance import Glance  # few loaders are asked before
 
-                    self._glance = Glance(roots_of(self._payload, self._stream), frozenset())
+                    self._glance = Glance(self._payload.roots(self._stream), frozenset())
             return self._form
 
     def _find_form(self) -> BatchForm:
@@ -177,7 +176,7 @@ class LocalEngine:
 
         May run in a finalizer, on any thread, in the middle of a generator too.
         """
-        if isinstance(self.work.items, LaneItems):
+        if self.plan.lanes:
             self._forgotten.append(epoch)
 
     def refresh(self, is_whole: bool = False) -> None:
@@ -186,7 +185,7 @@ class LocalEngine:
         All else is made of the user's own objects when it is asked for. `is_whole`: they are not compared.
         """
         self.work.calls.look_up()
-        source = self._payload["source"]
+        source = self._payload.source
         if self._length is not None and length_of(source) != self._length_seen:
             self._length_seen = length_of(source)
             check_length(source, self._length)
@@ -195,8 +194,7 @@ class LocalEngine:
         glance, self._glance, self._begins = self._glance, None, True
         if is_whole or (glance is not None and glance.changes()):
             self.work.calls.kept.clear()
-            if isinstance(self.work.items, LaneItems):
-                self.work.items.close()
+            self.work.items.close()
             if self._stream is not None and not self._stream.is_one_shot:
                 self._first_reading = None
 
@@ -208,7 +206,7 @@ class LocalEngine:
         """
         if self.cache is None or self._cached_of is None:
             return _NOTHING
-        return _watched(self.cache, self._cached_of, self._payload)
+        return _watched(self.cache, self._cached_of, self._payload.cached_of)
 
     def warn_of_replay(self) -> None:
         """Do nothing: the objects are the same."""
@@ -226,8 +224,7 @@ class LocalEngine:
             if self._is_making:
                 return
             with InterruptsAllowed(), SavedGlobals(), self.captured_kept():
-                if isinstance(self.work.items, LaneItems):
-                    self.work.items.close()
+                self.work.items.close()
                 for reading in list(self._readings):
                     reading.close()
         finally:
@@ -253,7 +250,6 @@ class LocalEngine:
         assert form is not None, "a batch before `begin`"
         ticket = Ticket(0, 0, _RUN, epoch, batch, plan.start)
         if self._forgotten and not self._is_making:
-            assert isinstance(self.work.items, LaneItems)
             with InterruptsAllowed(), _alone, SavedGlobals(), self.captured_kept():
                 while self._forgotten:
                     self.work.items.forget(self._forgotten.pop())
@@ -289,9 +285,9 @@ _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _watched(cache: SharedCache, glance: Glance, payload: dict[str, Any]) -> Iterator[None]:
+def _watched(cache: SharedCache, glance: Glance, made_of: CachedOf) -> Iterator[None]:
     if glance.changes():
-        cache.check(payload)
+        cache.check(made_of)
     try:
         yield
     finally:
@@ -401,8 +397,3 @@ class LocalRun:
         """The consumer abandoned the rest."""
         self.is_over = True
         self._engine.forget(self.first_epoch)
-
-
-# What a loader may have.
-Engine: TypeAlias = "PoolEngine | LocalEngine"
-Subscription: TypeAlias = "PoolRun | LocalRun"

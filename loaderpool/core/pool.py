@@ -11,12 +11,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from loaderpool.core.channel import Received
 from loaderpool.core.child_process import Program, Surroundings, not_begun_error
 from loaderpool.core.messages import Ended, NodeIs, Resize, Warn
-from loaderpool.core.session import Session
+from loaderpool.core.session import Listener, Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
@@ -25,6 +25,7 @@ from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.process import RestartLimit
 from loaderpool.transport.payload.modules import ModuleStore
+from loaderpool.transport.payload.record import LoaderSettings
 
 # A supervisor begins in a tenth of a second. Shorter: an interpreter that comes over a slow network would be suspected.
 _BEGINS_S = 60.0
@@ -44,6 +45,27 @@ def close_all() -> None:
 
 # Before the interpreter is torn down: a tf.data thread that waits in one of our calls would hang the exit for ever.
 atexit.register(close_all)
+
+
+class LoaderListener(Listener, Protocol):
+    """A version of a loader, which a new supervisor has to load again.
+
+    Attributes:
+        settings: What a supervisor reads that does not load the payload.
+        was_loaded: A supervisor has loaded it, or an earlier version, once.
+    """
+
+    settings: LoaderSettings
+    was_loaded: bool
+
+    def load(self, session: Session) -> None:
+        """Send it to a supervisor that has just started. Under the lock."""
+
+    def on_load_died(self, how: str) -> None:
+        """Fail all runs, because importing its modules ended a supervisor. Under the lock."""
+
+    def on_close(self) -> None:
+        """Stop reading its stream: the pool is being closed."""
 
 
 class NodePlace(NamedTuple):
@@ -107,7 +129,7 @@ class WorkerPool:
         self.on_idle: Callable[[], None] | None = None
         self.is_closed = False
         self.supervisor_restarts = self.deliveries = 0
-        self.loaders: dict[int, Any] = {}  # by number: each a `version.Version` of one
+        self.loaders: dict[int, LoaderListener] = {}  # by number
         self._numbers = itertools.count(1)
         self._deaths = SupervisorDeaths(restarts)
         self._broken: Callable[[], LoaderpoolError] | None = None  # makes the error that nothing can go on

@@ -27,6 +27,7 @@ from loaderpool.system.open_files import OpenFile
 from loaderpool.transport.payload.handles import forget_connections
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.payload.modules import ModuleStore, keep
+from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.transport.reports import describe_failure
 from loaderpool.worker.own_process import become_worker, serve, settle_libraries
 from loaderpool.worker.tickets import WorkFailed
@@ -366,7 +367,7 @@ def look_ns(timeout_ns: int) -> int:
 # ---- workers that are no forks
 
 
-class LatePayloads(dict[int, dict[str, Any]]):
+class LatePayloads(dict[int, WorkerPayload]):
     """Payloads by loader, each loaded when it is asked for first.
 
     Not at once: a loader may be unloaded while this process starts, and its place in the arena be another's. Who asks
@@ -382,7 +383,7 @@ class LatePayloads(dict[int, dict[str, Any]]):
         self._payloads = Payloads(arena, start["files"])
         self._places, self._worker = start["places"], start["number"]
 
-    def __missing__(self, loader: int) -> dict[str, Any]:
+    def __missing__(self, loader: int) -> WorkerPayload:
         try:
             self._payloads.load(loader, *self._places[loader])
         except BaseException as error:

@@ -7,23 +7,64 @@ import gc
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from loaderpool.core.delivery import Delivery, OrderedBuffer, aligned_empty
+from loaderpool.core.delivery import Delivery, OrderedBuffer, aligned_empty, made_of
 from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, Release
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SetupError, counted
 from loaderpool.memory.arena import map_memory_file
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.order import Numbering, Plan, Position
+from loaderpool.plan.order import Numbering, Position
 from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
+    from loaderpool.config import LoaderConfig
     from loaderpool.core.channel import Received
+    from loaderpool.core.delivery import DeliveryCounts
     from loaderpool.core.pool import WorkerPool
-    from loaderpool.core.session import Session
     from loaderpool.core.stream.feed import Feed
+    from loaderpool.core.version import Version
+    from loaderpool.memory.layout import BatchForm
+    from loaderpool.plan.order import Plan
+
+
+class RunOwner(Protocol):
+    """A loader's engine, as its runs use it. Under the lock, but for `name_variable`."""
+
+    plan: Plan
+    config: LoaderConfig
+    counts: DeliveryCounts
+    known_form: BatchForm | None  # None until the first sample has been made
+    lent: list[dict[int, None]]  # slots with views, per run
+    is_closed: bool
+
+    @property
+    def version(self) -> Version:
+        """Present version of the loader."""
+
+    def add_run(self, number: int, run: PoolRun) -> None:
+        """Note that the supervisor knows the run by this number. `on_run_ended` and `drop_run` pair with it."""
+
+    def on_run_ended(self, number: int) -> None:
+        """Release what a run holds: no worker reads it any more."""
+
+    def drop_run(self, number: int) -> None:
+        """Note that the supervisor that knew a run by this number is lost."""
+
+    def active_runs(self) -> int:
+        """Return the number of runs whose consumers still take batches."""
+
+    def check(self, version: Version) -> None:
+        """Raise if no batch can be made of this version of the loader.
+
+        Raises:
+            LoaderpoolError: The loader or its pool is closed, or loading the version has failed.
+        """
+
+    def name_variable(self, error: SetupError) -> None:
+        """Name the variable that could not be loaded in the error's message. Without the lock."""
 
 
 class PoolRun:
@@ -32,7 +73,9 @@ class PoolRun:
     Made, and then begun, with the pool's lock held.
 
     Args:
-        engine: of the loader: an `engine.PoolEngine`.
+        engine: of the loader.
+        version: whose function and objects make the batches.
+        pool: whose workers make them.
         place: where it begins; its batches are counted from there on.
         limit: batches before this one are wanted, or may be made ahead.
         feed: where items come from, if the source is a stream.
@@ -40,11 +83,19 @@ class PoolRun:
 
     outlives_interrupts = True  # KeyboardInterrupt leaves `take` between two batches, and it may be called again
 
-    def __init__(self, engine: Any, place: Position, limit: int, feed: Feed | None = None) -> None:
+    def __init__(
+        self,
+        engine: RunOwner,
+        version: Version,
+        pool: WorkerPool,
+        place: Position,
+        limit: int,
+        feed: Feed | None = None,
+    ) -> None:
         self._engine = engine
-        self.version: Any = engine.version  # as its loader was when the run was made
-        self._pool: WorkerPool = engine.pool
-        self._plan: Plan = engine.plan.after(place.start)
+        self.version = version
+        self._pool = pool
+        self._plan = engine.plan.after(place.start)
         plan = self._plan
         self.first_epoch, self.limit = place.epoch, limit
         self.feed = feed
@@ -64,7 +115,7 @@ class PoolRun:
         self.number = 0
         self._failure: bytes | None = None  # of the whole run; empty: it has no slot
         self._has_collected = False
-        self._session: Session = self._pool.session
+        self._session = pool.session
 
     def take(self) -> Delivery:
         """Return the next batches. Blocks until they are there.
@@ -238,7 +289,7 @@ class PoolRun:
         self.lent = {}
         self._engine.lent.append(self.lent)
         self._session.listeners[self.number] = self
-        self._engine.runs[self.number] = self
+        self._engine.add_run(self.number, self)
         first, rest, in_order = buffer.begin_at + self._base, self._plan.start, self._engine.config.deterministic
         (had, over), stop, feed = map(tuple, buffer.had(self._base)), self._stop, 0
         if self.feed is not None:  # of a stream all are made again: items are let go of as their batches come
@@ -264,7 +315,7 @@ class PoolRun:
         if self._session is self._pool.session:
             self._end()
         else:
-            self._engine.runs.pop(self.number, None)
+            self._engine.drop_run(self.number)
         self.buffer = self.buffer.rest()
         self.begin()
 
@@ -282,7 +333,7 @@ class PoolRun:
         assert self._failure is not None
         if self._failure:
             return made_of(self._failure)
-        active = sum(not run.is_over for run in self._engine.runs.values()) - 1
+        active = self._engine.active_runs() - 1
         return MemoryLimitError(
             f"{counted(active, 'iterator')} of this loader {'is' if active == 1 else 'are'} active, and there is no "
             "batch buffer for another one. "
@@ -326,10 +377,3 @@ class PoolRun:
         delivery.form = form
         epoch, batch = divmod(delivery.first, self._plan.batches_per_epoch)
         delivery.origin = self.number, self.first_epoch + epoch, batch, stored, way
-
-
-def made_of(error: bytes) -> LoaderpoolError:
-    """Return the exception that says what failed, a new one each time."""
-    from loaderpool.core.failures import unpack  # a training in which nothing fails has no use for it
-
-    return unpack(error)

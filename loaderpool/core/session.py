@@ -38,10 +38,34 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Listener(Protocol):
-    """A run or a loader: hears what concerns it, on whichever thread reads."""
+    """A run, or a version of a loader: the receiver of the messages that carry its number."""
 
     def hear(self, received: Received) -> None:
-        """Take in a message. The session's lock is held. Ownership: takes its descriptors."""
+        """Process a message from the supervisor, and close its descriptors.
+
+        Called by the thread that reads the session, under the lock.
+        """
+
+
+class SessionOwner(Protocol):
+    """A pool, as its session uses it."""
+
+    def turn(self, came: bool) -> None:
+        """Do what is due now and then. Called by threads that wait, without a lock, after each look.
+
+        Args:
+            came: A message has arrived since the last call.
+        """
+
+    def replace(self, lost: Session) -> None:
+        """Start another supervisor in place of the lost one. Called by a thread that waits, without a lock.
+
+        Raises:
+            PoolBrokenError: Supervisors have crashed too often.
+        """
+
+    def hear(self, message: NodeIs | Warn) -> None:
+        """Process a message about the pool itself. Under the lock."""
 
 
 class Session:
@@ -67,7 +91,7 @@ class Session:
         self.is_lost = self.lacks_descriptors = self._is_torn = False
         self.exit_code: int | None = None  # of the supervisor, once it is reaped; minus the number of a signal
         self.listeners: dict[int, Listener] = {}  # by their numbers
-        self.owner: Any = None
+        self.owner: SessionOwner | None = None
         self.news = news
         self._reader: int | None = None  # the thread that reads for all
         self._sleepers = 0  # threads that wait for it; an interrupt may leave one too many

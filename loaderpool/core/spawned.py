@@ -240,7 +240,7 @@ class SpawnedSupervisor(Supervisor):
 
     def _load(self, message: Load, received: Received) -> None:
         if received.content is not None:  # else it is closed by now
-            self._payloads.loaded[message.loader] = received.content
+            self._payloads.settings[message.loader] = received.content
             self._payloads.places[message.loader] = message.offset, message.nbytes
             self._on_loaded(message.loader)
 

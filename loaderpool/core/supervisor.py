@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from loaderpool.config import LoaderConfig
 from loaderpool.core import messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, most_messages
 from loaderpool.core.processes import Processes, WorkerProcess, fault_in, look_ns
@@ -196,10 +195,11 @@ class Supervisor:
 
     def _begin(self, message: messages.Begin) -> None:
         self._note_free_memory()
-        payload = self._payloads.loaded.get(message.loader)
+        settings = self._payloads.settings.get(message.loader)
         plan = None
-        if payload is not None and message.rest:
-            plan = Numbering(payload["plan"], message.first // payload["plan"].batches_per_epoch, message.rest)
+        if settings is not None and message.rest:
+            epoch = message.first // settings.plan.batches_per_epoch
+            plan = Numbering(settings.plan, epoch, message.rest)
         self._state.begin(message, plan)
 
     def _load(self, message: messages.Load, received: Received) -> None:
@@ -221,12 +221,12 @@ class Supervisor:
         self._on_loaded(number)
 
     def _on_loaded(self, number: int) -> None:
-        payload = self._payloads.loaded[number]
-        config: LoaderConfig = payload["config"]
-        if payload["plan"].lanes:
+        settings = self._payloads.settings[number]
+        config = settings.config
+        if settings.plan.lanes:
             self._workers.has_lanes = True
-        by_sample = payload["batch_fn"] is None and config.batch_size is not None
-        leaves_out = config.on_error.action == "skip" or (config.on_error.action == "replace" and by_sample)
+        action = config.on_error.action
+        leaves_out = action == "skip" or (action == "replace" and settings.unit == "sample")
         if config.limits.timeout_s is not None:
             self._timeouts[number] = config.limits.timeout_s
             self._tick_ms = min(self._tick_ms, look_ns(int(config.limits.timeout_s * 1e9)) // 1_000_000)
@@ -235,7 +235,7 @@ class Supervisor:
         most_deaths = config.limits.restarts_per_item
         if config.threads > 1:  # only what is made by one thread tells for certain which sample ends its worker
             most_deaths = max(_DEATHS_WITH_THREADS, most_deaths)
-        self._state.load(number, Numbering(payload["plan"]), leaves_out, most_deaths, payload["loader"])
+        self._state.load(number, Numbering(settings.plan), leaves_out, most_deaths, settings.loader)
 
     def _refusal(self, error: BaseException) -> bytes:
         failure = describe_failure(error, epoch=0, worker=None)
@@ -264,24 +264,24 @@ class Supervisor:
         """What batches look like was known to the supervisor before this one."""
         from loaderpool.core import forms
 
-        payload = self._payloads.loaded.get(message.loader)
-        if payload is None:
+        settings = self._payloads.settings.get(message.loader)
+        if settings is None:
             return
         self._tell_workers(message)
         form, _ = receive(message.content, own=message.loader)
-        self._state.lay_out(message.loader, forms.known_layout(form, payload), message.seconds)
+        self._state.lay_out(message.loader, forms.known_layout(form, settings.config), message.seconds)
 
     def _lay_out(self, number: int, probe: Any) -> None:
         """The first sample is known: decide what batches look like, and tell all."""
         from loaderpool.core import forms  # while a worker makes the first sample: no start waits for it
 
-        payload = self._payloads.loaded[number]
+        settings = self._payloads.settings[number]
         try:
-            form, layout, row_s = forms.choose(probe, payload, self._state.width)
+            form, layout, row_s = forms.choose(probe, settings, self._state.width)
         except LoaderpoolError as error:
             self._state.fail(number, reports.of_error(error))
             return
-        told = messages.Found(0, number, send((form, payload["given_spec"] is not None)), row_s)
+        told = messages.Found(0, number, send((form, settings.given_spec is not None)), row_s)
         self._main.send(told)
         self._tell_workers(told)
         self._state.lay_out(number, layout, row_s)
@@ -312,7 +312,7 @@ class Supervisor:
             case messages.Done():
                 self._state.done(number, message, received.descriptors[0] if received.descriptors else None)
             case messages.Found(loader=loader):
-                if self._state.found(number, message) and loader in self._payloads.loaded:
+                if self._state.found(number, message) and loader in self._payloads.settings:
                     self._on_found(message)
 
     def _on_found(self, message: messages.Found) -> None:

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loaderpool.core.delivery import made_of
 from loaderpool.core.messages import End, Ended, Found, Load, Loaded, LoaderFailed, Look
-from loaderpool.core.run import made_of
 from loaderpool.errors import LoaderpoolError, PoolBrokenError
 from loaderpool.transport.payload.sent import Sent, place
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from loaderpool.core.session import Session
     from loaderpool.core.stream.feed import StreamFeeds
     from loaderpool.memory.layout import BatchForm
+    from loaderpool.transport.payload.record import LoaderSettings
     from loaderpool.transport.payload.ship import Shipment
 
 
@@ -30,7 +31,7 @@ class Owner(Protocol):
 
     pool: WorkerPool
     number: int
-    settings: dict[str, Any]
+    settings: LoaderSettings
     cache: SharedCache | None
     feeds: StreamFeeds | None
     known_form: BatchForm | None

@@ -11,7 +11,6 @@ import os
 import pickle
 import traceback
 from collections.abc import Mapping
-from typing import Any
 
 from loaderpool.core.channel import Channel, ChannelClosed
 from loaderpool.core.messages import Done, Ended, Found, Ticket
@@ -22,11 +21,12 @@ from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
 from loaderpool.system import clock, fault_points, machine
 from loaderpool.transport import reports
+from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.transport.pickling import dumps, receive
 from loaderpool.transport.reports import LOST_PIPES_STATUS, describe_failure
 from loaderpool.worker.own_process import end_stray
 from loaderpool.worker.probe import probe
-from loaderpool.worker.tickets import Abandoned, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Progress, WorkFailed
 from loaderpool.worker.work import Work
 
 
@@ -52,7 +52,7 @@ class Worker:
         channel: Channel,
         arena: Arena,
         slots: SlotFile,
-        payloads: Mapping[int, Mapping[str, Any]],
+        payloads: Mapping[int, WorkerPayload],
         forms: Mapping[int, bytes],
     ) -> None:
         self._number, self._cell, self._channel, self._arena, self._slots = number, cell, channel, arena, slots
@@ -127,13 +127,11 @@ class Worker:
         work = self._works.get(loader)
         if work is None:
             payload = self._payloads[loader]
-            of = self._counted_as[loader] = payload.get("loader", loader)  # for all versions of one the same
+            of = self._counted_as[loader] = payload.loader  # for all versions of one the same
             calls = CallClock(self._arena.call_times, self._cell, of, self._recorder)
             progress = Progress(self._numbers, self._base, self._number, BaseException, calls)
-            work = self._works[loader] = Work(payload, progress, shared=self._arena.map)
+            work = self._works[loader] = Work(payload, progress, self._arena.map, loader=loader)
             work.look_ahead, work.check = self._look_ahead, self._check_channel
-            if isinstance(work.items, StreamedItems):
-                work.items.loader = loader
         if work.form is None and loader in self._forms:
             work.set_form(*receive(self._forms[loader], own=loader))
         return work
@@ -233,5 +231,4 @@ class Worker:
         """End the generators of a run that is not wanted any more, unless another one goes on with them."""
         place = self._lanes.pop(run, None)
         if place is not None and place not in self._lanes.values():
-            items: Any = self._works[place[0]].items
-            items.forget(place[1])
+            self._works[place[0]].items.forget(place[1])

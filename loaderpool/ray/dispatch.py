@@ -105,7 +105,7 @@ class Dispatcher(Supervisor):
     def _load(self, message: Load, received: Received) -> None:
         super()._load(message, received)
         self._timeouts.clear()  # nodes look after their samples themselves
-        if message.loader in self._payloads.loaded:
+        if message.loader in self._payloads.settings:
             for node in self._running():
                 self._order_load(node, message.loader)
 
@@ -158,7 +158,7 @@ class Dispatcher(Supervisor):
                 break
             node.waiting.popleft()
             job = self._state.workers[node.number].jobs[ticket.number]
-            if job.is_unwanted or ticket.loader not in self._payloads.loaded:
+            if job.is_unwanted or ticket.loader not in self._payloads.settings:
                 self._on_made(node, ticket, None)
                 continue
             group.append(ticket)
@@ -234,7 +234,7 @@ class Dispatcher(Supervisor):
             return
         node.workers = workers
         self._note(node, node.id, workers)
-        for loader in self._payloads.loaded:
+        for loader in self._payloads.settings:
             self._order_load(node, loader)
         self._note_free_memory()
         self._state.joined(node.number, workers)
@@ -303,7 +303,7 @@ class Dispatcher(Supervisor):
         """Return what is said if work is given up."""
         report = LostReport(why, None, 0, None, None, deaths, max_restarts=self._restarts, nodes=tuple(self._losses))
         if ticket is not None:
-            plan = self._payloads.loaded[ticket.loader]["plan"]
+            plan = self._payloads.settings[ticket.loader].plan
             plan = plan.after(ticket.rest) if ticket.rest else plan
             batches = range(0 if ticket.rest else ticket.batch, 0 if ticket.rest else ticket.batch + ticket.batches)
             indices = plan.indices(ticket.epoch, plan.positions(ticket.epoch, ticket.batch, ticket.batches)[:1000])

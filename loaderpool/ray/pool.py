@@ -81,7 +81,7 @@ class RayPool(Pool):
                 "RayPool needs a source that is read by index, and this one is an iterable. Pass workers=N to read it "
                 "on this machine, or a source with __len__ and __getitem__"
             )
-        if checked.payload["cache"] is not None:
+        if checked.cache is not None:
             raise ArgumentError("RayPool cannot be combined with cache=. Pass workers=N, or remove it")
 
     def resize(self, nodes: int | Literal["auto"]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.checks import check_signature, open_parameter
-from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig, unit_of
+from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig
 from loaderpool.core.delivery import CheckedArguments
 from loaderpool.element.spec import read_spec
 from loaderpool.errors import ArgumentError, SourceError, brief
@@ -20,6 +20,7 @@ from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.varying import varying
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
+from loaderpool.transport.payload.record import WorkerPayload
 
 if TYPE_CHECKING:
     from loaderpool.cache.setting import Cache
@@ -91,24 +92,22 @@ def check_arguments(arguments: dict[str, Any]) -> CheckedArguments:
     takes_rng = frozenset(name for name, function in functions.items() if open_parameter(function, "rng") is not None)
     # The last one that is called for each batch may write into it.
     writer = augment if augment is not None else fn if cache is None else None
-    payload = {
+    payload = WorkerPayload(
         **functions,
-        "source": items,
-        "setup": arguments["setup"],
-        "config": config,
-        "plan": plan,
-        "given_spec": given_spec,
-        "takes_rng": takes_rng,
+        source=items,
+        setup=arguments["setup"],
+        config=config,
+        plan=plan,
+        given_spec=given_spec,
+        takes_rng=takes_rng,
         # Generators, too: to have a look at them again means to run them again.
-        "needs_numpy_random": bool(takes_rng) or config.seed_globals is True or isinstance(source, ReplicatedSource),
-        "takes_out": config.batch_size is not None and open_parameter(writer, "out") is not None,
-        "cache": cache,  # the engine puts what comes of it in its place
-    }
+        needs_numpy_random=bool(takes_rng) or config.seed_globals is True or isinstance(source, ReplicatedSource),
+        takes_out=config.batch_size is not None and open_parameter(writer, "out") is not None,
+    )
     stream = source if isinstance(source, StreamSource) else None
     hooks = arguments["_hooks"]
     has_epoch_begin = hooks is not None and "on_epoch_begin" in hooks.overridden
-    unit = unit_of(config, batch_fn)
-    return CheckedArguments(config, plan, unit, given_spec, stream, payload, has_epoch_begin)
+    return CheckedArguments(config, plan, payload.unit, given_spec, stream, payload, cache, has_epoch_begin)
 
 
 def _check_functions(arguments: dict[str, Any], is_cached: bool, config: LoaderConfig) -> None:

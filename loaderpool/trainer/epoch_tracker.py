@@ -28,8 +28,8 @@ from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, InterruptsHeld
 
 if TYPE_CHECKING:
+    from loaderpool.core.contracts import Engine, Run
     from loaderpool.core.delivery import Delivery
-    from loaderpool.core.local_engine import Engine, Subscription
     from loaderpool.memory.recorder import RecordRing
     from loaderpool.transport.reports import Failure
 
@@ -82,7 +82,7 @@ class PassLog:
         """How many batches a consumer has got, or will get, of those that were delivered."""
         return self.delivered - len(self.omitted)
 
-    def note_places(self, delivery: Delivery, subscription: Subscription | None) -> None:
+    def note_places(self, delivery: Delivery, subscription: Run | None) -> None:
         """Note which batches were delivered, by that subscription; None: by one that was ended meanwhile."""
         first_epoch = self.epoch if subscription is None else subscription.first_epoch
         before = (self.epoch - first_epoch) * self.plan.batches_per_epoch
@@ -279,7 +279,7 @@ class EpochTracker:
         self.has_hooks = hooks is not None
         self.counters = Counters(makes_here=config.workers == 0)
         self.last_error: BaseException | None = None  # a copy of what ended a pass, which keeps no frames alive
-        self._parked: tuple[Subscription, Position] | None = None  # a subscription, and where it stands
+        self._parked: tuple[Run, Position] | None = None  # a subscription, and where it stands
         self._was_whole = False  # a pass was, so that the next ones may be followed, too
         self.next_place = Position(0)  # where the next pass begins
         self.lost_at: Position | None = None  # where the iterator stood that was told that the cluster is lost
@@ -350,7 +350,7 @@ class EpochTracker:
         finally:
             run.end()
 
-    def open_subscription(self) -> tuple[Subscription, PassLog]:
+    def open_subscription(self) -> tuple[Run, PassLog]:
         """A subscription that stands before the next epoch, whose number is now taken, and a log of what it gives."""
         if EpochTracker.refusal is not None:
             raise EpochTracker.refusal()
@@ -365,7 +365,7 @@ class EpochTracker:
                 return self._open()
         return self._open()
 
-    def _open(self) -> tuple[Subscription, PassLog]:
+    def _open(self) -> tuple[Run, PassLog]:
         if self._parked is not None and not self._parked[0].is_current:
             self.drop_parked()  # what it has made ahead is of objects that have changed since
         if self._parked is None:
@@ -401,7 +401,7 @@ class EpochTracker:
             return batches
         return min(max(1, batches // _FEW), self.engine().read_ahead())
 
-    def park(self, subscription: Subscription, log: PassLog) -> None:
+    def park(self, subscription: Run, log: PassLog) -> None:
         """Keep a subscription, of which this pass has had its epoch, for the pass that comes next."""
         place = Position(log.epoch + 1)
         self._was_whole = True

@@ -18,9 +18,8 @@ from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.pool import Pool, first_workers, shared_pool
 
 if TYPE_CHECKING:
-    from loaderpool.cache.setting import Cache
+    from loaderpool.core.contracts import Engine
     from loaderpool.core.delivery import CheckedArguments
-    from loaderpool.core.local_engine import Engine
     from loaderpool.trainer.observer import Observer
 
 # Keras shows the `repr` of what it is given and cannot use.
@@ -70,13 +69,13 @@ class LoaderCore:
                 undo.callback(own_pool.close)
             self._start(checked, has_workers, undo)
             undo.pop_all()
-            if self.pool is not None or checked.payload["cache"] is not None:
+            if self.pool is not None or checked.cache is not None:
                 assert self.engine is not None
                 self._undoing = Undoing(self, functools.partial(_end, self.engine, own_pool))
 
     def _start(self, checked: CheckedArguments, has_workers: bool, undo: contextlib.ExitStack) -> None:
         """Start the engine, in the background."""
-        cache: Cache | None = checked.payload["cache"]
+        cache = checked.cache
         if self.pool is not None:
             self.pool._check_loader(checked)
         shared = None
@@ -84,7 +83,7 @@ class LoaderCore:
             from loaderpool.cache.store import make_cache
 
             with InterruptsAllowed():  # it pickles function and source
-                shared = make_cache(cache, checked.payload)
+                shared = make_cache(cache, checked.payload.cached_of)
             undo.callback(shared.close)
             self.tracker.at_end = shared.warn
         if self.pool is not None and has_workers:

@@ -20,7 +20,7 @@ from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog, PassLog
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 
 if TYPE_CHECKING:
-    from loaderpool.core.local_engine import Subscription
+    from loaderpool.core.contracts import Run
 
 
 # Rows and components of each batch of a delivery, and what makes of a batch's components what the consumer gets. It is
@@ -60,7 +60,7 @@ class Pass:
     def __init__(self, tracker: EpochTracker, iteration: IterationLog, convert: Conversion = as_arrays) -> None:
         self._tracker, self._iteration, self._convert = tracker, iteration, convert
         self._counters, self._has_hooks = tracker.counters, tracker.has_hooks
-        self._run: Subscription | None = None
+        self._run: Run | None = None
         self.log: PassLog | None = None
         self.consumed = self.left = 0
         self._is_end_owed = False  # hooks were told that the last batch is handed over

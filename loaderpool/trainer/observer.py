@@ -34,8 +34,9 @@ from loaderpool.trainer.explain.window import (
 )
 
 if TYPE_CHECKING:
+    from loaderpool.core.contracts import Engine
     from loaderpool.core.engine import PoolEngine
-    from loaderpool.core.local_engine import Engine
+    from loaderpool.core.pool import WorkerPool
     from loaderpool.trainer.tracing import Tracing
 
 _KEPT = 64  # snapshots
@@ -44,9 +45,10 @@ _FRESH_NS = 1_000_000_000
 _numbers = itertools.count(1)  # of loaders of this process
 
 
-def _is_pooled(engine: Any) -> TypeGuard[PoolEngine]:
+def _is_pooled(engine: Engine | None) -> TypeGuard[PoolEngine]:
     """Whether a pool that is not closed makes its batches."""
-    return hasattr(engine, "pool") and not engine.pool.is_closed
+    pool: WorkerPool | None = getattr(engine, "pool", None)
+    return pool is not None and not pool.is_closed
 
 
 class Observer:

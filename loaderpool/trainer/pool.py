@@ -100,7 +100,7 @@ class Pool:
 
     def _check_loader(self, checked: CheckedArguments) -> None:
         """Raise where the workers cannot make a loader's batches."""
-        cache = checked.payload["cache"]
+        cache = checked.cache
         if self._is_spawned and cache is not None and cache.in_memory:
             raise ArgumentError(
                 'cache="memory" needs workers started with fork(), but this pool starts them with spawn. Pass a '

@@ -14,7 +14,7 @@ from loaderpool.trainer.explain.window import Decision, Snapshot
 from loaderpool.trainer.observer import Observer
 
 if TYPE_CHECKING:
-    from loaderpool.core.local_engine import Engine
+    from loaderpool.core.contracts import Engine
 
 
 @dataclasses.dataclass(frozen=True)

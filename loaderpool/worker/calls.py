@@ -11,7 +11,7 @@ import functools
 import itertools
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderpool.errors import ArgumentError, CacheError
@@ -20,7 +20,8 @@ from loaderpool.plan.order import Ticket
 from loaderpool.sources.varying import varying
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.payload.generators import Pair, made_by_setup, seeder
+from loaderpool.transport.payload.generators import made_by_setup, seeder
+from loaderpool.transport.payload.record import Pair, WorkerPayload
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import share_memory
 from loaderpool.worker.tickets import MadeRows, Opened, Progress
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from loaderpool.cache.store import SharedCache, Store
     from loaderpool.plan.sample_streams import SampleStreams
+    from loaderpool.worker.contracts import Runner
 
 # How often the main thread, waiting for a call, looks whether there are more tickets whose calls could begin. Longer:
 # threads idle where tickets come late; shorter: the looks themselves cost.
@@ -53,28 +55,28 @@ class Calls:
     """
 
     def __init__(
-        self, payload: Mapping[str, Any], cell: int = 0, threads: int = 1, watch: GlobalsWatch | None = None
+        self, payload: WorkerPayload, cell: int = 0, threads: int = 1, watch: GlobalsWatch | None = None
     ) -> None:
-        source, config = payload["source"], payload["config"]
+        source, config = payload.source, payload.config
         self._payload, self._config = payload, config
         self._get: Callable[[int], Any] = source.__getitem__
-        self._batch_fn: Callable[..., Any] | None = payload["batch_fn"]
-        names = ["fn", "augment"]
-        self._known: list[Pair] = payload.get("generators", [])  # those that functions and source hold
+        self._batch_fn = payload.batch_fn
+        functions = [("fn", payload.fn), ("augment", payload.augment)]
+        self._known = payload.generators  # those that functions and source hold
         self.made: list[Pair] = []  # random generators that the hook `setup` has made
         self.captured = seeder(self._known, config)
         self._cached: CachedFunction | None = None
-        if payload["cache"] is not None:
-            self._cached = CachedFunction(source, payload["fn"], payload["cache"], cell, self.captured)
-            names.remove("fn")
+        if payload.cache is not None and payload.fn is not None:
+            self._cached = CachedFunction(source, payload.fn, payload.cache, cell, self.captured)
+            functions = functions[1:]
         self._first: Callable[[int], Any] = self._cached or self._get
         self._varying = varying(source)
         # `range(n)`: a look-up of each would take a tenth of the time of a batch of tiny samples.
         self._items_are_indices = self._cached is None and type(source) is range and source == range(len(source))
-        takes_rng: frozenset[str] = payload["takes_rng"]  # the names of those that do
-        chain = [(payload[name], name in takes_rng) for name in names if payload[name] is not None]
+        takes_rng = payload.takes_rng
+        chain = [(function, name in takes_rng) for name, function in functions if function is not None]
         # Only the last one may write into the batch, and it is called in another way then.
-        self.takes_out: bool = payload["takes_out"]
+        self.takes_out = payload.takes_out
         self._last: tuple[Callable[..., Any], bool] | None = chain.pop() if self.takes_out else None
         self._chain, self._takes_rng = chain, bool(takes_rng)
         # Where all take an item and nothing else, calls of many rows can follow one another in C.
@@ -87,7 +89,8 @@ class Calls:
         # What the probe made in an epoch, each used at its turn instead of a second call; by index of the (first) item.
         self.kept: dict[int, Any] = {}
         self._kept_of = 0
-        maker = next((name for name in ("batch_fn", "augment", "fn") if payload[name] is not None), None)
+        named = {"batch_fn": payload.batch_fn, "augment": payload.augment, "fn": payload.fn}
+        maker = next((name for name, function in named.items() if function is not None), None)
         self.origin = "the source gave" if maker is None else f"{maker} returned"  # begins a message
         self.after_call: Callable[[], None] = end_stray
         # Gives `out` its structure, once the batches' form is known.
@@ -95,7 +98,7 @@ class Calls:
 
     def look_up(self) -> None:
         """Read items by the method that the source's class has now, in the caller's process."""
-        self._get = self._payload["source"].__getitem__
+        self._get = self._payload.source.__getitem__
         if self._cached is None:
             self._first = self._get
 
@@ -345,7 +348,7 @@ class ThreadCalls:
     def run(
         self,
         opened: Opened,
-        fill: Callable[[Calls | ThreadCalls, Opened], MadeRows],
+        fill: Callable[[Runner, Opened], MadeRows],
         look_ahead: Callable[[], bool] | None,
     ) -> MadeRows:
         """Fill a ticket's slot with what threads make. When this returns or raises, none of them is at it any more.
@@ -364,7 +367,7 @@ class ThreadCalls:
             self.begin(opened)
         return self._calls.watched(self._fill, opened, fill)
 
-    def _fill(self, opened: Opened, fill: Callable[[Calls | ThreadCalls, Opened], MadeRows]) -> MadeRows:
+    def _fill(self, opened: Opened, fill: Callable[[Runner, Opened], MadeRows]) -> MadeRows:
         if opened.ticket not in self.begun:  # again, after a draw of any ticket; the others' turns begin them again
             for ticket in list(self.begun):
                 self.end(ticket)

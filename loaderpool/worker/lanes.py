@@ -26,7 +26,7 @@ from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
 from loaderpool.worker.rows import copy_of, share_memory
-from loaderpool.worker.tickets import Abandoned, Progress
+from loaderpool.worker.tickets import Abandoned, Opened, Progress
 
 # Items are asked for one by one where each takes at least so long, else in blocks: the look at "abandoned" then costs
 # a share of a percent.
@@ -80,7 +80,7 @@ class LaneItems:
         self.progress: Progress
         self.captured: CapturedGenerators | None = None
         self._times_items = self.is_timed = False
-        self.after_item: Callable[[], None] = end_stray
+        self._after_item: Callable[[], None] = end_stray
         self.run = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -104,15 +104,37 @@ class LaneItems:
         assert self._latest is not None
         return self._latest.give(position)
 
-    def positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
-        """Return the positions of a ticket's rows; none where the lane has ended."""
+    @property
+    def first_batches(self) -> int:
+        """The first one of each lane."""
+        return self._plan.lanes
+
+    def open(self, ticket: Ticket) -> Opened:
+        """Return the rows of a ticket; none if the lane has ended."""
         round_number, number = divmod(ticket.batch, self._plan.lanes)
         rows = self._plan.most_rows
         self.run, self.is_timed = ticket.run, self._times_items or ticket.deaths > 0
         positions = self._take((ticket.epoch, number), round_number * rows, rows)
         if self._plan.drop_remainder and len(positions) < rows:
             positions = []
-        return np.array(positions, np.int64)
+        return Opened(ticket, np.array(positions, np.int64), positions)
+
+    def seed(self, captured: CapturedGenerators | None) -> None:
+        """Use these random generators from now on, in generator functions that start again."""
+        self.close()
+        self.captured = captured
+
+    def add_generators(self, captured: CapturedGenerators | None) -> None:
+        """Use these random generators, some of which the hook `setup` has made just now."""
+        self.captured = captured
+
+    def check_after_each(self, check: Callable[[], None]) -> None:
+        """Call `check` after each item that a generator has made."""
+        self._after_item = check
+
+    def after_item(self) -> None:
+        """Note that a generator has made one item, or a few."""
+        self._after_item()
 
     def forget(self, epoch: int) -> None:
         """Forget an epoch that was abandoned."""

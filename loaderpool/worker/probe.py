@@ -23,7 +23,7 @@ from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.pickling import send
-from loaderpool.worker.tickets import Abandoned, Opened, Probe, StreamedItems, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Opened, Probe, WorkFailed
 from loaderpool.worker.work import Work
 
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
@@ -105,10 +105,10 @@ def _starts(work: Work, epoch: int, feed: int) -> Iterator[tuple[npt.NDArray[np.
     Of generators, the first batch of each lane; of a stream only the one that is there.
     """
     plan, progress = work.plan, work.progress
-    count = 1 if isinstance(work.items, StreamedItems) else plan.lanes or plan.batches_per_epoch
-    for batch in range(count):
+    for batch in range(work.items.first_batches):
         try:
-            positions = work.positions(Ticket(epoch=epoch, batch=batch, stop=plan.most_rows, feed=feed))
+            ticket = Ticket(epoch=epoch, batch=batch, stop=plan.most_rows, feed=feed)
+            positions = work.items.open(ticket).positions
         except Abandoned:  # a look that is not answered would be waited for
             raise progress.failed(SourceError("the stream's first items are gone"), epoch) from None
         except progress.catches as error:  # of a stream's items, or of a generator

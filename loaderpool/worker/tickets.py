@@ -15,6 +15,7 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
+from loaderpool.plan.generators import CapturedGenerators
 from loaderpool.plan.order import Ticket, bounds_of
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
@@ -100,16 +101,35 @@ class StreamedItems:
         return self._items[position]
 
     @property
-    def reader(self) -> Callable[[int], Any]:
-        """Gives the items of the ticket whose positions were asked for last, for good."""
-        return self._items.__getitem__
+    def first_batches(self) -> int:
+        """One: no other one need be there."""
+        return 1
+
+    def open(self, ticket: Ticket) -> Opened:
+        """Return the rows of a ticket, as the bundle has them; Abandoned: it is gone."""
+        positions = self._positions(ticket)
+        return Opened(ticket, positions, positions.tolist(), self._items.__getitem__)
+
+    def seed(self, captured: CapturedGenerators | None) -> None:
+        """Do nothing: the stream is read in another process."""
+
+    def add_generators(self, captured: CapturedGenerators | None) -> None:
+        """Do nothing."""
+
+    def check_after_each(self, check: Callable[[], None]) -> None:
+        """Do nothing."""
+
+    def forget(self, epoch: int) -> None:
+        """Do nothing: the items of the latest ticket are kept."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
     def put(self, first: int, items: list[Any]) -> None:
         """Have these be the items of the next ticket, for `workers=0`."""
         self._items = dict(enumerate(items, first))
 
-    def positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
-        """Return the positions of a ticket's rows, as the bundle has them; Abandoned: it is gone."""
+    def _positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
         if self.shared is None:
             return np.array(list(self._items), np.int64)
         from loaderpool.worker.bundles import FeedTable  # with cloudpickle, which `workers=0` does without

@@ -6,40 +6,34 @@ given are positions of the plan; what it makes depends on nothing else, so any p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import mmap
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.config import LoaderConfig, UnitKind, unit_of
-from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
-from loaderpool.plan.order import Plan, Start, Ticket, kept
+from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
-from loaderpool.transport.payload.generators import Pair, with_imports
+from loaderpool.transport.payload.generators import with_imports
+from loaderpool.transport.payload.record import Pair, WorkerPayload
 from loaderpool.transport.reports import RowFailure
 from loaderpool.worker.calls import Calls, ThreadCalls
+from loaderpool.worker.contracts import Items, Runner
+from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import Converter, blocks_of_array, collate
 from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems, WorkFailed
 
-if TYPE_CHECKING:
-    from loaderpool.worker.lanes import LaneItems
-
-# Rows that are looked up at once. Fewer: tiny batches pay for it again; more: the first batch waits for them.
-_ROWS = 1024
-# Passes side by side, each of which goes on where it is. More are right, too, and slow.
-_PASSES = 4
 # Rows are made one by one where a row is at least this large or slow, else in blocks: the look at "abandoned", the note
 # on the board and the write then cost a share of a percent.
 _SINGLE_ROW_BYTES = 1 << 15
 _SINGLE_ROW_NS = 20_000
 _BLOCK_ROWS = 128
 
-_Positions = npt.NDArray[np.int64]
 _Leaves = list[npt.NDArray[Any]]
 
 
@@ -56,41 +50,41 @@ class Work:
         progress: is told what this process is at.
         shared: the arena's mapping, in which a stream's items lie; None in the caller's process.
         watch: looks at the global generators; None: nothing else does.
+        loader: number of the loader's version, by which classes of a stream's items are found.
     """
 
     def __init__(
         self,
-        payload: Mapping[str, Any],
+        payload: WorkerPayload,
         progress: Progress,
-        shared: Any = None,
+        shared: mmap.mmap | None = None,
         watch: GlobalsWatch | None = None,
+        loader: int = 0,
     ) -> None:
-        config: LoaderConfig = payload["config"]
+        config = payload.config
         self.config, self.progress, self._catches = config, progress, progress.catches
-        self.plan: Plan = payload["plan"]
-        self.unit: UnitKind = unit_of(config, payload["batch_fn"])
-        self.setup = with_imports(payload.get("imports", ()), payload["setup"])
+        self.plan = payload.plan
+        self.unit = payload.unit
+        self.setup = with_imports(payload.imports, payload.setup)
         self.check: Callable[[], None] = end_stray
-        self.given_spec: ElementSpec | None = payload["given_spec"]
+        self.given_spec = payload.given_spec
         progress.timeout_s = config.limits.timeout_s or 0.0
-        source = payload["source"]
-        self.items: StreamedItems | LaneItems | None = None  # where the plan does not have the positions
-        # Of passes in the caller's process: batches that are looked up at once, and what was; 0: each by itself.
-        self._at_once = 0
-        self._latest: dict[tuple[int, int, Start], tuple[_Positions, list[int]]] = {}
+        source = payload.source
         if self.plan.lanes:
             # Where nothing is called for an item that a generator yields, it is the generator's time that counts.
-            progress.counts_generated = all(payload[name] is None for name in ("fn", "augment", "batch_fn"))
-            self.items, watch = source, None  # its generators draw before the watch in `Calls` looks
-        elif isinstance(source, StreamedItems):
-            self.items, source.shared = source, shared
-        elif progress.worker is None and not self.plan.rows_vary:
-            self._at_once = max(1, _ROWS // self.plan.most_rows)
+            progress.counts_generated = payload.fn is payload.augment is payload.batch_fn is None
+            watch = None  # generators draw before the watch in `Calls` looks
         # The caller's process shall have no threads: a debugger may be there.
         threads = 1 if progress.worker is None else config.threads
         self.calls = Calls(payload, progress.cell // Board.base(1), threads, watch)
+        self.items: Items
         if self.plan.lanes:
+            self.items = source
             source.attend(progress, config.limits.timeout_s is not None, self.calls.captured)
+        elif isinstance(source, StreamedItems):
+            self.items, source.shared, source.loader = source, shared, loader
+        else:
+            self.items = IndexedItems(self.plan, self.calls, looks_ahead=progress.worker is None)
         self._threads = ThreadCalls(self.calls, threads, self.unit != "sample", progress) if threads > 1 else None
         self.look_ahead: Callable[[], bool] | None = None
         # Of the latest two tickets: one may have been interrupted. The first one's rows are made one by one.
@@ -104,9 +98,7 @@ class Work:
         """Seed these random generators by these keys from now on."""
         self.calls.seed_captured(pairs)
         self.calls.kept.clear()
-        if self.items is not None and not isinstance(self.items, StreamedItems):
-            self.items.close()
-            self.items.captured = self.calls.captured
+        self.items.seed(self.calls.captured)
 
     def ensure_setup(self) -> None:
         """Call the user's `setup` hook, once in each process; WorkFailed: it raised."""
@@ -118,8 +110,7 @@ class Work:
                 setup()
                 self.check()
             self.calls.find_what_setup_made()
-            if self.items is not None and not isinstance(self.items, StreamedItems):
-                self.items.captured = self.calls.captured
+            self.items.add_generators(self.calls.captured)
         except self._catches as error:
             self.setup = setup
             failed = self.progress.failed(error, epoch=0)
@@ -139,9 +130,7 @@ class Work:
 
     def close(self) -> None:
         """End the generators that run here."""
-        if self.plan.lanes:
-            items: Any = self.items
-            items.close()
+        self.items.close()
 
     def call(self, epoch: int, positions: list[int], indices: list[int]) -> Any:
         """Return what one call gives for these positions, as the function returned it; raises whatever it raises."""
@@ -161,9 +150,7 @@ class Work:
         Otherwise one check follows the ticket: its system call would slow tiny samples down.
         """
         self.calls.after_call = self.check if is_suspect else end_stray
-        if self.plan.lanes:
-            items: Any = self.items
-            items.after_item = self.check if is_suspect else end_stray
+        self.items.check_after_each(self.calls.after_call)
 
     def begin(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> bool:
         """Have threads begin with a ticket that is not to be filled before others were; False: they do not.
@@ -215,35 +202,14 @@ class Work:
         self._earlier_row_ns, self._row_ns = self._row_ns, (now - started) // len(opened.indices)
         return filled
 
-    def positions(self, ticket: Ticket) -> npt.NDArray[np.int64]:
-        """Return the positions of all rows of a ticket, batch after batch; their items can be had from now on."""
-        if self.items is not None:
-            return self.items.positions(ticket)
-        plan = self.plan.after(ticket.rest)
-        if ticket.batches == 1 and not plan.rows_vary:
-            return plan.positions(ticket.epoch, ticket.batch)[ticket.start : ticket.stop]
-        return plan.positions(ticket.epoch, ticket.batch, ticket.batches)
-
     def _open(self, ticket: Ticket, buffer: Any, base: int, capacity: int) -> Opened:
         """Return which rows the ticket has; their items can be had by index from now on."""
         if self.calls.kept:
             self.calls.keep_only(ticket.epoch)
-        if self._at_once and ticket.stop < 0:
-            opened = self._opened_ahead(ticket)
-        else:
-            try:
-                positions = self.positions(ticket)
-            except self._catches as error:  # a stream's items cannot be unpickled here; or a generator raised
-                raise self.progress.failed(error, ticket.epoch) from None
-            indices = self.plan.indices(ticket.epoch, positions) if len(positions) else []
-            if isinstance(self.items, StreamedItems):
-                read: Callable[[int], Any] | None = self.items.reader
-            else:
-                read = self.calls.reader(ticket.epoch)
-            opened = Opened(ticket, positions, indices, read)
-            if self.plan.rows_vary and ticket.batches > 1:
-                plan = self.plan.after(ticket.rest)
-                opened.batch_rows = tuple(plan.rows(ticket.epoch, ticket.batch + at) for at in range(ticket.batches))
+        try:
+            opened = self.items.open(ticket)
+        except self._catches as error:  # a stream's items cannot be unpickled here; or a generator raised
+            raise self.progress.failed(error, ticket.epoch) from None
         opened.slot = buffer, base, capacity
         if self._writes_rows:
             assert self.form is not None
@@ -254,26 +220,9 @@ class Work:
                 opened.arrays = self.form.row_arrays(buffer, base, rows, capacity)
         return opened
 
-    def _opened_ahead(self, ticket: Ticket) -> Opened:
-        """Open a whole batch, looked up with many others: in the caller's process a tiny one has no time for it.
-
-        All batches of the plan must have the same rows, but for the last.
-        """
-        block, at = divmod(ticket.batch, self._at_once)
-        key = ticket.epoch, block, ticket.rest
-        positions, indices = self._latest.get(key) or kept(self._latest, key, lambda: self._looked_up(*key), _PASSES)
-        start, stop = at * self.plan.most_rows, (at + 1) * self.plan.most_rows
-        read = self.calls.reader(ticket.epoch)
-        return Opened(ticket, positions[start:stop], indices[start:stop], read)
-
-    def _looked_up(self, epoch: int, block: int, rest: Start) -> tuple[_Positions, list[int]]:
-        plan, batch = self.plan.after(rest), block * self._at_once
-        positions = plan.positions(epoch, batch, min(self._at_once, plan.batches_per_epoch - batch))
-        return positions, plan.indices(epoch, positions)
-
     # ---- rows that are written before the next ones are made ----
 
-    def _fill_rows(self, calls: Calls | ThreadCalls, opened: Opened) -> MadeRows:
+    def _fill_rows(self, calls: Runner, opened: Opened) -> MadeRows:
         """Write rows straight into the slot, of quick functions in blocks."""
         ticket, indices, converter, progress = opened.ticket, opened.indices, self._converter, self.progress
         arrays = opened.arrays
@@ -308,7 +257,7 @@ class Work:
 
     # ---- whole batches: rows of which any may fail, or that are padded, ragged or text ----
 
-    def _fill_batches(self, calls: Calls | ThreadCalls, opened: Opened) -> MadeRows:
+    def _fill_batches(self, calls: Runner, opened: Opened) -> MadeRows:
         """Write batches that are whole; of a varying one, what does not fit comes back to be written elsewhere."""
         assert self.form is not None, "a task before its layout"
         (buffer, base, capacity), fixed, count = opened.slot, self.form.fixed, len(opened.indices)
@@ -346,7 +295,7 @@ class Work:
         return blocks
 
     def _of_one_call(
-        self, calls: Calls | ThreadCalls, opened: Opened, start: int, stop: int
+        self, calls: Runner, opened: Opened, start: int, stop: int
     ) -> tuple[tuple[int, list[Block]], list[RowFailure]]:
         """Return a batch that one call makes whole."""
         assert self.form is not None
@@ -362,7 +311,7 @@ class Work:
         return (len(arrays[0]) if arrays[0].ndim else 1, blocks), []
 
     def _collect(
-        self, calls: Calls | ThreadCalls, opened: Opened, start: int, stop: int
+        self, calls: Runner, opened: Opened, start: int, stop: int
     ) -> tuple[list[_Leaves], list[int], list[RowFailure]]:
         """Return one batch's rows, the error policy applied, and the indices they came from."""
         action = self.config.on_error.action
@@ -386,7 +335,7 @@ class Work:
             replaced.append(stand_in)
         return replaced[::-1], indices, failures
 
-    def _made(self, calls: Calls | ThreadCalls, opened: Opened, start: int, stop: int) -> _Leaves:
+    def _made(self, calls: Runner, opened: Opened, start: int, stop: int) -> _Leaves:
         """Return what one call makes of these rows.
 
         What waits, for its batch to be whole or for others, is copied: the function may fill its arrays again.

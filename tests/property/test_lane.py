@@ -70,7 +70,7 @@ def items_of(make: Any, lengths: list[int], lanes: int, window: int = 0, seed_gl
 
 
 def batch_of(items: LaneItems, number: int, epoch: int = 0) -> list[Any]:
-    positions = items.positions(Ticket(run=1, epoch=epoch, batch=number, stop=ROWS)).tolist()
+    positions = items.open(Ticket(run=1, epoch=epoch, batch=number, stop=ROWS)).indices
     return [(position, plain(items[position])) for position in positions]
 
 

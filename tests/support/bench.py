@@ -28,7 +28,7 @@ class Bench:
         payload = check_arguments(loader._core.arguments).payload
         self.numbers = memoryview(bytearray(BOARD_BYTES)).cast("Q")
         self.work = Work(payload, Progress(self.numbers, Board.base(0), 0, BaseException))
-        self.plan, self.config, self.chunk = payload["plan"], payload["config"], chunk
+        self.plan, self.config, self.chunk = payload.plan, payload.config, chunk
         self.work.ensure_setup()
 
     def prepare(self) -> Bench:

@@ -18,7 +18,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderpool.core.channel import GRACE_S
 from loaderpool.core.child_process import Surroundings
@@ -39,7 +39,9 @@ from loaderpool.worker.bundles import ENTRIES, FEED_TABLE_BYTES, Bundle, FeedTab
 
 if TYPE_CHECKING:
     from loaderpool.config import LoaderConfig
+    from loaderpool.core.delivery import DeliveryCounts
     from loaderpool.core.pool import WorkerPool
+    from loaderpool.memory.layout import BatchForm
 
 # More than the workers need is read ahead only where it takes no more than this: chunks are for what is small, and
 # memory that is used again soon is in the cache. Smaller: chunks of middling items stay small.
@@ -50,6 +52,18 @@ _EMPTY_TABLE = bytes(FEED_TABLE_BYTES)
 # read. More: they may take most of it beside the batches.
 _SHARE_OF_LIMIT = 4
 _LEAST_BYTES = 1 << 20  # at least
+
+
+class FeedOwner(Protocol):
+    """A loader's engine, as the feeds of its stream use it. Under the lock."""
+
+    plan: Plan
+    config: LoaderConfig
+    counts: DeliveryCounts
+    known_form: BatchForm | None  # None until the first sample has been made
+
+    def on_feed_news(self, feed: Feed) -> None:
+        """Tell the runs of a feed that it has another batch, or its end. Called by the feed's thread."""
 
 
 class Feed:
@@ -300,7 +314,8 @@ class StreamFeeds:
         why_on_thread: why the stream is read on a thread of this process; empty: it is not.
 
     Args:
-        engine: of the loader, an `engine.PoolEngine`, which is told when a feed has another batch, or its end.
+        engine: of the loader, which is told when a feed has another batch, or its end.
+        pool: of the loader.
         stream: what is read.
         shipment: what its reader needs; or why there is none.
         earlier: the stream as it was sent before.
@@ -310,11 +325,16 @@ class StreamFeeds:
     """
 
     def __init__(
-        self, engine: Any, stream: StreamSource, shipment: Shipment | str, earlier: Sent | None = None
+        self,
+        engine: FeedOwner,
+        pool: WorkerPool,
+        stream: StreamSource,
+        shipment: Shipment | str,
+        earlier: Sent | None = None,
     ) -> None:
         self.engine, self._stream = engine, stream
-        self.pool: WorkerPool = engine.pool
-        self._config: LoaderConfig = engine.config
+        self.pool = pool
+        self._config = engine.config
         self._most_bytes = max(_LEAST_BYTES, memory_limit(engine.config) // _SHARE_OF_LIMIT)
         self.rooms = ExtentPool(self.pool.arena)
         self._feeds: list[Feed] = []  # whose memory is not given back

@@ -30,6 +30,7 @@ from loaderpool.system.interrupts import InterruptsHeld, gate_handlers
 from loaderpool.transport.payload.generators import seeder
 from loaderpool.transport.payload.loaded import Payloads, describe_load_error
 from loaderpool.transport.payload.modules import ModuleStore, keep
+from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.transport.reports import Failure, describe_failure, what_ended
 from loaderpool.worker.bundles import Frame, frames
 from loaderpool.worker.own_process import become_worker, end_stray, serve, settle_libraries
@@ -94,17 +95,17 @@ def _load(payloads: Payloads, start: Mapping[str, Any], sender: _Sender) -> Stre
         return None
     settle_libraries()
     payload = payloads.loaded[0]
-    stream = StreamSource(payload["source"])
-    stream.captured = seeder(payload.get("generators", []), payload["config"]._replace(threads=1))
+    stream = StreamSource(payload.source)
+    stream.captured = seeder(payload.generators, payload.config._replace(threads=1))
     return stream
 
 
-def _read(stream: StreamSource, payload: Mapping[str, Any], sender: _Sender, epoch: int, start: int) -> None:
+def _read(stream: StreamSource, payload: WorkerPayload, sender: _Sender, epoch: int, start: int) -> None:
     """Read a pass to its end. Raises what a socket does whose other end is closed: the rest is not wanted."""
     fault_points.reach("reader.pass_taken")
-    config = payload["config"]
+    config = payload.config
     try:
-        plan = payload["plan"].after(start)
+        plan = payload.plan.after(start)
         batches = read_batches(stream, plan, window=config.shuffle_window, seed=config.seed, epoch=epoch)
         with contextlib.closing(batches), contextlib.closing(frames(batches)) as read:
             for frame in read:

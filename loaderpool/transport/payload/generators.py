@@ -29,6 +29,7 @@ from loaderpool.plan.generators import (
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.system.process import is_library
 from loaderpool.transport.payload.generator_search import Search, module_of
+from loaderpool.transport.payload.record import Pair, WorkerPayload
 
 # Values that a search looks into where a pickler meets the generators that travel. More: making a loader takes
 # longer. Fewer: of large payloads, generators that objects make again are not found.
@@ -37,8 +38,6 @@ _MOST_ENTERED = 20_000
 MOST_ENTERED_HERE = 1_000_000
 # The same when an epoch begins, and items of each list. More: it takes longer than 1 or 2 ms.
 _MOST_AGAIN, _MOST_ITEMS_AGAIN = 1_000, 50
-
-Pair = tuple[Any, bytes]  # a generator and its key
 
 
 class Travelling(NamedTuple):
@@ -201,18 +200,10 @@ class Registry:
         return list(names.values())
 
 
-def roots_of(payload: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
-    """Return what of a payload is the user's, by the names of the arguments."""
-    source = payload["source"] if stream is None else stream.items
-    parts = getattr(source, "payload_parts", None)  # of generators
-    roots = {"source": source} if parts is None else parts
-    return {name: payload.get(name) for name in ("fn", "augment", "batch_fn", "setup")} | roots
-
-
 # ---- where a payload is loaded ----
 
 
-def arrive(payload: dict[str, Any], travelled: Iterable[Pair], keys: Mapping[str, bytes]) -> None:
+def arrive(payload: WorkerPayload, travelled: Iterable[Pair], keys: Mapping[str, bytes]) -> None:
     """Put the generators of a payload, and how others of it are found, into it.
 
     Args:
@@ -221,20 +212,20 @@ def arrive(payload: dict[str, Any], travelled: Iterable[Pair], keys: Mapping[str
         keys: those of other generators that the main process has found, by their paths.
     """
     pairs = list(travelled)
-    search = Search(roots_of(payload), _MOST_ENTERED)
-    payload["generators"] = [*pairs, *_untravelled(search, pairs, keys)]
+    search = Search(payload.roots(), _MOST_ENTERED)
+    payload.generators = [*pairs, *_untravelled(search, pairs, keys)]
     missing = [path for path in keys if module_of(path) and path not in search.found]
     # Code of the payload imports these modules when it runs.
-    payload["imports"] = imports = [
+    payload.imports = imports = [
         name for name in search.missing if any(f"{module_of(path)}.".startswith(f"{name}.") for path in missing)
     ]
     names = tuple(f"{name}." for name in imports)
-    payload["keys"] = {path: keys[path] for path in missing if f"{module_of(path)}.".startswith(names)}
+    payload.keys = {path: keys[path] for path in missing if f"{module_of(path)}.".startswith(names)}
 
 
-def made_by_setup(payload: Mapping[str, Any], known: Iterable[Pair]) -> Iterator[Pair]:
+def made_by_setup(payload: WorkerPayload, known: Iterable[Pair]) -> Iterator[Pair]:
     """Yield the generators that are not known yet, because the hook `setup` has made them in this process."""
-    return _untravelled(Search(roots_of(payload), _MOST_ENTERED), known, payload.get("keys", {}))
+    return _untravelled(Search(payload.roots(), _MOST_ENTERED), known, payload.keys)
 
 
 def _untravelled(search: Search, known: Iterable[Pair], keys: Mapping[str, bytes]) -> Iterator[Pair]:

@@ -18,6 +18,7 @@ from loaderpool.memory.arena import Arena, map_memory_file
 from loaderpool.system import clock, machine, process
 from loaderpool.system.inheritance import inherit
 from loaderpool.transport.payload.handles import OpenHandles
+from loaderpool.transport.payload.record import LoaderSettings, WorkerPayload
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Payloads:
 
     def __init__(self, arena: Arena, files: dict[int, list[int]]) -> None:
         self._arena, self.files = arena, files
-        self.loaded: dict[int, dict[str, Any]] = {}
+        self.loaded: dict[int, WorkerPayload] = {}
+        self.settings: dict[int, LoaderSettings] = {}  # of loaders, also where none is loaded
         self.places: dict[int, tuple[int, int]] = {}  # of each one's shipment, for a process that has to load it itself
 
     def load(self, loader: int, offset: int, nbytes: int) -> None:
@@ -79,12 +81,12 @@ class Payloads:
         others: dict[str, bytes] = {}
         if generators:
             travelled, others = receive(generators, own=loader)
-        payload: dict[str, Any] = receive(pickled, buffers, [generator for generator, _ in travelled], loader)
+        payload = WorkerPayload(**receive(pickled, buffers, [generator for generator, _ in travelled], loader))
         if generators:
             from loaderpool.transport.payload.generators import arrive  # most loaders have none
 
             arrive(payload, travelled, others)
-        if payload.get("needs_numpy_random"):
+        if payload.needs_numpy_random:
             import numpy.random  # noqa: F401  # 12 ms: once here, instead of in each worker
         if cache is not None:
             # Most loaders have none, and their start is shorter for it.
@@ -93,8 +95,9 @@ class Payloads:
 
             # Of one in memory the file comes after those of the arrays.
             file = machine.above_standard(os.dup(self.files[loader][files])) if cache.where == MEMORY else -1
-            payload["cache"] = SharedCache(cache, file, counters_in(self._arena, cache))
+            payload.cache = SharedCache(cache, file, counters_in(self._arena, cache))
         self.loaded[loader] = payload
+        self.settings[loader] = payload.settings
         self.places[loader] = offset, nbytes
 
     def read(
@@ -123,6 +126,7 @@ class Payloads:
     def unload(self, loader: int) -> None:
         """Forget a payload."""
         self.loaded.pop(loader, None)
+        self.settings.pop(loader, None)
         self.places.pop(loader, None)
         for file in self.files.pop(loader, ()):
             os.close(file)

@@ -16,7 +16,7 @@ from loaderpool.errors import LargeDataWarning, LoaderpoolWarning, UnpicklableEr
 from loaderpool.plan.generators import MOST_GENERATORS
 from loaderpool.sources.tables import Columns
 from loaderpool.system.interrupts import is_of_a_handler
-from loaderpool.transport.payload.generators import Pair, Registry
+from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.large_data import CALLED, large_data
 from loaderpool.transport.payload.pickler import (
     LEAST_ITEMS,
@@ -26,6 +26,7 @@ from loaderpool.transport.payload.pickler import (
     PayloadPickler,
     loaded_frameworks,
 )
+from loaderpool.transport.payload.record import Pair
 from loaderpool.transport.pickling import out_of_band
 
 _MOST_NAMED = 3  # generators for which a warning is shown

@@ -30,7 +30,7 @@ def bundled(items: list[Any], first: int = 0) -> tuple[Frame, list[Any]]:
     FeedTable(shared, 0).write(3, bundle)
     source = StreamedItems()
     source.shared = shared
-    positions = source.positions(Ticket(run=1, batch=3, stop=len(items))).tolist()
+    positions = source.open(Ticket(run=1, batch=3, stop=len(items))).indices
     assert positions == list(range(first, first + len(items)))
     return frame, [source[position] for position in positions]
 
@@ -82,4 +82,4 @@ def test_bytes_that_are_no_longer_the_batchs_are_not_looked_at() -> None:
     shared[FEED_TABLE_BYTES : FEED_TABLE_BYTES + 64] = b"\xff" * 64  # sizes that nothing has
     for batch in (0, 1):
         with pytest.raises(Abandoned):
-            source.positions(Ticket(run=1, batch=batch, stop=1))
+            source.open(Ticket(run=1, batch=batch, stop=1))

@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderpool as lp
 from loaderpool.errors import MemoryLimitError
 from loaderpool.memory.arena import Arena
 from loaderpool.system import capacity
+from loaderpool.trainer.arguments import check_arguments
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES
+from loaderpool.transport.payload.record import WorkerPayload
 from loaderpool.transport.payload.sent import Sent
 from loaderpool.transport.payload.ship import ship
 
 LOADER = 7
+SETTINGS = check_arguments(lp.Loader(range(3), workers=0)._core.arguments).payload.travelling(LOADER)
 
 
 @pytest.fixture
@@ -29,8 +33,8 @@ def arena() -> Iterator[Arena]:
     arena.close_descriptor()
 
 
-def load(arena: Arena, payload: dict[str, Any]) -> tuple[Payloads, dict[str, Any]]:
-    sent = Sent(arena, ship(payload))
+def load(arena: Arena, payload: dict[str, Any]) -> tuple[Payloads, WorkerPayload]:
+    sent = Sent(arena, ship({**SETTINGS, **payload}))
     payloads = Payloads(arena, {})
     payloads.load(LOADER, sent.offset, sent.nbytes)
     return payloads, payloads.loaded[LOADER]
@@ -49,12 +53,12 @@ def test_thousands_of_arrays_take_no_descriptors_and_one_mapping(arena: Arena) -
     payloads, payload = load(arena, {"source": many_arrays()})
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert mappings() == maps + 1
-    for number, array in enumerate(payload["source"]):
+    for number, array in enumerate(payload.source):
         assert array.shape == (OUT_OF_BAND_BYTES + number,) and (array == number).all()
         assert array.ctypes.data % 128 == 0 and array.flags.writeable
         array[...] = 255  # this process's own: none that loads it sees that
     payloads.load(LOADER + 1, *payloads.places[LOADER])
-    assert all((array == number).all() for number, array in enumerate(payloads.loaded[LOADER + 1]["source"]))
+    assert all((array == number).all() for number, array in enumerate(payloads.loaded[LOADER + 1].source))
     del payload, array
     payloads.unload(LOADER)
     payloads.unload(LOADER + 1)

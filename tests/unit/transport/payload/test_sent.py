@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderpool as lp
 from loaderpool.memory.arena import Arena
+from loaderpool.trainer.arguments import check_arguments
 from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.loaded import Payloads
 from loaderpool.transport.payload.sent import Sent, place
 from loaderpool.transport.payload.ship import Shipment, ship
+
+SETTINGS = check_arguments(lp.Loader(range(3), workers=0)._core.arguments).payload.travelling(1)
 
 
 @pytest.fixture
@@ -23,7 +27,7 @@ def arena() -> Iterator[Arena]:
 
 
 def shipment_of(*arrays: Any) -> Shipment:
-    return ship({"source": arrays})
+    return ship({**SETTINGS, "source": arrays})
 
 
 def sent_after(arena: Arena, earlier: Sent, *arrays: Any) -> Sent:
@@ -34,7 +38,7 @@ def sent_after(arena: Arena, earlier: Sent, *arrays: Any) -> Sent:
 def loaded(arena: Arena, sent: Sent) -> Any:
     payloads = Payloads(arena, {1: sent.placement.descriptors})
     payloads.load(1, sent.offset, sent.nbytes)
-    return payloads.loaded[1]["source"]
+    return payloads.loaded[1].source
 
 
 def bytes_like(value: int, count: int = 100_000) -> Any:

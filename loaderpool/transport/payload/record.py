@@ -1,0 +1,96 @@
+"""`WorkerPayload`: the user's functions and source, and the settings of their loader, as the workers have them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loaderpool.config import unit_of
+
+if TYPE_CHECKING:
+    from loaderpool.cache.setting import CachedOf
+    from loaderpool.cache.store import SharedCache
+    from loaderpool.config import LoaderConfig, UnitKind
+    from loaderpool.element.spec import ElementSpec
+    from loaderpool.plan.order import Plan
+    from loaderpool.sources.stream import StreamSource
+
+Pair = tuple[Any, bytes]
+"""A random generator and its key."""
+
+
+class LoaderSettings(NamedTuple):
+    """The settings of a loader that a supervisor reads, also one that loads no payload."""
+
+    config: LoaderConfig
+    plan: Plan
+    given_spec: ElementSpec | None  # the user's `element_spec`
+    unit: UnitKind  # what one call of the function makes
+    loader: int  # number of the loader's first version
+
+
+@dataclasses.dataclass(kw_only=True)
+class WorkerPayload:
+    """All that a worker needs to make a loader's batches.
+
+    `Loader` makes it, the main process pickles its `travelling` fields, and `loaded.Payloads` makes it again in the
+    supervisor. Workers inherit it.
+    """
+
+    fn: Callable[..., Any] | None = None
+    augment: Callable[..., Any] | None = None
+    batch_fn: Callable[..., Any] | None = None
+    source: Any
+    setup: Callable[[], Any] | None = None
+    config: LoaderConfig
+    plan: Plan
+    given_spec: ElementSpec | None = None  # the user's `element_spec`
+    takes_rng: frozenset[str] = frozenset()  # names of the functions that have a parameter `rng`
+    needs_numpy_random: bool = False
+    takes_out: bool = False  # the last function of a sample may write into the batch
+    loader: int = 0  # number of the loader's first version
+
+    # Set in the process that calls the functions.
+    cache: SharedCache | None = None  # keeps the results of `fn`
+    generators: list[Pair] = dataclasses.field(default_factory=list)  # random generators of functions and source
+    imports: list[str] = dataclasses.field(default_factory=list)  # modules to import before the first call
+    keys: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # of generators of these modules, by path
+
+    def travelling(self, loader: int) -> dict[str, Any]:
+        """Return the fields that are pickled, by name, for the loader of this number."""
+        return {**{name: getattr(self, name) for name in _TRAVELLING}, "loader": loader}
+
+    def roots(self, stream: StreamSource | None = None) -> dict[str, Any]:
+        """Return the user's objects by the names of the loader's arguments.
+
+        Args:
+            stream: The source, if workers get its items from another process.
+        """
+        source = self.source if stream is None else stream.items
+        parts = getattr(source, "payload_parts", None)  # of generators
+        functions = {"fn": self.fn, "augment": self.augment, "batch_fn": self.batch_fn, "setup": self.setup}
+        return functions | ({"source": source} if parts is None else parts)
+
+    @property
+    def cached_of(self) -> CachedOf:
+        """What the results in the loader's cache are made of."""
+        from loaderpool.cache.setting import CachedOf  # few loaders have a cache
+
+        return CachedOf(self.fn, self.setup, self.source)
+
+    @property
+    def unit(self) -> UnitKind:
+        """What one call of the function makes."""
+        return unit_of(self.config, self.batch_fn)
+
+    @property
+    def settings(self) -> LoaderSettings:
+        """The settings for the supervisor."""
+        return LoaderSettings(self.config, self.plan, self.given_spec, self.unit, self.loader)
+
+
+_TRAVELLING = (
+    "fn", "augment", "batch_fn", "source", "setup", "config", "plan", "given_spec", "takes_rng",
+    "needs_numpy_random", "takes_out",
+)  # fmt: skip

@@ -1,0 +1,81 @@
+"""`IndexedItems`: items of a source that is read by index, in the order of the loader's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderpool.plan.generators import CapturedGenerators
+from loaderpool.plan.order import Plan, Start, Ticket, kept
+from loaderpool.worker.calls import Calls
+from loaderpool.worker.tickets import Opened
+
+_Positions = npt.NDArray[np.int64]
+# Rows that are looked up at once in the main process, where a tiny batch has no time for a look-up of its own. Smaller:
+# more look-ups. Larger: the first batch of a shuffled epoch waits for them.
+_ROWS = 1024
+_PASSES = 4  # over one loader, side by side, whose latest rows are kept
+
+
+class IndexedItems:
+    """Items of a source with an index.
+
+    Args:
+        plan: Order of the items.
+        calls: Reads an item.
+        looks_ahead: Positions and indices of several batches are computed at once, if all batches have the same rows.
+    """
+
+    def __init__(self, plan: Plan, calls: Calls, looks_ahead: bool) -> None:
+        self._plan, self._calls = plan, calls
+        self._at_once = max(1, _ROWS // plan.most_rows) if looks_ahead and not plan.rows_vary else 0
+        self._latest: dict[tuple[int, int, Start], tuple[_Positions, list[int]]] = {}
+
+    @property
+    def first_batches(self) -> int:
+        """All batches of an epoch."""
+        return self._plan.batches_per_epoch
+
+    def open(self, ticket: Ticket) -> Opened:
+        """Return the rows of a ticket."""
+        read = self._calls.reader(ticket.epoch)
+        if self._at_once and ticket.stop < 0:
+            return Opened(ticket, *self._looked_up(ticket), read)
+        plan, epoch = self._plan.after(ticket.rest), ticket.epoch
+        positions = plan.positions(epoch, ticket.batch, ticket.batches)
+        if ticket.batches == 1 and not plan.rows_vary:
+            positions = positions[ticket.start : ticket.stop]
+        opened = Opened(ticket, positions, plan.indices(epoch, positions), read)
+        if plan.rows_vary and ticket.batches > 1:
+            opened.batch_rows = tuple(plan.rows(epoch, ticket.batch + at) for at in range(ticket.batches))
+        return opened
+
+    def _looked_up(self, ticket: Ticket) -> tuple[_Positions, list[int]]:
+        """Return the positions and indices of a whole batch, computed with those of its neighbours."""
+        block, at = divmod(ticket.batch, self._at_once)
+        key = ticket.epoch, block, ticket.rest
+        positions, indices = self._latest.get(key) or kept(self._latest, key, lambda: self._block(*key), _PASSES)
+        start, stop = at * self._plan.most_rows, (at + 1) * self._plan.most_rows
+        return positions[start:stop], indices[start:stop]
+
+    def _block(self, epoch: int, block: int, rest: Start) -> tuple[_Positions, list[int]]:
+        plan, batch = self._plan.after(rest), block * self._at_once
+        positions = plan.positions(epoch, batch, min(self._at_once, plan.batches_per_epoch - batch))
+        return positions, plan.indices(epoch, positions)
+
+    def seed(self, captured: CapturedGenerators | None) -> None:
+        """Do nothing: each sample is seeded as it is made."""
+
+    def add_generators(self, captured: CapturedGenerators | None) -> None:
+        """Do nothing."""
+
+    def check_after_each(self, check: Callable[[], None]) -> None:
+        """Do nothing: `Calls` checks after each call."""
+
+    def forget(self, epoch: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
