@@ -167,13 +167,13 @@ def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]])
 
 def _origins(form: BatchForm, is_given: bool, pad: Any, is_ragged: bool) -> Iterator[Origin]:
     """Return for each component where its expected shape comes from."""
-    if form.unit != "sample":
-        yield from ("spec" for _ in form.spec.components)
-        return
-    padding = padding_of(pad, form.spec.structure)
+    whole = form.unit != "sample"
+    padding = padding_of(False if whole else pad, form.spec.structure)
     for component, padded_with in zip(form.spec.components, padding, strict=True):
         is_padded = padded_with is not False
-        if component.ragged or (is_ragged and not is_given):
+        if whole:
+            yield "spec"
+        elif component.ragged or (is_ragged and not is_given):
             yield "ragged"
         elif is_given:
             yield "length" if is_padded else "given"
