@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import os
-import sys
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
