@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import click
 
 import loaderpool
+from loaderpool.core import failures
 from loaderpool.errors import LoaderpoolError, brief, shortened
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
@@ -35,6 +36,7 @@ def load_target(target: str) -> Loader:
             module = importlib.import_module(module_name)
     finally:
         EpochTracker.refusal = None
+    failures.command_target = target  # which errors of its function name
     if not hasattr(module, name):
         raise _wrong(target, f"was not found: module {module_name} has no {brief(name)}")
     made = getattr(module, name)
