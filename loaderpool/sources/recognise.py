@@ -37,6 +37,10 @@ class Sized:
     def __len__(self) -> int:
         return self._size
 
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the user's object, for messages (`walk.parts_of`)."""
+        return [("", self.items)]
+
     # A property gives the object's own bound method, so an item costs no call of ours on top of it.
     @property
     def __getitem__(self) -> Callable[[int], Any]:

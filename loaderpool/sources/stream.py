@@ -325,6 +325,10 @@ class Interleave:
             "block_length", block_length, at_least=1, hint="records that a file yields in its turn"
         )
 
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the arguments by their names, for messages (`walk.parts_of`)."""
+        return [("files", self.files), ("open_fn", self.open_fn)]
+
     def __iter__(self) -> Iterator[Any]:
         left = collections.deque(self.files)
         places: list[Iterator[Any] | None] = [None] * min(self.cycle_length, len(self.files))

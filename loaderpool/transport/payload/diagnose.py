@@ -70,14 +70,14 @@ def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
 class _Offender(NamedTuple):
     """A variable that cannot be sent: the way to it, and what stands there."""
 
-    labels: list[str]
+    labels: list[str]  # "": a step that is not shown
     values: list[Any]
     error: Exception | None
 
     def __str__(self) -> str:
         from loaderpool.transport.reports import shown_name  # which few payloads need
 
-        where = " → ".join(self.labels) or "the payload"
+        where = " → ".join(filter(None, self.labels)) or "the payload"
         return f"{where}, of type {shown_name(type(self.value))}"
 
     @property
@@ -217,7 +217,7 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
     else:
         own = ("__reduce_ex__", "__reduce__", "__getstate__")
         is_closed = any(getattr(kind, name, None) is not getattr(object, name, None) for name in own)
-    return [] if is_closed else [(part.label, part.value) for part in parts_of(obj)]
+    return [] if is_closed else [("" if part.is_hidden else part.label, part.value) for part in parts_of(obj)]
 
 
 def _advice(found: _Offender) -> str:
