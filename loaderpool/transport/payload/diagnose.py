@@ -23,6 +23,7 @@ from loaderpool.transport.pickling import PayloadUnpickler, out_of_band
 
 # Modules of `multiprocessing` with objects that a process can only get from the one that starts it.
 _SHARED_IN = frozenset({"connection", "heap", "queues", "sharedctypes", "synchronize"})
+_SOURCES = "loaderpool.sources."
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
 _MOST_STEPS = 12
 
@@ -76,7 +77,10 @@ class _Offender(NamedTuple):
     def __str__(self) -> str:
         from loaderpool.transport.reports import shown_name  # which few payloads need
 
-        where = " → ".join(self.labels) or "the payload"
+        # An attribute of our own classes tells a user nothing.
+        inside = [False, *(type(each).__module__.startswith(_SOURCES) for each in self.values)]
+        shown = [label for label, is_ours in zip(self.labels, inside, strict=False) if not is_ours]
+        where = " → ".join(shown) or "the payload"
         return f"{where}, of type {shown_name(type(self.value))}"
 
     @property
@@ -211,7 +215,7 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
         return [(f"item {at} of the array", item) for at, item in enumerate(items)]
     if isinstance(obj, (type, types.FunctionType)):
         is_closed = internals._should_pickle_by_reference(obj)
-    elif issubclass(kind, (*CODE, dict, *CONTAINERS)) or str(kind.__module__).startswith("loaderpool.sources."):
+    elif issubclass(kind, (*CODE, dict, *CONTAINERS)) or str(kind.__module__).startswith(_SOURCES):
         is_closed = False
     else:
         own = ("__reduce_ex__", "__reduce__", "__getstate__")
@@ -242,6 +246,11 @@ def _advice(found: _Offender) -> str:
         return (
             "An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5(path, key), which "
             "each worker opens itself. In a function, open the file in setup=, which runs once in each worker."
+        )
+    if packages & {"netCDF4", "h5netcdf"}:
+        return (
+            "Open the file in setup=, which runs once in each worker. Or pass xarray.open_dataset(path)[name], which "
+            "each worker opens itself."
         )
     if _is_shared(offender):
         return (
