@@ -212,7 +212,7 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
         return [(f"item {at} of the array", item) for at, item in enumerate(items)]
     if isinstance(obj, (type, types.FunctionType)):
         is_closed = internals._should_pickle_by_reference(obj)
-    elif issubclass(kind, (*CODE, dict, *CONTAINERS)) or str(kind.__module__).startswith("loaderpool.sources."):
+    elif issubclass(kind, (*CODE, dict, *CONTAINERS)) or str(kind.__module__).startswith(_SOURCES):
         is_closed = False
     else:
         own = ("__reduce_ex__", "__reduce__", "__getstate__")
@@ -245,6 +245,11 @@ def _advice(found: _Offender) -> str:
             f"An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5("
             f"{arguments_for(opened)}), which each worker opens itself. In a function, open the file in setup=, which "
             "runs once in each worker."
+        )
+    if packages & {"netCDF4", "h5netcdf"}:
+        return (
+            "Open the file in setup=, which runs once in each worker. Or pass xarray.open_dataset(path)[name], which "
+            "each worker opens itself."
         )
     if _is_shared(offender):
         return (
