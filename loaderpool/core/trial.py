@@ -16,18 +16,20 @@ from loaderpool.memory.board import TrialResult
 
 # A rate is measured over this time at least. Shorter: one slow ticket decides. Longer: a pause costs more.
 _LEAST_S = 0.4
-# A rate that is neither clearly as high nor clearly lower is measured for longer.
-_MOST_FEW_S = 0.8
-# All workers are measured for this long at most: slower ones would need a longer pause than there is.
-_MOST_ALL_S = 3.0
+# For so long at most, where times vary. Fewer workers are measured for longer only if they seem to be as fast.
+_MOST_ALL_S, _MOST_FEW_S = 3.0, 1.0
 _LEAST_ANSWERS, _ANSWERS_EACH = 12, 3  # of all workers together, on average of each worker
-_CYCLE_ANSWERS = 3  # from here on a worker's own cycle tells its rate
-# Of the rate of all workers: fewer are as fast from here on. Unlimited ones have at most `_FEWER` of it.
+_LEAST_CYCLES = 2  # from here on a worker's own cycle tells its rate
+# Of the rate of all workers: fewer are as fast from here on. Unlimited ones have their share.
 _AS_FAST = 0.9
-_CLEAR = (0.8, 0.93)  # a rate outside of these needs no longer look
+# Standard errors between a measured share and what it would be otherwise. Smaller: stragglers would pass for a limit.
+_CLEAR = 3.0
+_GOOD_ERROR, _MOST_ERROR = 0.06, 0.12  # of all workers' rate: it is measured until then; with more nothing is clear
+_LEAST_ERROR = 0.02  # of a share: two rates that vary less are not known better
 _FEWER = 0.8  # of the workers: more are no evidence, because noise is as large as the difference
 _SAME = 0.25  # the rates of all workers before and after a pause differ by less, or something else has changed
 _IDLE = 0.15  # of the time: workers with less work than that are not what training waits for
+_LATE_S = 0.05  # a look may come so much later than it is due
 
 
 class Gauge:
@@ -35,14 +37,17 @@ class Gauge:
 
     def __init__(self, workers: int, now_s: float) -> None:
         self._workers, self._begun_s, self._answers, self._idle_s = workers, now_s, 0, 0.0
-        self._by_worker: dict[int, list[float]] = {}  # answers, rows of the first, rows, time of the first, of the last
+        self._first_s: dict[int, float] = {}  # by worker: the time of its first answer
+        self._last_s: dict[int, float] = {}  # and of its latest one
+        self._cycles: dict[int, list[tuple[float, int]]] = {}  # by worker: seconds between answers, and rows
 
     def note(self, worker: int, rows: int, now_s: float) -> None:
         """Count an answer."""
-        counts = self._by_worker.setdefault(worker, [0, rows, 0, now_s, now_s])
-        counts[0] += 1
-        counts[2] += rows
-        counts[4] = now_s
+        cycles = self._cycles.setdefault(worker, [])
+        if worker in self._last_s:
+            cycles.append((now_s - self._last_s[worker], rows))
+        self._first_s.setdefault(worker, now_s)
+        self._last_s[worker] = now_s
         self._answers += 1
 
     def note_idle(self, seconds: float) -> None:
@@ -54,7 +59,7 @@ class Gauge:
         return now_s - self._begun_s
 
     def is_enough(self, now_s: float) -> bool:
-        """Whether the rate is known well enough."""
+        """Whether there is a rate."""
         return self.seconds(now_s) >= _LEAST_S and self._answers >= max(_LEAST_ANSWERS, _ANSWERS_EACH * self._workers)
 
     def is_idle(self, now_s: float) -> bool:
@@ -64,12 +69,25 @@ class Gauge:
     def rate(self, now_s: float) -> float:
         """Return samples per second."""
         rate = 0.0
-        for answers, first_rows, rows, first_s, last_s in self._by_worker.values():
-            if answers >= _CYCLE_ANSWERS and last_s > first_s:
-                rate += (rows - first_rows) / (last_s - first_s)
-            else:
-                rate += rows / max(self.seconds(now_s), 1e-9)
+        for cycles in self._cycles.values():
+            took_s, rows = sum(seconds for seconds, _ in cycles), sum(rows for _, rows in cycles)
+            rate += rows / (took_s if len(cycles) >= _LEAST_CYCLES and took_s else self.seconds(now_s))
         return rate
+
+    def error(self, now_s: float) -> float:
+        """Return the relative standard error of the rate, as if workers were always slow at the same time."""
+        cycles = [each for cycles in self._cycles.values() for each in cycles]
+        rows = sum(rows for _, rows in cycles)
+        if not rows:
+            return math.inf
+        row_s = sum(seconds for seconds, _ in cycles) / rows
+        times = [seconds / rows for seconds, rows in cycles]
+        cut = [first_s - self._begun_s for first_s in self._first_s.values()]  # calls at the beginning, and at the end
+        cut += [now_s - last_s for last_s in self._last_s.values()]
+        cut += [self.seconds(now_s)] * (self._workers - len(self._last_s))
+        times += [seconds * len(cycles) / rows for seconds in cut if seconds * len(cycles) > 2 * row_s * rows]
+        variance = sum((seconds - row_s) ** 2 for seconds in times) / len(times)
+        return max(_LEAST_ERROR, math.sqrt(self._workers * variance / len(times)) / max(row_s, 1e-9))
 
 
 class _Phase(enum.Enum):
@@ -93,12 +111,13 @@ class Trial:
     """
 
     def __init__(self, state: State, most_s: float, now_s: float) -> None:
-        self._state, self._most_s, self._looked_s = state, most_s, now_s
+        self._state, self._most_s, self._looked_s = state, most_s - _LATE_S, now_s
         self._workers = self._staying()
         self._enough, self._too_few = len(self._workers), 0
-        self._few = math.ceil(len(self._workers) / 2)  # how many stay in the next pause
-        self._rate = 0.0  # of all workers
-        self._few_rate = 0.0  # as high as that; it is compared again with all workers after the pause; 0.0: none is
+        self._few = len(self._workers) // 2  # how many stay in the next pause
+        self._rate = self._error = 0.0  # of all workers, and its relative standard error
+        # As high as that, with its error; it is compared again with all workers after the pause.
+        self._few_rate: tuple[float, float] | None = None
         self._loader: int | None = None
         self.paused_s = self.idle_s = 0.0
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
@@ -147,36 +166,49 @@ class Trial:
 
     def _look_at_all(self, now_s: float) -> bool:
         gauge = self._gauge
-        if not gauge.is_enough(now_s):
-            return gauge.seconds(now_s) > _MOST_ALL_S and self._end()
-        rate = gauge.rate(now_s)
+        is_late = gauge.seconds(now_s) > _MOST_ALL_S
+        if not gauge.is_enough(now_s) or gauge.error(now_s) > (_MOST_ERROR if is_late else _GOOD_ERROR):
+            return is_late and self._end()
+        rate, error = gauge.rate(now_s), gauge.error(now_s)
         if gauge.is_idle(now_s) or (self._rate and abs(rate - self._rate) > _SAME * max(rate, self._rate)):
             return self._end()
-        if not self._few_rate:
-            self._rate = rate
+        if self._few_rate is None:
+            self._rate, self._error = rate, error
             return self._pause(self._few, now_s)
-        self._rate, few_rate, self._few_rate = (self._rate + rate) / 2, self._few_rate, 0.0
-        return self._decide(few_rate / self._rate, now_s)
+        (few_rate, few_error), self._few_rate = self._few_rate, None
+        self._rate, self._error = (self._rate + rate) / 2, math.hypot(self._error, error) / 2
+        is_as_fast = self._is_as_fast(few_rate, few_error)
+        return self._end() if is_as_fast is None else self._decide(few_rate / self._rate, is_as_fast, now_s)
 
     def _look_at_few(self, now_s: float) -> bool:
-        gauge, is_out = self._gauge, self.paused_s >= self._most_s
+        gauge = self._gauge
         if gauge.is_idle(now_s):
             return self._end()
-        share = gauge.rate(now_s) / self._rate
-        if _CLEAR[0] < share < _CLEAR[1] and gauge.seconds(now_s) < _MOST_FEW_S and not is_out:
-            return False
-        if share < _AS_FAST:
-            return self._decide(share, now_s)
-        self._few_rate = gauge.rate(now_s)
+        rate, error = gauge.rate(now_s), gauge.error(now_s)
+        is_as_fast = self._is_as_fast(rate, error)
+        if is_as_fast is None:
+            is_late = rate < _AS_FAST * self._rate and gauge.seconds(now_s) > _MOST_FEW_S
+            return (is_late or self.paused_s >= self._most_s) and self._end()
+        if not is_as_fast:
+            return self._decide(rate / self._rate, False, now_s)
+        self._few_rate = rate, error
         self._state.resume()
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
         return True
 
-    def _decide(self, share: float, now_s: float) -> bool:
-        """Take in that the few workers had this share of the rate of all, and go on with another number of them."""
+    def _is_as_fast(self, rate: float, error: float) -> bool | None:
+        """Whether the few workers are as fast as all; None: that is not clear."""
+        share = rate / self._rate
+        clear = _CLEAR * share * math.hypot(error, self._error)
         if share >= _AS_FAST:
+            return True if share - self._few / len(self._workers) >= clear else None
+        return False if 1 - share >= clear else None
+
+    def _decide(self, share: float, is_as_fast: bool, now_s: float) -> bool:
+        """Take in that the few workers had this share of the rate of all, and go on with another number of them."""
+        if is_as_fast:
             self._enough = self._few
-            few = math.ceil(self._few / 2) if not self._too_few and self._few > 1 else self._few
+            few = self._few // 2 if not self._too_few and self._few > 1 else self._few
         else:
             self._too_few = max(self._few, self._too_few)
             few = max(math.ceil(self._few / max(share, 0.01) - 0.1), self._few + 1)  # each does its part of the rate

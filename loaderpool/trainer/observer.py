@@ -79,6 +79,7 @@ class Observer:
         self._function_and_source = function_and_source
         self._trials: TrialLog | None = None  # there once a trial was due for any loader
         self._trial = 0  # the number of the one that is under way; 0: none is
+        self._tried_from: Snapshot | None = None  # when it was requested
         can_have_cache = calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         self.constants: dict[str, Any] = {
             "threads": config.threads,
@@ -112,6 +113,7 @@ class Observer:
         if self._page is not None:
             self._page.write(self._told(list(self._latest)))
         if self.tries_fewer and _is_pooled(self._engine):
+            self._take_result(found)
             self._try_fewer(found)
         return found
 
@@ -132,20 +134,21 @@ class Observer:
         trials = self._trials = log_of(self._function_and_source())
         if pool.lock.acquire(blocking=False):
             try:
-                self._trial = board.trials + 1
+                self._trial, self._tried_from = board.trials + 1, now
                 board.trial_ms = int(1000 * trials.note_request((id(board), self._trial), now_s))
                 board.trials = self._trial
             finally:
                 pool.lock.release()
 
-    def _take_result(self, now_s: float) -> None:
+    def _take_result(self, now: Snapshot) -> None:
         """Take in the result of the trial that was requested. Another loader of the pool may have had a later one."""
         assert _is_pooled(self._engine)
-        board, trials = self._engine.pool.arena.board, self._trials
-        if self._trial and trials is not None and board.trials_over >= self._trial:
-            if board.trials_over == self._trial:
-                trials.note_result((id(board), self._trial), board.trial_result(), now_s)
-            self._trial = 0
+        board, trials, begun = self._engine.pool.arena.board, self._trials, self._tried_from
+        if begun is None or trials is None or board.trials_over < self._trial:
+            return
+        if board.trials_over == self._trial:
+            trials.note_result((id(board), self._trial), board.trial_result(), window_of([begun, now], math.inf))
+        self._trial, self._tried_from = 0, None
 
     def close(self) -> None:
         """Take the page down. What was seen is kept: of what comes now there is no engine to tell."""
@@ -220,7 +223,6 @@ class Observer:
         workers = _count_workers(engine, now_ns) if _is_pooled(engine) else {}
         paused_s = self._latest[-1].paused_s if self._latest else 0.0
         if _is_pooled(engine):
-            self._take_result(now_ns / 1e9)
             paused_s = engine.pool.arena.board.trial_idle_ns / 1e9
         sums = {
             **counters.sums(now_ns),

@@ -52,15 +52,18 @@ class TrialLog:
         self._next_s = now_s + _AGAIN_S
         return most_s
 
-    def note_result(self, trial: Hashable, found: TrialResult, now_s: float) -> None:
-        """Note what a trial has shown. One that its supervisor did not survive counts as a whole one."""
+    def note_result(self, trial: Hashable, found: TrialResult, seen: Window) -> None:
+        """Note what a trial has shown; `seen` is the time of the trial. Workers that wait for CPUs show nothing.
+
+        A trial that its supervisor did not survive counts as a whole one.
+        """
         if trial not in self._paused or not found.workers:
             return
         self._paused[trial] = self._paused[trial][0], found.paused_s
-        if found.rate:
+        if found.rate and not seen.has_full_cpus:
             new = Tried(found.workers, found.enough, found.too_few, found.rate)
             self.tried = new if self.tried is None else self.tried.merged(new)
-            self._next_s = now_s + PERIOD_S
+            self._next_s = self._paused[trial][0] + PERIOD_S
 
     def _is_known(self, seen: Window) -> bool:
         """Whether the latest trial was of a training like this one."""
