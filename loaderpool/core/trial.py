@@ -24,7 +24,8 @@ _LEAST_CYCLES = 2  # from here on a worker's own cycle tells its rate
 _AS_FAST = 0.9
 # Standard errors between a measured share and what it would be otherwise. Smaller: stragglers would pass for a limit.
 _CLEAR = 3.0
-_GOOD_ERROR, _MOST_ERROR = 0.06, 0.12  # of all workers' rate: it is measured until then; with more nothing is clear
+# Of all workers' rate: it is measured for some time until its error is small; with a large one nothing is clear.
+_GOOD_ERROR, _GOOD_S, _MOST_ERROR = 0.06, 1.2, 0.12
 _LEAST_ERROR = 0.02  # of a share: two rates that vary less are not known better
 _FEWER = 0.8  # of the workers: more are no evidence, because noise is as large as the difference
 _SAME = 0.25  # the rates of all workers before and after a pause differ by less, or something else has changed
@@ -167,25 +168,32 @@ class Trial:
     def _look_at_all(self, now_s: float) -> bool:
         gauge = self._gauge
         is_late = gauge.seconds(now_s) > _MOST_ALL_S
-        if not gauge.is_enough(now_s) or gauge.error(now_s) > (_MOST_ERROR if is_late else _GOOD_ERROR):
+        if not gauge.is_enough(now_s):
             return is_late and self._end()
         rate, error = gauge.rate(now_s), gauge.error(now_s)
         if gauge.is_idle(now_s) or (self._rate and abs(rate - self._rate) > _SAME * max(rate, self._rate)):
             return self._end()
         if self._few_rate is None:
+            if error > (_MOST_ERROR if gauge.seconds(now_s) > _GOOD_S else _GOOD_ERROR):
+                return is_late and self._end()
             self._rate, self._error = rate, error
             return self._pause(self._few, now_s)
-        (few_rate, few_error), self._few_rate = self._few_rate, None
-        self._rate, self._error = (self._rate + rate) / 2, math.hypot(self._error, error) / 2
-        is_as_fast = self._is_as_fast(few_rate, few_error)
-        return self._end() if is_as_fast is None else self._decide(few_rate / self._rate, is_as_fast, now_s)
+        both = (self._rate + rate) / 2, math.hypot(self._error, error) / 2
+        is_as_fast = _is_as_fast(self._few_rate, both, self._few / len(self._workers))
+        if is_as_fast is None:
+            return is_late and self._end()
+        (self._rate, self._error), share = both, self._few_rate[0] / both[0]
+        self._few_rate = None
+        return self._decide(share, is_as_fast, now_s)
 
     def _look_at_few(self, now_s: float) -> bool:
         gauge = self._gauge
         if gauge.is_idle(now_s):
             return self._end()
         rate, error = gauge.rate(now_s), gauge.error(now_s)
-        is_as_fast = self._is_as_fast(rate, error)
+        # If these seem to be as fast, all are measured again, and for as long as it takes.
+        error_of_all = 0.0 if rate >= _AS_FAST * self._rate else self._error
+        is_as_fast = _is_as_fast((rate, error), (self._rate, error_of_all), self._few / len(self._workers))
         if is_as_fast is None:
             is_late = rate < _AS_FAST * self._rate and gauge.seconds(now_s) > _MOST_FEW_S
             return (is_late or self.paused_s >= self._most_s) and self._end()
@@ -195,14 +203,6 @@ class Trial:
         self._state.resume()
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
         return True
-
-    def _is_as_fast(self, rate: float, error: float) -> bool | None:
-        """Whether the few workers are as fast as all; None: that is not clear."""
-        share = rate / self._rate
-        clear = _CLEAR * share * math.hypot(error, self._error)
-        if share >= _AS_FAST:
-            return True if share - self._few / len(self._workers) >= clear else None
-        return False if 1 - share >= clear else None
 
     def _decide(self, share: float, is_as_fast: bool, now_s: float) -> bool:
         """Take in that the few workers had this share of the rate of all, and go on with another number of them."""
@@ -235,3 +235,12 @@ class Trial:
 
     def _count_idle(self, is_paused: bool) -> int:
         return sum(not each.jobs and each.is_paused is is_paused for each in self._state.workers.values())
+
+
+def _is_as_fast(few: tuple[float, float], all_: tuple[float, float], part: float) -> bool | None:
+    """Whether this part of the workers is as fast as all, by their rates with errors; None: that is not clear."""
+    share = few[0] / all_[0]
+    clear = _CLEAR * share * math.hypot(few[1], all_[1])
+    if share >= _AS_FAST:
+        return True if share - part >= clear else None
+    return False if 1 - share >= clear else None

