@@ -22,6 +22,7 @@ from loaderpool.transport.payload.in_memory import CURE, InMemoryError
 from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES, PayloadPickler, is_multiprocessing
 from loaderpool.transport.pickling import PayloadUnpickler, out_of_band
 
+_SOURCES = "loaderpool.sources."
 # Modules of `multiprocessing` with objects that a process can only get from the one that starts it.
 _SHARED_IN = frozenset({"connection", "heap", "queues", "sharedctypes", "synchronize"})
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
