@@ -105,6 +105,12 @@ class ClosedError(LoaderpoolError, RuntimeError):
     """Raised when a loader or pool is used after it was closed, or in a process that does not own it."""
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Add a line to an error's traceback; before Python 3.11, there is none."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+
+
 def brief(value: Any, most: int = _MOST_SHOWN) -> str:
     """Return a value as messages show it: its repr in one line, cut to `most` characters."""
     look = reprlib.Repr()

@@ -69,7 +69,7 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
         self._latest: _Passes | Position | None = None
         self._left: _Passes | Position | None = None
         self._again: _Passes | None = None  # goes on with the next iterator
-        self._was_warned = False  # of steps that there are no batches for; Keras asks several times
+        self._warnings = set[str]()  # that were given; Keras asks several times
 
     def __len__(self) -> int:
         """Batches of one of Keras' epochs. Raises TypeError where that is unknown, or there is no end."""
@@ -156,8 +156,26 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
                 f"Keras ignores {prefix}batch_size= with loader.for_keras(); the loader has the batch size: write "
                 f"Loader(..., batch_size={brief(rows)})"
             )
+        if method == "fit" and outermost.get("x") is self:
+            self._check_resume(outermost)
         if method:
             self._check_steps(method, "validation_steps" if is_validation else _METHODS[method], outermost)
+
+    def _check_resume(self, given: Mapping[str, Any]) -> None:
+        """Warn of arguments of `fit` that continue a training, but not the loader's order of items."""
+        callbacks, first, epoch = given.get("callbacks") or (), given.get("initial_epoch"), self._core.tracker.epoch
+        listed = getattr(callbacks, "callbacks", callbacks)  # Keras has put them into a CallbackList
+        listed = listed if isinstance(listed, (list, tuple)) else [listed]
+        if any(type(each).__name__ == "BackupAndRestore" for each in listed):
+            self._warn_once(
+                "Keras' BackupAndRestore restores only the model, so after a restart for_keras() begins with the order "
+                "of epoch 0. Use loaderpool.adapters.keras.BackupCallback(loader, path) instead"
+            )
+        elif first and not epoch:
+            self._warn_once(
+                f"fit(initial_epoch={first}) does not set the loader's epoch, so for_keras() begins with the order of "
+                f"epoch 0. Set loader.epoch = {first} before fit"
+            )
 
     def _check_steps(self, method: str, name: str, given: Mapping[str, Any]) -> None:
         """Check the number of steps, which is the argument `name` of this method, where the length is known."""
@@ -203,8 +221,8 @@ class LoaderAdapter(DataAdapter):  # type: ignore[misc]
             )
 
     def _warn_once(self, text: str) -> None:
-        if not self._was_warned:
-            self._was_warned = True
+        if text not in self._warnings:
+            self._warnings.add(text)
             warn(text, through="keras")
 
     def on_epoch_begin(self) -> None:

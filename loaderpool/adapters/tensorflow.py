@@ -30,7 +30,7 @@ from loaderpool.adapters.eager_tensors import EagerConversion, tensor_dtype
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
-from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, mismatch, widened
+from loaderpool.element.spec import ArraySpec, ElementSpec, RaggedArray, code_to_allow, mismatch, widened
 from loaderpool.errors import ArgumentError, ClosedError, SpecMismatchError, StateError, brief
 from loaderpool.memory.adoption import LEAST_BYTES
 from loaderpool.memory.layout import BatchForm
@@ -236,7 +236,8 @@ class TensorFormat:
         for number, (part, component) in enumerate(zip(parts, self.spec.components, strict=True)):
             if component.ragged or all(n in (None, got) for n, got in zip(component.shape, part.shape, strict=True)):
                 continue
-            raise mismatch(self.spec.paths[number], None, component, part.shape, part.dtype, "spec")
+            cure = code_to_allow(self.spec, number, part.shape)
+            raise mismatch(self.spec.paths[number], None, component, part.shape, part.dtype, "spec", cure)
 
 
 # ---- the end of the interpreter ----

@@ -195,18 +195,14 @@ def prepare(plan: CachePlan) -> None:
         raise
     except ValueError as error:
         raise CacheError(f"{named} {error}. Delete the directory; the cache is then rebuilt.") from None
-    if differs := _difference(found, plan.fields):
+    if found != plan.fields:
+        from loaderpool.cache.identity import difference  # few caches are of something else
+
+        differs = difference(found, plan.fields)
         raise CacheError(
             f"{named} was filled with another function or source{differs}. Its entries would be wrong. Delete the "
             "directory, or pass another one."
         )
-
-
-def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return in which fields a cache is of something else, to follow a sentence; empty: in none."""
-    names = [name for name in {**now, **then} if then.get(name) != now.get(name)]
-    parts = [f"{name} (then {then.get(name, 'none')}, now {now.get(name, 'none')})" for name in names]
-    return f": {'; '.join(parts)}" if parts else ""
 
 
 def write_head(file: int, plan: CachePlan) -> None:
@@ -354,13 +350,13 @@ class SharedCache:
         Raises:
             CacheError: it is not, or that is not known.
         """
-        from loaderpool.cache.identity import describe
+        from loaderpool.cache.identity import describe, difference
 
         fields = describe(*made_of)
         if self.plan.where != MEMORY:
             prepare(self.plan._replace(fields=fields))
         elif fields != self._of:
-            differs = _difference(self._of, fields) if self._of else ""
+            differs = difference(self._of, fields) if self._of else ""
             raise CacheError(
                 f"cache: the function or source has changed since results were stored{differs}. They would be wrong. "
                 "Create a new loader: loader = loader.replace()"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import pickle
 import re
+import sys
 from typing import Any, TypeVar
 
 from loaderpool import errors
@@ -108,6 +109,7 @@ def _with_source_line(frame: re.Match[str]) -> str:
     return f"{frame[0]}\n{frame[1]}  {source}" if source else frame[0]
 
 
+command_target = ""  # TARGET of the command that runs, if any
 _Error = TypeVar("_Error", bound=LoaderpoolError)
 # What loading raises and `describe_load_error` has the cause of, so that no variable is looked for.
 _ADVISED_ON = frozenset({"AuthenticationError", "ModuleNotFoundError"})
@@ -304,10 +306,33 @@ def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str
     """
     call = ""
     if index is not None and generated_item(index) is None:
-        call = f"call `loaderpool.replay(loader, index={index}, epoch={epoch})`"
+        if target := command_target or _target():
+            call = f"run `loaderpool replay {target} --index {index} --epoch {epoch}`"
+        else:
+            script = str(getattr(sys.modules.get("__main__"), "__file__", None) or "<notebook>")
+            # An error does not end a notebook, or "<stdin>", where Python itself calls it so.
+            under_try = "" if script.startswith("<") else "catch the error and "
+            call = f"{under_try}call `loaderpool.replay(loader, index={index}, epoch={epoch})`"
     if was_here:
         return call and f"\nTo run it alone, {call}."
     return f"\nTo debug it in this process, {call}{', or ' if call else ''}set workers=0."
+
+
+def _target() -> str:
+    """Return TARGET of the loader that is being iterated, if it is a variable of a module; else "".
+
+    `__main__` has no TARGET, because importing a script runs it.
+    """
+    kind = getattr(sys.modules.get("loaderpool.trainer.loader"), "Loader", ())
+    targets: dict[int, str] = {}
+    for module in sys.modules.copy():
+        names = dict(getattr(sys.modules.get(module), "__dict__", ()))  # something else may stand in a module's place
+        if not any(issubclass(each, kind) for each in set(map(type, names.values()))):  # few modules have one
+            continue
+        for name, loader in names.items():
+            if issubclass(type(loader), kind) and loader._core.tracker.live and not targets.get(id(loader)):
+                targets[id(loader)] = "" if module == "__main__" else f"{module}:{name}"
+    return targets.popitem()[1] if len(targets) == 1 else ""
 
 
 def _index_told(index: int | None) -> int | None:

@@ -185,6 +185,7 @@ class WorkerRecord:
     workers: int = 1  # that it has: a node has several, and none while it starts
     jobs: dict[int, Job] = dataclasses.field(default_factory=dict)  # by ticket, in the order in which they were dealt
     is_leaving: bool = False
+    is_paused: bool = False  # it gets no new ticket for a moment: see `core/trial.py`
 
 
 class Death(NamedTuple):

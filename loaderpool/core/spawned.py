@@ -231,7 +231,7 @@ class SpawnedSupervisor(Supervisor):
             self._main.close()
 
     def _wait(self) -> None:
-        self._main.wait(self._tick_ms / 1000)  # type: ignore[call-arg]
+        self._main.wait(self._wait_s)  # type: ignore[call-arg]
         self._hear_main()
         for worker in [*self._workers.by_number.values()]:
             self._hear_worker(worker, is_all=True)

@@ -152,6 +152,8 @@ class State:
         run.lanes = [
             Lane(first // lanes + (lane < first % lanes), batches=0 if lane in over else None) for lane in range(lanes)
         ]
+        if run.lanes:  # a paused worker would keep its lanes, and with them all batches after theirs
+            self.resume()
         self.slots.give(run, self.width)
 
     def extend(self, number: int, stop: int, last_rows: int) -> None:
@@ -195,6 +197,25 @@ class State:
         self._hire()
         self._give_slots()
 
+    def pause(self, staying: int) -> None:
+        """Give new tickets to this number of workers only, until `resume`. Tickets that others have are finished.
+
+        A worker that starts, leaves or dies meanwhile ends the pause, as generators do. Does nothing for nodes.
+        """
+        self.resume()
+        if self._of_nodes or any(run.lanes for run in self.runs.values()):
+            return
+        for worker in [*self.workers.values()][max(1, staying) :]:
+            worker.is_paused = True
+            self.note_room(worker)
+
+    def resume(self) -> None:
+        """Give new tickets to all workers again."""
+        for worker in self.workers.values():
+            if worker.is_paused:
+                worker.is_paused = False
+                self.note_room(worker)
+
     # ---- what workers say, and what becomes of them
 
     def found(self, worker: int, message: Found) -> bool:
@@ -216,20 +237,24 @@ class State:
                 if run.loader is loader:
                     self.slots.give(run, self.width)
 
-    def done(self, worker: int, answer: Done, file: Any = None) -> None:
-        """A ticket is done, or the user's code raised. An answer to none that this worker has changes nothing."""
+    def done(self, worker: int, answer: Done, file: Any = None) -> int | None:
+        """A ticket is done, or the user's code raised. An answer to none that this worker has changes nothing.
+
+        Returns the number of the loader's first version, if rows were made.
+        """
         job = self._taken(worker, answer.ticket)
         if job is None:
             self._drop(file)
-            return
+            return None
         if answer.error:
             self._give_up(job, answer.error)
-            return
+            return None
         loader = job.loader
         if answer.rows:
             loader.row_s += (answer.seconds / answer.rows - loader.row_s) * (0.5 if loader.rows_measured < 64 else 0.1)
             loader.rows_measured += answer.rows
         self._answered(job, answer, file)
+        return loader.of if answer.rows else None
 
     def died(self, worker: int, now: float, ticket: int, death: Death | None) -> bool:
         """A worker is gone, and all that it said was heard before; returns whether it was lost.
@@ -317,7 +342,7 @@ class State:
     def note_room(self, worker: WorkerRecord) -> None:
         """Note whether a worker may have one more ticket, as its tickets have changed, or it has."""
         jobs = worker.jobs
-        if worker.is_leaving:
+        if worker.is_leaving or worker.is_paused:
             has_room = False
         elif self._of_nodes:
             most = min(max(_NODE_TICKETS, MOST_TICKETS * worker.workers), _MOST_NODE_TICKETS) * bool(worker.workers)
@@ -359,7 +384,8 @@ class State:
             slot.lane.home, slot.run.window = worker.number, None
         if loader.keeper is not None and slot is not None and slot.batch == job.ticket.start == 0:
             keeper, loader.keeper = self.workers.get(loader.keeper), None
-            if keeper is not None and not keeper.is_leaving and len(keeper.jobs) < MOST_TICKETS and slot.lane is None:
+            is_there = keeper is not None and not (keeper.is_leaving or keeper.is_paused)
+            if keeper is not None and is_there and len(keeper.jobs) < MOST_TICKETS and slot.lane is None:
                 worker = keeper
         if loader.left_out:
             left_out = tuple(sample[1:] for sample in loader.left_out if sample[0] == job.ticket.epoch)
@@ -491,6 +517,7 @@ class State:
             return
         staying = sum(not worker.is_leaving for worker in self.workers.values())
         for _ in range(self._wanted - staying):
+            self.resume()
             number = next(self._names)
             worker = self.workers[number] = WorkerRecord(number, workers=int(not self._of_nodes))
             self.note_room(worker)
@@ -498,6 +525,7 @@ class State:
 
     def _removed(self, worker: int) -> WorkerRecord:
         """Take out a worker that is gone."""
+        self.resume()
         self.roomy.pop(worker, None)
         return self.workers.pop(worker)
 
@@ -515,6 +543,7 @@ class State:
         if worker.is_leaving:
             return
         worker.is_leaving = True
+        self.resume()
         self.note_room(worker)
         self._leave_homes(worker)
         if not worker.jobs:

@@ -20,9 +20,10 @@ from loaderpool.core import messages, records
 from loaderpool.core.channel import Channel, ChannelClosed, LostPacket, Received, most_messages
 from loaderpool.core.processes import Processes, WorkerProcess, fault_in, look_ns
 from loaderpool.core.state import State
+from loaderpool.core.trial import Trial
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
-from loaderpool.memory.board import Field
+from loaderpool.memory.board import Field, TrialResult
 from loaderpool.plan.order import Numbering
 from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
@@ -33,6 +34,7 @@ from loaderpool.transport.pickling import receive, send
 from loaderpool.transport.reports import GivenUp, LostReport, describe_failure, describe_timeout
 
 _LOOK_MS = 200  # without pidfds, processes are looked at so often
+_TRIAL_LOOK_MS = 20  # during a trial the clock is looked at so often: a pause is measured in tenths of a second
 _FOR_OTHERS = 48  # messages in the main process' channel that are not about slots
 _SIGKILL = -9
 _DEATHS_WITH_THREADS = 3  # over one sample, at least: the first attempt uses threads, which may blame another one
@@ -65,6 +67,10 @@ class Supervisor:
         self._oom_kills = capacity.oom_kill_count()
         self._has_loaded = self._has_unloaded = self._has_told_of_exec = self._is_over = False
         self._dead: list[WorkerProcess] = []
+        self._trial: Trial | None = None
+        self._trials: int = self._arena.board.trials
+        if self._trials != self._arena.board.trials_over:  # the trial of a supervisor that was lost
+            self._arena.board.end_trial(self._trials, TrialResult())
         self._workers = self._make_workers(start)
 
     def _open(self, start: Mapping[str, Any]) -> int:
@@ -92,6 +98,8 @@ class Supervisor:
                 while self._dead:  # last: what they have said was read
                     self._on_death(self._dead.pop())
                 self._state.deal()
+                if self._trial is not None:
+                    self._go_on_with(self._trial)
                 self._carry_out()
         except ChannelClosed:
             pass
@@ -104,10 +112,14 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Wait until something has come, or the clock is to be looked at; take in what has."""
-        for descriptor, _ in self._epoll.poll(self._tick_ms / 1000):
+        for descriptor, _ in self._epoll.poll(self._wait_s):
             handler = self._handlers.get(descriptor)
             if handler is not None:
                 handler()
+
+    @property
+    def _wait_s(self) -> float:
+        return (self._tick_ms if self._trial is None else min(self._tick_ms, _TRIAL_LOOK_MS)) / 1000
 
     def _listen(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._handlers[descriptor] = handler
@@ -135,6 +147,7 @@ class Supervisor:
         self._dead += [worker for worker in self._workers.without_pidfd if worker.process.poll() is not None]
         self._is_over |= self._main_pidfd is None and os.getppid() != self._main_pid
         self._note_size()  # if it was stored while an earlier message was being counted
+        self._begin_trial()
         self._state.tick()
 
     def _watched(self) -> list[tuple[WorkerProcess, int]]:
@@ -149,6 +162,23 @@ class Supervisor:
 
     def _leave(self) -> None:
         self._is_over = True
+
+    # ---- trials of fewer workers
+
+    def _begin_trial(self) -> None:
+        """Begin the trial that was requested. Nodes have none."""
+        number = self._arena.board.trials
+        if number != self._trials and not self.of_nodes:
+            self._trials = number
+            self._trial = Trial(self._state, self._arena.board.trial_ms / 1000, clock.monotonic_s())
+
+    def _go_on_with(self, trial: Trial) -> None:
+        if trial.look(clock.monotonic_s()):
+            self._state.deal()
+        if trial.is_over:
+            self._arena.board.trial_idle_ns += int(trial.idle_s * 1e9)
+            self._arena.board.end_trial(self._trials, trial.result)
+            self._trial = None
 
     # ---- what the main process says
 
@@ -310,7 +340,9 @@ class Supervisor:
         message: messages.Message = received.message
         match message:
             case messages.Done():
-                self._state.done(number, message, received.descriptors[0] if received.descriptors else None)
+                loader = self._state.done(number, message, received.descriptors[0] if received.descriptors else None)
+                if self._trial is not None:
+                    self._trial.note(number, loader, message.rows, clock.monotonic_s())
             case messages.Found(loader=loader):
                 if self._state.found(number, message) and loader in self._payloads.settings:
                     self._on_found(message)

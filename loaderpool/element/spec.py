@@ -27,16 +27,18 @@ from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 from loaderpool.hints import known_names_only
 from loaderpool.plan.order import item_name
 
-# Where an expected shape comes from, which decides what the user can do about another one: the batch's other rows; a
-# spec (the user's, or what the first samples show); the length to pad to in one; other rows of a ragged component.
-Origin = Literal["rows", "spec", "length", "ragged"]
+# Where an expected shape comes from, which decides what the user can do about another one: the batch's other rows; what
+# the first samples show, or the user's spec of whole batches; the user's spec of samples; the length to pad to in that
+# one; other rows of a ragged component.
+Origin = Literal["rows", "spec", "given", "length", "ragged"]
 _ADVICE: dict[Origin, str] = {
     "rows": "Samples differ in {axes}, but all samples of a batch must have the same shape. Choose one:"
-    "\n    pad=True: pad to the longest sample of each batch{ragged}\n    batch_size=None: do not batch",
-    "spec": "Lengths must not vary in {axes}. To allow it, pass an element_spec with None there; loader.element_spec "
-    "is the present one",
-    "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set a larger one, or "
-    "None",
+    "\n    pad=True: pad to the longest sample of each batch{ragged_line}\n    batch_size=None: do not batch",
+    "spec": "Lengths must not vary in {axes}. To allow it, pass {cure}",
+    "given": "element_spec has a fixed length for {axes} of a sample. To allow others, also set pad=True{ragged}, and "
+    "pass {cure}",
+    "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set a larger one. To pad "
+    "to the longest sample of each batch, pass {cure}",
     "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Return samples of one length "
     "there, or use pad=True instead",
 }
@@ -187,6 +189,18 @@ def _read_array_spec(given: Any, name: str) -> ArraySpec:
     return spec
 
 
+def code_to_allow(spec: ElementSpec, component: int, shape: tuple[int | None, ...]) -> str:
+    """Return `spec` as Python, with loaderpool as `lp`, where this component may have this shape too."""
+    components = list(spec.components)
+    components[component] = _with_open_axes(components[component], shape)
+    ragged = (", ragged=True" * each.ragged for each in components)
+    code = [
+        f"lp.ArraySpec({each.shape}, {each.text or each.dtype.name!r}{more})"
+        for each, more in zip(components, ragged, strict=True)
+    ]
+    return f"element_spec={sketch(spec.structure.unflatten(code), str, depth=-1)}"
+
+
 def _with_open_axes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:
     if len(spec.shape) != len(shape):
         return spec
@@ -245,10 +259,11 @@ def mismatch(
     actual_shape: tuple[int, ...],
     actual_dtype: np.dtype[Any],
     origin: Origin,
+    cure: str = "an element_spec with None there",
 ) -> SpecMismatchError:
     """Return the error for a component that came otherwise than its spec says, with the option that allows it.
 
-    `expected` has a batch axis where `actual_shape` has one.
+    `expected` has a batch axis where `actual_shape` has one. `cure` is an element_spec that allows what came.
     """
     is_text = actual_dtype == OBJECT
     # "string" on both sides: what came may be str or bytes or some of each, and either is taken.
@@ -274,8 +289,10 @@ def mismatch(
         elif varied:
             text = _ADVICE["spec" if origin == "ragged" and varied == [0] else origin]
             axes = f"{'axis' if len(varied) == 1 else 'axes'} {' and '.join(map(str, varied))}"
-            ragged = "\n    ragged=True: keep the length of each sample" * (varied == [0])
-            reasons += f". {text.format(axes=axes, ragged=ragged)}"
+            may_be_ragged = varied == [0]
+            ragged_line = "\n    ragged=True: keep the length of each sample" * may_be_ragged
+            ragged = " or ragged=True" * may_be_ragged
+            reasons += f". {text.format(axes=axes, ragged_line=ragged_line, ragged=ragged, cure=cure)}"
     source = "" if index is None else f" of {item_name(index)}"
     return SpecMismatchError(f"{named(path)}{source}: expected {wanted}, got {actual}{reasons}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import mmap
+from typing import NamedTuple
 
 from loaderpool.config import MAX_WORKERS
 
@@ -17,7 +18,10 @@ RUN_MARKS = 2048
 _MARKS_START = MAX_WORKERS * _FIELDS_PER_CELL
 _VALUES_START = _MARKS_START + RUN_MARKS
 _LOADING, _CELLS, _LOST, _BEGUN, _RESIZES, _SIZE = range(_VALUES_START, _VALUES_START + 6)
-BOARD_BYTES = -(-(_SIZE + 1) * 8 // 4096) * 4096
+_TRIALS, _TRIAL_MS, _TRIALS_OVER, _TRIAL_IDLE_NS, _TRIAL_FOUND = range(_SIZE + 1, _SIZE + 6)
+_TRIAL_FIELDS = 5
+_MILLI = 1000  # of a sample per second, of a second: the board has whole numbers
+BOARD_BYTES = -(-(_TRIAL_FOUND + _TRIAL_FIELDS) * 8 // 4096) * 4096
 
 
 class Field(enum.IntEnum):
@@ -40,6 +44,16 @@ class Field(enum.IntEnum):
     IN_GENERATOR = 11  # 1 while a generator makes the item that INDEX is of
     THREAD = 12  # which thread makes the sample, by its ident; 0: the main one
     BLOCK = 13  # how many samples at most are made before INDEX is noted again; 0: one
+
+
+class TrialResult(NamedTuple):
+    """Result of a trial with fewer workers (`core/trial.py`)."""
+
+    workers: int = 0  # of all; 0: the trial's supervisor was lost
+    enough: int = 0  # the fewest that were as fast as all; all, if none fewer were
+    too_few: int = 0  # the most that were slower; 0: none were
+    rate: float = 0.0  # of all workers, in samples per second; 0.0: nothing was found out
+    paused_s: float = 0.0  # for how long workers were paused
 
 
 class _Value:
@@ -86,9 +100,13 @@ class Board:
     cells = _Value(_CELLS)  # that workers have had, from the first on
     lost = _Value(_LOST)  # workers or nodes that died before they were told to, over all supervisors of the pool
     resizes = _Value(_RESIZES)  # messages `Resize` that were read, by all supervisors of the pool
+    trials_over = _Value(_TRIALS_OVER)  # number of the latest trial whose result is there
+    trial_idle_ns = _Value(_TRIAL_IDLE_NS)  # time of paused workers without a ticket, in all trials
 
     # Written by the main process.
     size = _Value(_SIZE)  # 1 + the workers, or nodes, of the latest resize; 0: there was none
+    trials = _Value(_TRIALS)  # number of the latest trial that was requested
+    trial_ms = _Value(_TRIAL_MS)  # for how long it may pause workers
 
     def workers(self) -> list[tuple[int, int, int]]:
         """Return number, pid and cell of each worker that there is."""
@@ -99,6 +117,18 @@ class Board:
         """There is no worker any more: their supervisor is gone."""
         for _, _, cell in self.workers():
             self.clear(cell)
+
+    def end_trial(self, number: int, found: TrialResult) -> None:
+        """Store the result of a trial. Runs in: the supervisor."""
+        numbers = *found[:3], int(_MILLI * found.rate), int(_MILLI * found.paused_s)
+        for at, value in enumerate(numbers, _TRIAL_FOUND):
+            self.numbers[at] = value
+        self.trials_over = number  # SYNC: last; pairs with the main process, which reads it first
+
+    def trial_result(self) -> TrialResult:
+        """Return the result of the trial with the number `trials_over`."""
+        found = self.numbers[_TRIAL_FOUND : _TRIAL_FOUND + _TRIAL_FIELDS].tolist()
+        return TrialResult(found[0], found[1], found[2], found[3] / _MILLI, found[4] / _MILLI)
 
     def abandon(self, run: int) -> None:
         """Tell workers that the rest of this run was abandoned."""

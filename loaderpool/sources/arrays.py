@@ -36,6 +36,10 @@ class ArrayRows:
         row = self.items[index]
         return _read(row) if self._is_lazy else row
 
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the user's array, for messages (`walk.parts_of`)."""
+        return [("", self.items)]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrayRows, (self.items,)
 

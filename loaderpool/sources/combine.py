@@ -62,6 +62,10 @@ class Mix(VaryingSource):
         records = [size if source is None else source.records for source, size in inner]
         *self._starts, self.records = itertools.accumulate(records, initial=0)
 
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the sources with their numbers, for messages (`walk.parts_of`)."""
+        return [(f"source [{number}]", each) for number, each in enumerate(self._arguments[0])]
+
     def __len__(self) -> int:
         return self._size
 
@@ -168,6 +172,7 @@ class ZippedSources(Columns):
     """Tuples or dicts of the items of several sources, as returned by `zip_sources`."""
 
     __slots__ = ()
+    part = "source"
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         return super().__getitem__(position_of(index, self._size))

@@ -337,6 +337,10 @@ class _ReadInOrder:
         self._source = source
         self.__qualname__ = type(source).__name__  # for messages
 
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the user's source, for messages (`walk.parts_of`)."""
+        return [("", self._source)]
+
     def __call__(self, path: str) -> Iterator[Any]:
         source, number = self._source, 0
         if is_url(path):

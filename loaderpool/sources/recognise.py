@@ -37,6 +37,10 @@ class Sized:
     def __len__(self) -> int:
         return self._size
 
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the user's object, for messages (`walk.parts_of`)."""
+        return [("", self.items)]
+
     # A property gives the object's own bound method, so an item costs no call of ours on top of it.
     @property
     def __getitem__(self) -> Callable[[int], Any]:
@@ -252,7 +256,9 @@ def _container(obj: Any) -> str:
     if is_of(obj, "zarr", "Group"):
         return f"is a zarr {kind}: pass its arrays as columns, such as {{name: source[name] for name in ('x', 'y')}}"
     if is_of(obj, "h5py", "Group"):
-        return f"is an open HDF5 {kind}: pass lp.HDF5(path, {{'x': 'x', 'y': 'y'}}), which each worker opens itself"
+        from loaderpool.sources.hdf5 import arguments_for
+
+        return f"is an open HDF5 {kind}: pass lp.HDF5({arguments_for(obj)}), which each worker opens itself"
     if is_of(obj, "dask", "DataFrame", "Series"):
         return f"is a dask {kind}: pass source.compute() if it fits in memory, or its files as lp.ParquetRows(paths)"
     return ""

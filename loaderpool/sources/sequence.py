@@ -20,6 +20,10 @@ class BatchSequence:
     def __init__(self, target: Any) -> None:
         self.target = target  # the user's object; in the pool its copy
 
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the user's object, for messages (`walk.parts_of`)."""
+        return [("", self.target)]
+
     @property
     def is_endless(self) -> bool:
         """Whether there is a batch for any number: `num_batches` is None, or there is no length at all."""

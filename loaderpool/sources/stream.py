@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any
 
 from loaderpool.checks import check_signature, open_parameter, whole_number
-from loaderpool.errors import ArgumentError, SourceError, brief
+from loaderpool.errors import ArgumentError, SourceError, add_note, brief
 from loaderpool.hints import known_names_only
 from loaderpool.plan.generators import PASS, CapturedGenerators
 from loaderpool.plan.order import MOST_GENERATORS, Plan
@@ -325,13 +325,17 @@ class Interleave:
             "block_length", block_length, at_least=1, hint="records that a file yields in its turn"
         )
 
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the arguments by their names, for messages (`walk.parts_of`)."""
+        return [("files", self.files), ("open_fn", self.open_fn)]
+
     def __iter__(self) -> Iterator[Any]:
         left = collections.deque(self.files)
         places: list[Iterator[Any] | None] = [None] * min(self.cycle_length, len(self.files))
         at = 0
         while left or places.count(None) < len(places):
             if places[at] is None and left:
-                places[at] = by_next(iter(self.open_fn(left.popleft())))
+                places[at] = self._records(left.popleft())
             if (place := places[at]) is not None:
                 given = 0
                 for record in itertools.islice(place, self.block_length):
@@ -340,6 +344,13 @@ class Interleave:
                 if given < self.block_length:
                     places[at] = None
             at = (at + 1) % len(places)
+
+    def _records(self, file: Any) -> Iterator[Any]:
+        try:
+            yield from by_next(iter(self.open_fn(file)))
+        except Exception as error:
+            add_note(error, f"while {brief(file)} was read")
+            raise
 
     def __repr__(self) -> str:
         return f"<{len(self.files)} files interleaved, {self.cycle_length} at once>"

@@ -19,6 +19,7 @@ class Columns:
     """Row i of each column, in the structure of which they are the leaves; of the columns' own data."""
 
     __slots__ = ("_columns", "_getters", "_size", "_structure", "_unflatten")
+    part = "column"  # as messages call one
 
     def __init__(self, structure: Structure, columns: list[Any], size: int) -> None:
         self._structure, self._columns, self._size = structure, columns, size
@@ -34,6 +35,10 @@ class Columns:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._structure, self._columns, self._size)
+
+    def user_parts(self) -> list[tuple[str, Any]]:
+        """Return the columns with their paths, for messages (`walk.parts_of`)."""
+        return [(f"{self.part} {path}", each) for path, each in zip(self._structure.paths, self._columns, strict=True)]
 
     @property
     def present_size(self) -> int:

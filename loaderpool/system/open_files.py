@@ -70,6 +70,21 @@ def descriptors(private: Collection[int]) -> list[int]:
     return sorted({number for number in numbers if number > 2}.difference(private))
 
 
+def links(but: Collection[int] = ()) -> dict[int, str]:
+    """Return the path of each descriptor, or what the kernel calls it; empty without /proc.
+
+    Args:
+        but: descriptors that are left out.
+    """
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_LINKS):
+            if int(name) not in but:
+                with contextlib.suppress(OSError):  # the listing's own
+                    found[int(name)] = os.readlink(f"{_LINKS}/{name}")
+    return found
+
+
 def find(numbers: Iterable[int]) -> list[OpenFile]:
     """Return the files among descriptors. Memory files of this package are none: no code uses their position."""
     groups: dict[object, list[OpenFile]] = collections.defaultdict(list)

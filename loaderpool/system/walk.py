@@ -44,6 +44,7 @@ class Part(NamedTuple):
     label: str  # in words, such as "closure variable 'records' of function load"
     name: str  # as code writes it: "records"; behind that of the holder: ".records", "['records']"; "": as the holder
     value: Any
+    is_hidden: bool = False  # a step within a wrapper of ours, which users never made: paths leave it out
 
 
 class Found(NamedTuple):
@@ -52,6 +53,9 @@ class Found(NamedTuple):
     path: tuple[str, ...]  # the root's name, then the labels of the parts on the way
     name: str  # as code would write it: "records", "dataset.settings.size"
     value: Any
+    base: Any = None  # the last value on the way that code reaches by no variable, such as a root
+    base_label: str = ""  # in words; "": a variable comes after it
+    tail: str = ""  # from the base on, as code would write it: ".settings.size"
 
 
 def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: int = _MOST_ENTERED) -> Iterator[Found]:
@@ -64,7 +68,9 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: 
         most_entered: the walk ends after so many values.
     """
     entered: dict[int, Any] = {}  # holds them, so that no id comes twice
-    waiting = collections.deque(Found((name,), name, value) for name, value in roots.items())
+    waiting = collections.deque(
+        Found((name,), name, value, value, f"the object that you pass as {name}") for name, value in roots.items()
+    )
     while waiting and len(entered) < most_entered:
         found = waiting.popleft()
         yield found
@@ -77,11 +83,22 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool], most_entered: 
         entered[id(value)] = value
         for part in parts_of(value):
             name = part.name if part.name[:1].isidentifier() else f"{found.name}{part.name}"
-            waiting.append(Found((*found.path, part.label), name, part.value))
+            path = found.path if part.is_hidden else (*found.path, part.label)
+            if not part.name or issubclass(kind, functools.partial):
+                base = part.value, found.base_label if part.is_hidden else part.label, ""
+            elif part.name[:1].isidentifier():
+                base = None, "", ""
+            else:
+                base = found.base, found.base_label, f"{found.tail}{part.name}"
+            waiting.append(Found(path, name, part.value, *base))
 
 
 def parts_of(value: Any) -> Iterator[Part]:
-    """What a value holds, one step into it."""
+    """What a value holds, one step into it.
+
+    A class of ours with a method `user_parts` is a wrapper: the method returns what of it is the user's, with labels,
+    or "" as the label of the only one. These parts come first.
+    """
     kind = type(value)  # not isinstance: it asks a proxy for what it stands for
     if issubclass(kind, types.FunctionType):
         yield from _of_function(value)
@@ -110,10 +127,14 @@ def parts_of(value: Any) -> Iterator[Part]:
     else:
         yield from _of_items(value, kind)
         if kind not in (dict, *CONTAINERS):
-            is_ours = kind.__module__.partition(".")[0] == "loaderpool"  # a source's wrapper, which the user never sees
+            is_ours = kind.__module__.partition(".")[0] == "loaderpool"
+            is_wrapper = is_ours and hasattr(kind, "user_parts")
+            if is_wrapper:
+                for label, each in value.user_parts():
+                    yield Part(label, "", each, is_hidden=not label)
             for key, each in attributes_of(value):
-                yield Part(f"attribute .{key} of {kind.__qualname__}", "" if is_ours else f".{key}", each)
-            yield Part(f"class {kind.__qualname__}", kind.__qualname__, kind)
+                yield Part(f"attribute .{key} of {kind.__qualname__}", "" if is_ours else f".{key}", each, is_wrapper)
+            yield Part(f"class {kind.__qualname__}", kind.__qualname__, kind, is_wrapper)
 
 
 def is_users(value: Any) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from loaderpool.tools.commands import SECONDS, output
+from loaderpool.tools.stacks import rewrite
 from loaderpool.tools.target import load_target
 from loaderpool.tools.tune import bursts_of
 
@@ -33,6 +34,8 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
 
     TARGET is package.module:name: a Loader, or a function without arguments that returns one. It runs in a separate
     process. Recording starts with the first batch. Nothing is trained.
+
+    Stacks with your code begin with your function.
     """
     py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if py_spy is None:
@@ -46,6 +49,8 @@ def profile(target: str, seconds: float, idle: bool, path: str) -> None:
         # Ctrl-C ends the recording: py-spy hears it, too, and writes what it has.
         signal.signal(signal.SIGINT, lambda *_: is_over.touch())
         status = subprocess.call([*command, *["--idle"] * idle, "--output", path, "--", *program])
+        if os.path.exists(path):
+            rewrite(Path(path), f"loaderpool profile {target}")
         if status != 0:
             cure = "In a container, it needs docker run --cap-add SYS_PTRACE"
             raise click.ClickException(f"py-spy exited with status {status}. {cure}")

@@ -32,7 +32,7 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
     """
     faulthandler.enable(2)
     with without_workers():
-        loader = load_target(target)
+        loader = load_target(target, of_part=True)
     try:
         wanted = Replay(loader, index, epoch)
     except ArgumentError as error:

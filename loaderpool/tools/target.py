@@ -8,11 +8,14 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from types import FrameType, ModuleType
 
 import click
 
 import loaderpool
+from loaderpool.core import failures
 from loaderpool.errors import LoaderpoolError, brief, shortened
+from loaderpool.system.process import is_library
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
 
@@ -20,21 +23,22 @@ _PACKAGE = os.path.join(os.path.dirname(loaderpool.__file__), "")
 _NOT_USERS = {"loaderpool", *sys.stdlib_module_names}  # a package that is installed may be
 
 
-def load_target(target: str) -> Loader:
-    """The Loader that TARGET names, or that the function it names returns; else an error of click's says what is."""
+def load_target(target: str, of_part: bool = False) -> Loader:
+    """The Loader that TARGET names, or that the function it names returns; else an error of click's says what is.
+
+    Args:
+        target: `package.module:name`.
+        of_part: if the import trains, take the name from the part of the module before that. Not for workers, which
+            would import the module again.
+    """
     module_name, _, name = target.partition(":")
     if not name or module_name.endswith(".py") or not all(map(str.isidentifier, module_name.split("."))):
         raise _wrong(target, "must have the form package.module:name, without .py, such as train:make_loader")
     # The script's own folder is in front when `loaderpool` is run, the current one only under `python -m`.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    refusal = f"importing {module_name} iterates a loader. Put the code that trains under `if __name__ == '__main__':`"
-    EpochTracker.refusal = lambda: LoaderpoolError(refusal)
-    try:
-        with _users_code(f"importing {module_name}"):
-            module = importlib.import_module(module_name)
-    finally:
-        EpochTracker.refusal = None
+    module = _imported(module_name, name if of_part else "")
+    failures.command_target = target  # which errors of its function name
     if not hasattr(module, name):
         raise _wrong(target, f"was not found: module {module_name} has no {brief(name)}")
     made = getattr(module, name)
@@ -45,6 +49,40 @@ def load_target(target: str) -> Loader:
         what = "must be a loaderpool.Loader, or a function without arguments that returns one"
         raise _wrong(target, f"{what}, got {type(made).__qualname__}")
     return made
+
+
+def _imported(module_name: str, wanted: str) -> ModuleType:
+    """Import a module; return the part of it before the code that trains, if that has the wanted name."""
+    refusal = f"importing {module_name} iterates a loader. Put the code that trains under `if __name__ == '__main__':`."
+    parts: list[ModuleType] = []
+
+    def refuse() -> LoaderpoolError:
+        parts.append(sys.modules[module_name])
+        return LoaderpoolError(refusal)
+
+    EpochTracker.refusal = refuse
+    try:
+        with _users_code(f"importing {module_name}"):
+            return importlib.import_module(module_name)
+    except click.ClickException as error:  # whatever a library has made of the refusal
+        if not parts:
+            raise
+        # Frames of libraries that iterate the loader for the user tell nothing.
+        walked = traceback.walk_tb(error.__cause__.__traceback__ if error.__cause__ else None)
+        theirs = [(frame, line) for frame, line in walked if _is_users(frame, module_name)]
+        where = "".join(traceback.StackSummary.extract(iter(theirs)).format()).rstrip()
+        if wanted not in vars(parts[0]):
+            raise click.ClickException(f"{refusal}\n\n{where}") from None
+        sys.modules[module_name] = parts[0]  # for code that finds its own module by name
+        click.echo(f"Note: {refusal} The import was stopped here:\n{where}", err=True)
+        return parts[0]
+    finally:
+        EpochTracker.refusal = None
+
+
+def _is_users(frame: FrameType, module_name: str) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name == module_name or not is_library(name)
 
 
 @contextlib.contextmanager

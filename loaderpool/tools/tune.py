@@ -78,6 +78,7 @@ def _measure(loader: Loader, setting: Setting, seconds: float) -> Measurement:
     Workers that began together finish together, and a ticket may cover several batches, so batches come in bursts. The
     window begins and ends with the first batch of a burst: a cut elsewhere would be off by up to all of one.
     """
+    loader._core.observer.tries_fewer = False  # its rate is that of all workers
     with contextlib.closing(bursts_of(loader)) as bursts:
         start_s = began_s = next(bursts)
         while start_s - began_s < _WARM_UP_S:

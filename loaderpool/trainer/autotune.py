@@ -105,7 +105,7 @@ class Autotuner:
             self._begun = now if is_settled else None
             return None
         # What was tried in vain is known here, too, and only for as long as the training stays as it was then.
-        seen = dataclasses.replace(window_of([begun, now], math.inf), autotuned=Autotuned())
+        seen = dataclasses.replace(window_of([begun, now], math.inf), autotuned=Autotuned(), tried=None)
         if is_whole(seen):
             self._begun = now
         return seen if seen.steps >= LEAST_STEPS else None

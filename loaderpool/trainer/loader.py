@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.checks import read_path, read_seconds, whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
-from loaderpool.errors import ArgumentError, SourceError
+from loaderpool.errors import ArgumentError, ClosedError, SourceError
 from loaderpool.hints import ATTRIBUTES, Unsupported, known_names_only, no_attribute
 from loaderpool.plan.order import Position
 from loaderpool.sources.stream import ReplicatedSource
@@ -389,7 +390,9 @@ class Loader:
         return explain(self._core.observer.observed(math.inf if wanted_s is None else wanted_s))
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write everything known about the loader to one HTML file, without data or paths. Works after `close()`, too.
+        """Write everything known about the loader to one HTML file, without data or paths.
+
+        The page has a timeline of the last 10 seconds. After `close()`, it has all but that.
 
         Args:
             path: File to write, replaced if it exists; `OSError` if that fails.
@@ -398,7 +401,10 @@ class Loader:
 
         file, core = read_path("path", path), self._core
         settings = {**core.fingerprint, **core.config._asdict(), "workers": core.workers}
-        file.write_bytes(document(core.observer.observed(math.inf), self.statistics(), settings).encode())
+        observer, tracing = core.observer, None
+        with contextlib.suppress(ClosedError):
+            tracing = observer.tracing()
+        file.write_bytes(document(observer.observed(math.inf), self.statistics(), settings, tracing).encode())
 
     def trace(self, path: str | os.PathLike[str], seconds: float | None = 30.0) -> None:
         """Write a timeline of the workers and the training, for https://ui.perfetto.dev.

@@ -111,7 +111,13 @@ class LoaderCore:
         from loaderpool.trainer.observer import Observer  # which `import loaderpool` shall not wait for
 
         calls_of: Literal["sample", "batch"] = "sample" if self._unit == "sample" else "batch"
-        return Observer(self.tracker, self.engine, calls_of, Autotuned if self.pool is None else self.pool._autotuned)
+        autotuned = Autotuned if self.pool is None else self.pool._autotuned
+        key = functools.partial(_call, weakref.ref(self), LoaderCore.function_and_source)
+        return Observer(self.tracker, self.engine, calls_of, autotuned, key)
+
+    def function_and_source(self) -> tuple[str, str, int]:
+        """Return names of both, and how many calls a worker makes at the same time."""
+        return self.fingerprint["function"], self.fingerprint["source"], self.config.threads
 
     def look(self, now_ns: int) -> None:
         """Look at what it does. Runs in: the thread that takes batches."""

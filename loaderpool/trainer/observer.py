@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from loaderpool.errors import ClosedError
@@ -23,6 +23,7 @@ from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.explain.page import PAGE_BYTES, Page, told_of
+from loaderpool.trainer.explain.trials import TrialLog, has_logs, log_of
 from loaderpool.trainer.explain.window import (
     FIRST_STEPS,
     Autotuned,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _KEPT = 64  # snapshots
 # A snapshot is of now, and counts are of the latest hand-over: after it the consumer may do anything, for hours.
 _FRESH_NS = 1_000_000_000
+_JUDGED_S = 10.0  # a trial is due by what these seconds show
 _numbers = itertools.count(1)  # of loaders of this process
 
 
@@ -58,6 +60,10 @@ class Observer:
         tracker, engine: of the loader; engine None: it makes nothing in this process.
         calls_of: what a call of its function makes.
         autotuned: tells what `workers="auto"` did.
+        function_and_source: names them, for what is known from other loaders.
+
+    Attributes:
+        tries_fewer: workers may be paused for a trial.
     """
 
     def __init__(
@@ -66,10 +72,16 @@ class Observer:
         engine: Engine | None,
         calls_of: Literal["sample", "batch"],
         autotuned: Callable[[], Autotuned],
+        function_and_source: Callable[[], Hashable],
     ) -> None:
         self._tracker, self._counters, self._engine = tracker, tracker.counters, engine
         config, plan, has_cache = tracker.config, tracker.plan, engine is not None and engine.cache is not None
         self.autotuned = autotuned
+        self.tries_fewer = True
+        self._function_and_source = function_and_source
+        self._trials: TrialLog | None = None  # there once a trial was due for any loader
+        self._trial = 0  # the number of the one that is under way; 0: none is
+        self._tried_from: Snapshot | None = None  # when it was requested
         can_have_cache = calls_of == "sample" and not plan.is_open and config.threads == 1 and not has_cache
         self.constants: dict[str, Any] = {
             "threads": config.threads,
@@ -102,7 +114,43 @@ class Observer:
         self._taken += 1
         if self._page is not None:
             self._page.write(self._told(list(self._latest)))
+        if self.tries_fewer and _is_pooled(self._engine):
+            self._take_result(found)
+            self._try_fewer(found)
         return found
+
+    def _try_fewer(self, now: Snapshot) -> None:
+        """Request a trial with some workers paused, if it may show a limit of the source."""
+        assert _is_pooled(self._engine)
+        pool, now_s = self._engine.pool, now.now_ns / 1e9
+        if pool.has_nodes or now.workers < 2:
+            return
+        if self._trials is None and has_logs():
+            self._trials = log_of(self._function_and_source())
+        trials = self._trials or TrialLog()
+        board = pool.arena.board
+        if self._trial or board.trials != board.trials_over:
+            return
+        if not trials.is_due(window_of(list(self._latest), _JUDGED_S), now_s):
+            return
+        trials = self._trials = log_of(self._function_and_source())
+        if pool.lock.acquire(blocking=False):
+            try:
+                self._trial, self._tried_from = board.trials + 1, now
+                board.trial_ms = int(1000 * trials.note_request((id(board), self._trial), now_s))
+                board.trials = self._trial
+            finally:
+                pool.lock.release()
+
+    def _take_result(self, now: Snapshot) -> None:
+        """Take in the result of the trial that was requested. Another loader of the pool may have had a later one."""
+        assert _is_pooled(self._engine)
+        board, trials, begun = self._engine.pool.arena.board, self._trials, self._tried_from
+        if begun is None or trials is None or board.trials_over < self._trial:
+            return
+        if board.trials_over == self._trial:
+            trials.note_result((id(board), self._trial), board.trial_result(), window_of([begun, now], math.inf))
+        self._trial, self._tried_from = 0, None
 
     def close(self) -> None:
         """Take the page down. What was seen is kept: of what comes now there is no engine to tell."""
@@ -175,6 +223,9 @@ class Observer:
     def _at(self, now_ns: int) -> Snapshot:
         engine, counters = self._engine, self._counters
         workers = _count_workers(engine, now_ns) if _is_pooled(engine) else {}
+        paused_s = self._latest[-1].paused_s if self._latest else 0.0
+        if _is_pooled(engine):
+            paused_s = engine.pool.arena.board.trial_idle_ns / 1e9
         sums = {
             **counters.sums(now_ns),
             **sums_of_workers(workers, self._latest[-1] if self._latest else None),
@@ -195,6 +246,8 @@ class Observer:
             trainer_queued_s=capacity.queued_s(self._consumer) if self._consumer else 0.0,
             by_tf_data=self._tracker.latest.is_dataset,
             autotuned=self.autotuned(),
+            tried=None if self._trials is None else self._trials.tried,
+            paused_s=paused_s,
             room_bytes=capacity.available_memory_bytes() if self.constants["items_to_cache"] else 0,
         )
 

@@ -9,6 +9,7 @@ from `baseTimeNanoseconds` of the wall clock, as traces of `torch.profiler` have
 
 from __future__ import annotations
 
+import enum
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,9 +38,20 @@ _WAYS = {int(each): each.name.lower().replace("_", " ") for each in DeliveryKind
 _CALL_NAMES: dict[int, str] = {CallKind.SETUP: "setup", CallKind.PROBE: "first sample"}
 
 
-class _Span(NamedTuple):
+class SpanKind(enum.Enum):
+    """What took time."""
+
+    TASK = enum.auto()  # a worker's ticket, a call in it, or one that still runs
+    WAIT = enum.auto()  # of the training, for a batch
+    MAKE = enum.auto()  # of the training, which makes a batch itself
+    STEP = enum.auto()
+    EPOCH = enum.auto()
+
+
+class Span(NamedTuple):
     """Something that took time, on a track of a process."""
 
+    kind: SpanKind
     pid: int
     track: str
     name: str
@@ -68,9 +80,13 @@ class Tracing:
     """
 
     def __init__(self, pid: int, command: str, has_one: bool, now_ns: int, wall_ns: int) -> None:
-        self._pid, self._has_one, self._now_ns, self._wall_ns = pid, has_one, now_ns, wall_ns
+        self._pid, self._has_one, self.now_ns, self._wall_ns = pid, has_one, now_ns, wall_ns
         self._processes: dict[int, str] = {pid: f"training: {command}"}  # names by pid
-        self._spans: list[_Span] = []  # in no order
+        self._spans: list[Span] = []  # in no order
+        self.tickets: list[Record] = []  # of the workers
+        self.deliveries: list[Record] = []  # of the loaders
+        self.workers: dict[int, int] = {}  # numbers by pid, also of workers that are gone
+        self.running: dict[int, int] = {}  # of living workers by pid: when the ticket began that runs; 0: none runs
 
     def add_pool(self, read: ReadBytes, arena_bytes: int) -> None:
         """Take in what an arena's rings hold, and what its workers are at; some milliseconds for each worker."""
@@ -78,63 +94,79 @@ class Tracing:
         rings = worker_rings(BOARD_BYTES + CALL_TIMES_BYTES, arena_bytes)[: board.cells]
         tickets = [row for at in rings for row in read_ring(read, at, TICKETS)]
         calls = [row for at in rings for row in read_ring(read, at + TICKETS.ring_bytes, CALLS)]
+        self.tickets += tickets
         numbers = {
             **{row["pid"]: row["worker"] for row in tickets},
             **{pid: each for each, pid, _ in board.workers() if pid},
         }
+        self.workers.update(numbers)
         self._processes.update((pid, f"worker {numbers[pid]}") for pid in sorted(numbers, key=numbers.__getitem__))
         for row in tickets:
             rows = [row["row_start"], row["row_stop"]]
             told = {"rows": rows, **{name: row[name] for name in ("epoch", "ticket", "loader", "attempt")}}
             name = _batches(row) + " (failed)" * bool(row["has_failed"])
-            self._add(row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
+            self._add(SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
         for row in calls:
             is_named = row["kind"] in _CALL_NAMES
             name = _CALL_NAMES[row["kind"]] if is_named else f"item {item_number(row['index'])}"
             told = {} if is_named else {"index": row["index"], "ticket": row["ticket"]}
-            self._add(row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
+            self._add(SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
+        first_calls: dict[tuple[int, int], int] = {}  # by pid and ticket: when the first one began
+        for row in calls:
+            first_calls.setdefault((row["pid"], row["ticket"]), row["began_ns"])
         for _, pid, cell in board.workers():
+            ticket, started_ns = board.read(cell, Field.TICKET), board.read(cell, Field.STARTED_NS)
+            begins = [first_calls[pid, ticket]] if ticket and (pid, ticket) in first_calls else []
             if index := board.read(cell, Field.INDEX):
                 items = max(1, board.read(cell, Field.BLOCK))
                 name = f"{'item' if items == 1 else f'{items} items from'} {item_number(index - 1)} (still running)"
-                self._add(pid, "tasks", name, board.read(cell, Field.STARTED_NS), self._now_ns, index=index - 1)
+                self._add(SpanKind.TASK, pid, "tasks", name, started_ns, self.now_ns, index=index - 1)
+                begins.append(started_ns)
+            self.running[pid] = min(begins, default=0)
 
     def add_loader(self, told: Mapping[str, Any], read: ReadBytes) -> None:
         """Take in what a loader has handed over, of which its page tells this; `read` reads the page's file."""
         of = "" if self._has_one else f" of loader {told['loader'] or 'without workers'}"
         asked_ns = 0 if told["asked_s"] is None else int(1e9 * (told["looked_s"] - told["asked_s"]))
         rows = sorted(read_ring(read, PAGE_BYTES, DELIVERIES), key=lambda row: row["ended_ns"])
+        self.deliveries += rows
         begin: Record | None = None
         for row, following in zip(rows, [*rows[1:], None], strict=False):
             begin, is_last = begin or row, following is not None and bool(following["begins_pass"])
-            until_ns = following["began_ns"] if following else asked_ns or self._now_ns
+            until_ns = following["began_ns"] if following else asked_ns or self.now_ns
             self._add_delivery(f"steps{of}", row, until_ns, is_last)
             if following is None or is_last:
                 name = f"epoch {begin['epoch']}"
-                self._add(self._pid, f"epochs{of}", name, begin["began_ns"], row["ended_ns"])
+                self._add(SpanKind.EPOCH, self._pid, f"epochs{of}", name, begin["began_ns"], row["ended_ns"])
                 begin = None
         if asked_ns:
-            self._add(self._pid, f"steps{of}", "wait for data (still waiting)", asked_ns, self._now_ns)
+            name = "wait for data (still waiting)"
+            self._add(SpanKind.WAIT, self._pid, f"steps{of}", name, asked_ns, self.now_ns)
 
-    def _add(self, pid: int, track: str, name: str, begun_ns: int, ended_ns: int, **told: Any) -> None:
+    def _add(self, kind: SpanKind, pid: int, track: str, name: str, begun_ns: int, ended_ns: int, **told: Any) -> None:
         self._processes.setdefault(pid, "worker")  # which is gone, and had no ticket
-        self._spans.append(_Span(pid, track, name, begun_ns, ended_ns, told))
+        self._spans.append(Span(kind, pid, track, name, begun_ns, ended_ns, told))
 
     def _add_delivery(self, track: str, row: Record, until_ns: int, is_last: bool) -> None:
         told, handed_over_ns = {name: row[name] for name in ("epoch", "batch", "count")}, row["ended_ns"]
-        what = "wait for" if row["waited_ns"] >= _WAITING_FROM_NS else "take"
+        what, kind = "wait for" if row["waited_ns"] >= _WAITING_FROM_NS else "take", SpanKind.WAIT
         if row["way"] == DeliveryKind.MADE_HERE:
-            what = "make"
+            what, kind = "make", SpanKind.MAKE
         waited = {**told, "wait_us": row["waited_ns"] // 1000}
-        self._add(self._pid, track, f"{what} {_batches(row)}", row["began_ns"], handed_over_ns, **waited)
+        self._add(kind, self._pid, track, f"{what} {_batches(row)}", row["began_ns"], handed_over_ns, **waited)
         step_or_steps = "step" if row["count"] == 1 else "steps"
         name = f"{step_or_steps}: {_batches(row)}{' (last of the epoch)' * is_last}"
         way = _WAYS.get(row["way"], "?")
-        self._add(self._pid, track, name, handed_over_ns, max(handed_over_ns, until_ns), **told, way=way)
+        until_ns = max(handed_over_ns, until_ns)
+        self._add(SpanKind.STEP, self._pid, track, name, handed_over_ns, until_ns, **told, way=way)
+
+    def spans(self, *kinds: SpanKind) -> list[Span]:
+        """Return all spans of some kinds, in no order."""
+        return [each for each in self._spans if each.kind in kinds]
 
     def trace(self, seconds: float | None) -> Trace:
         """Return the trace of the last so many seconds; None: of all that is known."""
-        now_ns = self._now_ns
+        now_ns = self.now_ns
         since_ns = 0 if seconds is None else now_ns - int(seconds * 1e9)
         spans = [each for each in self._spans if each.ended_ns >= since_ns]
         spans.sort(key=lambda each: (each.begun_ns, -each.ended_ns))
@@ -162,12 +194,12 @@ def _batches(record: Record) -> str:
     return f"batch {first}" if count == 1 else f"batches {first} to {first + count - 1}"
 
 
-def _on_tracks(spans: Iterable[_Span]) -> Iterator[tuple[tuple[int, str], _Span]]:
+def _on_tracks(spans: Iterable[Span]) -> Iterator[tuple[tuple[int, str], Span]]:
     """Yield spans, which are sorted by their beginnings, each with its process and track.
 
     Those that partly overlap are on numbered tracks: viewers nest what they show.
     """
-    lanes: dict[tuple[int, str], list[list[_Span]]] = {}  # of each what is open
+    lanes: dict[tuple[int, str], list[list[Span]]] = {}  # of each what is open
     for span in spans:
         of_track = lanes.setdefault((span.pid, span.track), [])
         place = next((place for place, is_open in enumerate(of_track) if _fits(span, is_open)), len(of_track))
@@ -177,14 +209,14 @@ def _on_tracks(spans: Iterable[_Span]) -> Iterator[tuple[tuple[int, str], _Span]
         yield (span.pid, f"{span.track} ({place + 1})" if place else span.track), span
 
 
-def _fits(span: _Span, is_open: list[_Span]) -> bool:
+def _fits(span: Span, is_open: list[Span]) -> bool:
     """Whether a span lies after or within the last of those that are open at its beginning; others are closed."""
     while is_open and is_open[-1].ended_ns <= span.begun_ns:
         is_open.pop()
     return not is_open or span.ended_ns <= is_open[-1].ended_ns
 
 
-def _event(span: _Span, track: int, since_ns: int) -> dict[str, Any]:
+def _event(span: Span, track: int, since_ns: int) -> dict[str, Any]:
     """Return what took time; of what began before only the rest."""
     begun_ns = max(span.begun_ns, since_ns)
     took_us = max(0, span.ended_ns - begun_ns) / 1000

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loaderpool.errors import ArgumentError, CacheError
+from loaderpool.errors import ArgumentError, CacheError, add_note
 from loaderpool.plan.generators import BATCH, SAMPLE, CapturedGenerators
 from loaderpool.plan.order import Ticket
 from loaderpool.sources.varying import varying
@@ -244,8 +244,7 @@ class Calls:
             for index in opened.indices[start:stop]:
                 items.append(get(index))
         except Exception as error:
-            if hasattr(error, "add_note"):  # from Python 3.11 on
-                error.add_note(f"while source[{index}] was read")
+            add_note(error, f"while source[{index}] was read")
             raise
         return batch_fn(items, rng=generator) if self._takes_rng else batch_fn(items)
 

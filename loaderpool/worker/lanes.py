@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import SourceError, brief
+from loaderpool.errors import SourceError, add_note, brief
 from loaderpool.plan.generators import LANE, CapturedGenerators
 from loaderpool.plan.order import Plan, Ticket, first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
@@ -337,6 +337,10 @@ class Lane:
                         if wanted == 1 and progress.counts_generated:  # of a block none is known by itself
                             progress.note_call(started, ended, position)
                     yield from enumerate(block, position)
+            except Exception as error:
+                if info.shard is not None:
+                    add_note(error, f"while shard {brief(info.shard)} was read")
+                raise
             finally:
                 if (close := getattr(items, "close", None)) is not None:
                     close()

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from loaderpool.element.own_classes import own_classes
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
-from loaderpool.element.structure import convert_leaf
-from loaderpool.errors import SourceError
+from loaderpool.element.structure import Structure, convert_leaf
+from loaderpool.errors import SourceError, SpecMismatchError
 from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
@@ -63,6 +63,8 @@ def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
         except WorkFailed as error:
             first_error = first_error or error
         else:
+            if _may_be_shorter(work, found.rows) and _has_tuple_of(found.spec.structure, found.rows):
+                _refuse_elements_for_items(work, epoch, positions, found.spec.structure)
             return _look_at_more(work, epoch, found, positions[start + 1 :])
     if first_error is not None:
         raise first_error
@@ -131,12 +133,52 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
         result = calls.watched(calls.unit, opened, 0, len(indices))
         elapsed = clock.monotonic_ns() - started
         spec = sample_spec(result, work.given_spec, calls.origin)
+        leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
+        kept = [_kept(leaf, path) for leaf, path in leaves]
     except progress.catches as error:
         raise progress.failed(error, epoch, indices, int(positions[0])) from None
-    leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
-    kept = [_kept(leaf, path) for leaf, path in leaves]
     calls.kept[indices[0]] = spec.structure.unflatten(kept)
     return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result))
+
+
+def _may_be_shorter(work: Work, rows: int) -> bool:
+    """Return whether batch_fn made this batch, and will get fewer items for another one."""
+    plan = work.plan
+    if work.unit != "batch" or work.config.drop_remainder or rows < 2:
+        return False
+    return plan.is_open or plan.rows_vary or plan.lanes > 0 or plan.last_rows < rows
+
+
+def _has_tuple_of(structure: Structure, count: int) -> bool:
+    is_one = structure.kind == "tuple" and len(structure.children) == count
+    return is_one or any(_has_tuple_of(child, count) for child in structure.children)
+
+
+def _refuse_elements_for_items(work: Work, epoch: int, positions: npt.NDArray[np.int64], structure: Structure) -> None:
+    """Raise WorkFailed if a returned tuple has one element for each item, so a shorter batch would not fit.
+
+    A pair of arrays has two elements, too, in a batch of two. A call with one item less tells them apart. This is no
+    error of some items, so none is skipped.
+    """
+    calls, rows, indices = work.calls, len(positions), work.plan.indices(epoch, positions)
+    kept = calls.kept.pop(indices[0], None)
+    try:
+        opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader(epoch))
+        fewer = Structure.of(calls.watched(calls.unit, opened, 0, rows - 1))
+    except work.progress.catches:  # it fails again in its turn, if it matters
+        return
+    finally:
+        calls.kept[indices[0]] = kept
+    if fewer == structure or not _has_tuple_of(fewer, rows - 1):
+        return
+    error = SpecMismatchError(
+        f"batch_fn returned a tuple of {rows} for {rows} items, and a tuple of {rows - 1} for {rows - 1} of them. "
+        "All batches must have one structure, and the last batch may be shorter. Choose one:\n"
+        "    drop_remainder=True: leave out the shorter batch\n"
+        "    batch_fn: return arrays with a batch axis (np.stack; pad what varies)\n"
+        "    batch_size=None, no batch_fn: load single samples, and collate them in the training loop"
+    )
+    raise work.progress.failed(error, epoch, indices, int(positions[0]))
 
 
 def _classes_of(result: Any) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.element.spec import ArraySpec, Origin, fill_value, mismatch
+from loaderpool.element.spec import ArraySpec, Origin, code_to_allow, fill_value, mismatch, padding_of
 from loaderpool.element.structure import can_write, convert_leaf
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
@@ -37,11 +37,12 @@ class Converter:
     Args:
         form: of the batches. Whole batches may have axes of any length under an inferred spec.
         is_given: the user gave the spec, so a `same_kind` cast is wanted; an inferred one allows no cast of arrays.
-        is_ragged: `ragged` is set, for what an error advises.
+        pad, is_ragged: as in `LoaderConfig`, for what an error advises.
     """
 
-    def __init__(self, form: BatchForm, is_given: bool, is_ragged: bool = False) -> None:
+    def __init__(self, form: BatchForm, is_given: bool, pad: Any = False, is_ragged: bool = False) -> None:
         self._is_given = is_given
+        self._spec = form.spec
         self._flatten = form.spec.structure.flatten
         self.paths = form.spec.structure.paths
         # What is done with each result of a block as soon as it is there: a dict may be filled again for the next.
@@ -50,7 +51,7 @@ class Converter:
         self.expected = tuple(ArraySpec(c.shape[drop:], c.dtype, c.text) for c in form.spec.components)
         first = self.expected[0]
         self._plain = None if first.text is not None else (first.dtype, first.shape)  # of an array that needs no look
-        self._origins = tuple(_origins(form, is_given, is_ragged))
+        self._origins = tuple(_origins(form, is_given, pad, is_ragged))
         if form.unit != "sample" and not is_given:
             self.expected = tuple(ArraySpec((None,) * len(c.shape), c.dtype, c.text) for c in form.spec.components)
 
@@ -96,7 +97,9 @@ class Converter:
 
     def _mismatch(self, component: int, index: int, array: npt.NDArray[Any]) -> SpecMismatchError:
         expected, path, origin = self.expected[component], self.paths[component], self._origins[component]
-        return mismatch(path, index, expected, array.shape, array.dtype, origin)
+        whole = self._spec.components[component].shape
+        cure = code_to_allow(self._spec, component, (*whole[: len(whole) - len(expected.shape)], *array.shape))
+        return mismatch(path, index, expected, array.shape, array.dtype, origin, cure)
 
     # ---- rows of a fixed slot ----
 
@@ -162,17 +165,20 @@ def _join(array: npt.NDArray[Any], row: int, column: Sequence[npt.NDArray[Any]])
     return True
 
 
-def _origins(form: BatchForm, is_given: bool, is_ragged: bool) -> Iterator[Origin]:
+def _origins(form: BatchForm, is_given: bool, pad: Any, is_ragged: bool) -> Iterator[Origin]:
     """Return for each component where its expected shape comes from."""
-    for number, component in enumerate(form.spec.components):
-        if form.unit != "sample":
+    whole = form.unit != "sample"
+    padding = padding_of(False if whole else pad, form.spec.structure)
+    for component, padded_with in zip(form.spec.components, padding, strict=True):
+        is_padded = padded_with is not False
+        if whole:
             yield "spec"
         elif component.ragged or (is_ragged and not is_given):
             yield "ragged"
         elif is_given:
-            yield "spec" if form.padding_at(number) is False else "length"
+            yield "length" if is_padded else "given"
         else:
-            yield "spec" if form.padding else "rows"
+            yield "spec" if is_padded else "rows"
 
 
 def _fits(actual: tuple[int, ...], expected: tuple[int | None, ...], may_be_shorter: bool) -> bool:

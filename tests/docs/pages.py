@@ -13,9 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import re
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = r"^<!-- (?P<mark>no-run|file|run)(?:: (?P<argument>.+?))? -->\n+"
@@ -36,6 +41,22 @@ class Block:
     code: str
     name: str = ""  # of the file to be written
     expected: str | None = None  # what it prints or raises; None: nothing is promised, but it must not raise
+
+
+# Libraries that the oldest Python of the project does not have: its CI goes without them.
+_FROM_PYTHON = {"zarr": (3, 11)}
+
+
+def skip_without(modules: Iterable[str]) -> None:
+    """Skip a test if one of the modules is not installed. In CI, fail: nothing else would show it."""
+    missing = sorted(name for name in modules if importlib.util.find_spec(name) is None)
+    if not missing:
+        return
+    text = f"not installed: {', '.join(missing)}: pip install -r docs/examples/requirements.txt"
+    expected = [name for name in missing if sys.version_info >= _FROM_PYTHON.get(name, (3, 0))]
+    if expected and os.environ.get("CI"):
+        pytest.fail(text)
+    pytest.skip(text)
 
 
 def all_pages() -> list[Path]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, skip_without
 from tests.support.child import run_child
 from tests.support.ray_cluster import RayCluster
 
@@ -30,8 +29,7 @@ def test_the_script_runs(script: Path, tmp_path: Path) -> None:
     code = script.read_text(encoding="utf-8")
     modules = set(_IMPORT.findall(code))
     needed = modules | {"tensorflow"} if "keras" in modules else modules
-    if missing := sorted(name for name in needed if importlib.util.find_spec(name) is None):
-        pytest.skip(f"not installed: {', '.join(missing)}")
+    skip_without(needed)
     environment, imported = dict(_ENVIRONMENT), "tensorflow" if "tensorflow" in needed else None
     with contextlib.ExitStack() as stack:
         if "ray" in modules:  # with its own cluster, because it would find one that another test ends

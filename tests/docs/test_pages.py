@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, all_pages, name_of, needs_tensorflow, read_blocks
+from tests.docs.pages import ROOT, all_pages, name_of, needs_tensorflow, read_blocks, skip_without
 from tests.support.child import run_child
 
 _BLOCKS = {page: read_blocks(page) for page in all_pages()}
 _RUNNABLE = [page for page, blocks in _BLOCKS.items() if blocks]
 _TIMEOUT_S = 100.0
 # Named, and not every module that a page imports: one that is misspelled, or missing for another reason, must fail.
-_OPTIONAL = re.compile(r"^(?:import|from) (accelerate|lightning|orbax)\b", re.MULTILINE)
+_OPTIONAL = re.compile(
+    r"^(?:import|from) (accelerate|laspy|lightning|netCDF4|nibabel|orbax|plyfile|pydicom|xarray|zarr)\b", re.MULTILINE
+)
 
 
 def _is_quick(page: Path) -> bool:
@@ -59,9 +61,7 @@ def _outcomes(pages: tuple[Path, ...]) -> tuple[dict[str, list[str]], str]:
 def test_every_block_of_the_page_runs(page: Path) -> None:
     if needs_tensorflow(_BLOCKS[page]) and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'")
-    modules = {name for block in _BLOCKS[page] for name in _OPTIONAL.findall(block.code)}
-    if missing := sorted(name for name in modules if importlib.util.find_spec(name) is None):
-        pytest.skip(f"not installed: {', '.join(missing)}: pip install -r docs/examples/requirements.txt")
+    skip_without({name for block in _BLOCKS[page] for name in _OPTIONAL.findall(block.code)})
     problems, output = _outcomes(_together(page))
     assert str(page) in problems, f"the page was not reached:\n{output}"
     assert not problems[str(page)], "\n".join(problems[str(page)])

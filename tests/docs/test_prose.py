@@ -53,7 +53,7 @@ def _messages_of(module: Path) -> Iterator[str]:
         if id(node) not in skipped and isinstance(node, ast.Constant | ast.JoinedStr):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "`x`" for part in parts)
-            if len(text.split()) >= 4 and not text.startswith(("<!DOCTYPE", "import ")):
+            if len(text.split()) >= 4 and not text.startswith(("<", ".lp-", "import ")):  # or markup, code
                 yield text.replace("\n", "\n\n")
 
 

@@ -314,7 +314,7 @@ class TestOnDisk:
         cache = tmp_path / "c"
         with lp.Loader(range(10), make(2), workers=0, cache=cache) as loader:
             read(loader)
-            with pytest.raises(lp.CacheError, match=r"function \(then .*make.*, now .*Delete the directory"):
+            with pytest.raises(lp.CacheError, match=r"'factor' of .*make.* \(then 2, now 3\)\..*Delete the directory"):
                 lp.Loader(range(10), make(3), workers=0, cache=cache)
             with pytest.raises(lp.CacheError, match=r"function \(then"):
                 loader.replace(fn=lambda item: item - 2)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import random
+import tarfile
 import threading
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,3 +165,138 @@ def test_a_field_without_a_default_has_none_in_a_worker_either() -> None:
 
     with lp.Loader(range(3), has_none, batch_size=3, workers=1) as loader:
         assert next(iter(loader)).all()
+
+
+class Table:
+    """Holds a large list, and may be any kind of source or function."""
+
+    shape = (8,)
+    dtype = np.dtype(np.float32)
+    num_batches = 4
+
+    def __init__(self, lock: Any = None) -> None:
+        self.lock = lock
+        self.rows = list(range(250_000)) if lock is None else []
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((2, 3), np.float32)
+
+    def load(self, index: int) -> int:
+        return self.rows[index]
+
+    def __call__(self, index: int) -> int:
+        return self.rows[index]
+
+
+WRAPPED: dict[str, tuple[Callable[[Any], lp.Loader], str]] = {
+    "object": (lambda table: lp.Loader([table][0], batch_size=2, workers=1), "source"),
+    "column": (lambda table: lp.Loader({"x": table, "y": [0] * 8}, batch_size=2, workers=1), "source → column ['x']"),
+    "inner column": (
+        lambda table: lp.Loader({"x": {"u": table}, "y": [0] * 8}, batch_size=2, workers=1),
+        "source → column ['x']['u']",
+    ),
+    "tuple": (lambda table: lp.Loader((np.zeros(8), table), batch_size=2, workers=1), "source → column [1]"),
+    "sequence": (lambda table: lp.Loader.from_sequence(table, workers=1), "source"),
+    "mix": (lambda table: lp.Loader(lp.mix([[1, 2], table]), batch_size=2, workers=1), "source → source [1]"),
+    "zip": (
+        lambda table: lp.Loader(lp.zip_sources(range(8), table), batch_size=2, workers=1),
+        "source → source [1]",
+    ),
+    "named zip": (
+        lambda table: lp.Loader(lp.zip_sources({"a": range(8), "b": table}), batch_size=2, workers=1),
+        "source → source ['b']",
+    ),
+    "mix of zips": (
+        lambda table: lp.Loader(lp.mix([lp.zip_sources(range(8), table)]), batch_size=2, workers=1),
+        "source → source [0] → source [1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_paths_name_no_wrapper_of_ours(kind: str) -> None:
+    make, path = WRAPPED[kind]
+    with pytest.raises(lp.UnpicklableError) as caught:
+        make(Table(threading.Lock()))
+    assert f"workers: {path} → attribute .lock of Table, of type _thread.lock. " in str(caught.value)
+    with pytest.warns(lp.LargeDataWarning) as warned:
+        make(Table()).close()
+    assert [str(each.message).partition(" is a list of ")[0] for each in warned] == [
+        f"{path} → attribute .rows of Table"
+    ]
+
+
+def test_a_stream_of_files_is_named_by_its_arguments() -> None:
+    lock = threading.Lock()
+    stream = lp.interleave(["a", "b"], lambda file: [int(lock.locked())] * 4)
+    with lp.Loader(stream, lambda item: item, batch_size=4, workers=1) as loader:
+        assert len(read(loader)) == 2
+        (note,) = (each for each in loader.statistics().notes if "lock" in each)
+    assert "source → open_fn → closure variable 'lock' of function " in note
+
+
+class Labelled(lp.TarSamples):
+    """An archive with an object of the user's."""
+
+
+def test_a_compressed_file_is_named_as_the_source(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        for number in range(4):
+            archive.addfile(tarfile.TarInfo(f"{number}.txt"))
+    source = Labelled([tmp_path / "a.tar.gz"])
+    source.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(lp.UnpicklableError, match=r"workers: source → attribute \.lock of Labelled, of type _thread"):
+        lp.Loader(source, lambda item: 1, batch_size=2, workers=1)
+
+
+def line_of(make: Callable[[], lp.Loader]) -> str:
+    with pytest.warns(lp.LargeDataWarning) as warned:
+        make().close()
+    (warning,) = warned
+    return str(warning.message).partition("To share one copy: ")[2]
+
+
+MADE_BY_NOBODY = "obj.rows = lp.share(obj.rows), where obj is "
+
+
+@pytest.mark.parametrize("name", ["method", "callable", "partial", "partial of a method", "keyword"])
+def test_the_line_names_the_object_that_has_a_variable(name: str) -> None:
+    table = Table()
+    functions: dict[str, Any] = {
+        "method": table.load,
+        "callable": table,
+        "partial": functools.partial(lambda index, data: data.rows[index], data=table),
+        "partial of a method": functools.partial(table.load),
+        "keyword": functools.partial(lambda data, index: data.rows[index], table),
+    }
+    make = functools.partial(lp.Loader, range(8), functions[name], batch_size=4, workers=1)
+    assert line_of(make) == "table.rows = lp.share(table.rows)"
+    table.rows = lp.share(table.rows)  # type: ignore[assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make().close()
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Table().load, f"{MADE_BY_NOBODY}the object of the method Table.load"),
+        (lambda: Table(), f"{MADE_BY_NOBODY}the object that you pass as fn"),
+        (lambda: functools.partial(Table.load, Table()), f"{MADE_BY_NOBODY}argument 0 of the partial"),
+        (
+            lambda: functools.partial(lambda index, data: data["x"][index], data={"x": list(range(250_000))}),
+            "obj['x'] = lp.share(obj['x']), where obj is argument 'data' of the partial",
+        ),
+        (
+            lambda: functools.partial(lambda data, index: data[index], list(range(250_000))),
+            "pass lp.share(...) of it instead",
+        ),
+        (lambda: dict(enumerate(range(250_000))).get, "pass lp.share(...) of it instead"),
+    ],
+    ids=["method", "callable", "partial", "item", "list", "dict"],
+)
+def test_the_line_says_which_object_has_no_variable(make: Callable[[], Any], line: str) -> None:
+    assert line_of(lambda: lp.Loader(range(8), make(), batch_size=4, workers=1)) == line

@@ -17,6 +17,7 @@ import pytest
 
 import loaderpool as lp
 from tests.support.child import run_child
+from tests.support.libraries import make_library
 
 ITEMS = 64
 
@@ -501,6 +502,43 @@ USES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("use", USES)
 def test_generators_of_packages_are_seeded(package: Any, use: str) -> None:
     arguments = USES[use](package)
+    none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), 2) for n in (0, 1, 3))
+    assert none == one == three
+    assert len({*none[0], *none[1]}) == 2 * ITEMS
+
+
+LIBRARY = """
+    import numpy as np
+
+
+    class Randomizable:
+        R = np.random.RandomState()
+
+
+    class Noise(Randomizable):
+        def __call__(self, index):
+            return self.R.random_sample()
+"""
+
+
+def of_an_instance(library: Any) -> tuple[Any, ...]:
+    return range(ITEMS), library.Noise()
+
+
+def of_a_subclass(library: Any) -> tuple[Any, ...]:
+    class Own(library.Randomizable):  # type: ignore[misc, name-defined]
+        def __len__(self) -> int:
+            return ITEMS
+
+        def __getitem__(self, index: int) -> float:
+            return float(self.R.random_sample())
+
+    return (Own(),)
+
+
+@pytest.mark.parametrize("make", [of_an_instance, of_a_subclass])
+def test_generators_of_library_classes_are_seeded(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = make(make_library(tmp_path, monkeypatch, LIBRARY))
     none, one, three = (drawn(lp.Loader(*arguments, batch_size=8, workers=n), 2) for n in (0, 1, 3))
     assert none == one == three
     assert len({*none[0], *none[1]}) == 2 * ITEMS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -163,6 +164,8 @@ def test_errors_say_which_generator_and_which_item(on: Place, workers: int, on_e
             with pytest.raises(error, match=told) as raised:
                 read(loader)
             assert "replay" not in str(raised.value)
+            if sys.version_info >= (3, 11):
+                assert f"while shard {shards[-1]!r} was read" in str(raised.value)
 
     def fn(item: int) -> Any:
         return item if item < 3 else "three"

@@ -80,6 +80,17 @@ def test_the_lines_that_compute_are_found_in_every_process(folder: Path) -> None
     rows = [row for row in (folder / "p.txt").read_text().splitlines() if "load (train.py" in row]
     makers = {re.findall(r"process (\d+):", row)[-1] for row in rows}  # the processes that make samples
     assert len(makers) == 2
+    assert all(re.match(r"process \d+: worker;load \(train\.py:\d+\)", row) for row in rows)
+
+
+@pytest.mark.slow
+def test_the_flame_graph_begins_with_the_users_function(folder: Path) -> None:
+    profile("train:make", "--seconds", "1", "-o", "p.svg", cwd=folder).check()
+    frames = re.findall(r"<title>([^<]*) \([\d,]+ samples.*? y=\"(\d+)\"", (folder / "p.svg").read_text())
+    top = min(int(y) for _, y in frames)
+    level_of = {name.partition(":")[0]: (int(y) - top) // 16 for name, y in frames}
+    assert level_of["all"] == 0
+    assert next(level for name, level in level_of.items() if name.startswith("load (train.py")) == 2
 
 
 @pytest.mark.slow

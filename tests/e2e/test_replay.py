@@ -180,6 +180,61 @@ def command(tmp_path: Path) -> Callable[..., ChildResult]:
     return run
 
 
+TRAINS = """
+{imports}
+import numpy as np
+import loaderpool as lp
+
+
+def load(i):
+    if i == 37:
+        raise ValueError(f"bad sample {{i}}")
+    return np.full(4, i, np.float32), np.float32(i)
+
+
+loader = lp.Loader(range(64), load, batch_size=8, workers=2)
+{training}
+print("trained")
+"""
+KERAS = """
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(loss="mse")
+model.fit(loader.{batches}(), epochs=2, verbose=0)
+"""
+TORCH = """
+model = torch.nn.Linear(4, 1)
+for x, y in loader.as_torch():
+    model(x).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "training", "line"),
+    [
+        ("", "for batch in loader: pass", "for batch in loader: pass"),
+        pytest.param("torch", TORCH, "for x, y in loader.as_torch():", marks=pytest.mark.slow),
+        pytest.param("keras", KERAS.format(batches="for_keras"), "model.fit(loader.for_keras(", marks=pytest.mark.slow),
+        pytest.param("keras", KERAS.format(batches="as_dataset"), "model.fit(loader.as_data", marks=pytest.mark.slow),
+    ],
+    ids=["plain", "torch", "keras", "tf.data"],
+)
+def test_a_script_that_trains_shows_only_the_samples_error(
+    tmp_path: Path, framework: str, training: str, line: str
+) -> None:
+    if framework:
+        pytest.importorskip(framework)
+    imports = f"import {framework}" if framework else ""
+    (tmp_path / "trains.py").write_text(TRAINS.format(imports=imports, training=training))
+    result = run_command("replay", "trains:loader", "--index", "37", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stdout.startswith("Replaying source index 37 of trains:loader") and "trained" not in result.stdout
+    note, _, error = result.stderr.partition("Traceback")
+    assert "Note: importing trains iterates a loader. Put the code that trains under" in note and line in note
+    assert "ValueError: bad sample 37\n" in error
+    frames = [each for each in result.stderr.splitlines() if each.startswith('  File "')]
+    assert len(frames) == 2 and all("trains.py" in frame for frame in frames)
+
+
 def test_what_came_is_shown(command: Callable[..., ChildResult]) -> None:
     result = command("replay", "jobs:make", "--index", "7").check()
     text = result.stdout

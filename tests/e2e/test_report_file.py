@@ -51,7 +51,9 @@ def test_a_loader_that_runs_tells_what_it_has_seen(tmp_path: Path, monkeypatch: 
     assert running["statistics"]["calls"]["timed"] > 5
     assert running["statistics"]["batches"] == told.batches
     assert running["explanation"]["verdict"] == loader.explain(None).verdict.name
+    assert all(f">worker {number}</text>" in path.read_text("utf-8") for number in range(2))
     loader.report(path)
+    assert "Call report() before close()" in path.read_text("utf-8")
     closed = inside(path)
     assert closed["statistics"]["steps"]["count"] == told.steps.count
 
@@ -76,6 +78,7 @@ def test_a_loader_that_has_done_nothing_has_a_report(tmp_path: Path, workers: in
         loader.report(tmp_path / "before.html")
     loader.report(tmp_path / "behind.html")
     assert inside(tmp_path / "before.html")["explanation"]["headline"].startswith("WARM-UP")
+    assert "Nothing has been recorded yet" in (tmp_path / "before.html").read_text("utf-8")
     assert inside(tmp_path / "behind.html")["statistics"]["batches"] == 0
 
 

@@ -1,4 +1,4 @@
-"""A `batch_fn` whose tuples have a part for each sample: it needs full batches, and is told so at a shorter one."""
+"""A `batch_fn` whose tuples have one element per item needs full batches: the first batch is refused otherwise."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def over_samples(items: list[Any]) -> Any:
     return tuple(zip(*items, strict=True))
 
 
+def as_dict(items: list[Any]) -> Any:
+    images, targets = zip(*items, strict=True)
+    return {"labels": np.array([target["label"] for target in targets]), "images": images}
+
+
+def refusal_of(loader: lp.Loader) -> str:
+    """The error of an iteration before its first batch."""
+    with loader, pytest.raises((SampleError, SpecMismatchError)) as raised:
+        next(iter(loader))
+    return str(raised.value)
+
+
 def stream() -> Iterator[Any]:
     yield from (Scenes(10)[index] for index in range(10))
 
@@ -54,18 +66,54 @@ def test_they_work_where_each_batch_is_full(settings: dict[str, Any], workers: i
         lambda **settings: lp.Loader(Scenes(10), **settings),
         lambda **settings: lp.Loader(stream(), **settings),
         lambda **settings: lp.Loader.from_generator(stream, **settings),
+        lambda **settings: lp.Loader(Scenes(10), **{**settings, "batch_fn": tuple}),
+        lambda **settings: lp.Loader(Scenes(10), **{**settings, "batch_fn": as_dict}),
+        lambda **settings: lp.Loader(Scenes(10), on_error="skip", **settings),
     ],
-    ids=["source", "stream", "generator"],
+    ids=["source", "stream", "generator", "tuple", "dict", "skip"],
 )
-def test_a_shorter_last_batch_is_refused_with_the_cure(make: Callable[..., lp.Loader], workers: int) -> None:
-    seen: list[int] = []
-    settings = {"batch_fn": over_samples, "batch_size": 4, "workers": min(workers, 1)}
-    with make(**settings) as loader, pytest.raises((SampleError, SpecMismatchError)) as raised:
-        for _, targets in loader:
-            seen += [target["label"].tolist() for target in targets]
-    assert seen == list(range(8))
-    for part in ("expected (*, *, *, *), got (", "2 of 4 items. Set drop_remainder=True to drop it"):
-        assert part in str(raised.value)
+def test_the_first_batch_is_refused_where_a_shorter_one_will_come(make: Callable[..., lp.Loader], workers: int) -> None:
+    message = refusal_of(make(batch_fn=over_samples, batch_size=4, workers=min(workers, 1)))
+    for part in ("a tuple of 4", "a tuple of 3", "drop_remainder=True", "batch axis", "batch_size=None"):
+        assert part in message
+
+
+@WORKERS
+def test_pairs_are_no_tuples_over_two_samples(workers: int) -> None:
+    loader = lp.Loader(Scenes(11), batch_fn=over_samples, batch_size=2, workers=workers)
+    assert "drop_remainder=True" in refusal_of(loader)
+
+    def pair(items: list[int]) -> Any:
+        return np.array(items), np.array(items) * 10
+
+    def two_numbers(items: list[int]) -> Any:  # no batch axis at all
+        return sum(items), len(items)
+
+    for batch_fn, last in ((pair, [[10], [100]]), (two_numbers, [10, 1])):
+        with lp.Loader(range(11), batch_fn=batch_fn, batch_size=2, workers=workers) as loader:
+            batches = [tuple(np.asarray(part).tolist() for part in batch) for batch in loader]
+        assert len(batches) == 6
+        assert list(batches[-1]) == last
+
+
+@WORKERS
+def test_the_call_with_fewer_items_changes_no_batch(workers: int) -> None:
+    """It draws random numbers, and fills the buffers that the first batch is returned in."""
+    buffers = np.zeros((2, 2))
+
+    def noisy(items: list[int], rng: np.random.Generator) -> Any:
+        full, half = buffers[:, : len(items)]
+        full[:], half[:] = np.array(items) + rng.random(len(items)), np.random.rand(len(items))
+        return full, half
+
+    def one_array(items: list[int], rng: np.random.Generator) -> Any:
+        return np.stack([np.array(items) + rng.random(len(items)), np.random.rand(len(items))], axis=1)
+
+    def batches(batch_fn: Callable[..., Any]) -> list[Any]:
+        with lp.Loader(range(11), batch_fn=batch_fn, batch_size=2, seed=3, workers=workers) as loader:
+            return [np.array(batch).tolist() for batch in loader]
+
+    assert [np.stack(pair, axis=1).tolist() for pair in batches(noisy)] == batches(one_array)
 
 
 @WORKERS

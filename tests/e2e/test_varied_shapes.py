@@ -162,15 +162,64 @@ def later(axis: int) -> Any:
         ({"ragged": True}, 0, r"component \['y'\] of source index 41: expected float32\[10\]"),
     ],
 )
-def test_an_axis_that_varies_later_is_named_and_an_element_spec_allows_it(
+def test_an_axis_that_varies_later_is_named_with_a_line_to_paste(
     on: Place, workers: int, how: dict[str, Any], axis: int, says: str
 ) -> None:
     loader = lp.Loader(range(SIZE), later(axis), batch_size=8, **how, **on(workers))
-    with loader, pytest.raises(lp.SpecMismatchError, match=rf"{says}.*pass an element_spec with None"):
+    with loader, pytest.raises(lp.SpecMismatchError, match=f"{says}.*To allow it, pass element_spec=") as caught:
         list(loader)
-    x = lp.ArraySpec((None, None, None if "pad" in how else 4), "f4")
-    spec = {"x": x, "y": lp.ArraySpec((None, None), "f4")}
+    spec = pasted(caught.value)
+    assert shapes_of(spec) == {"x": (None, None, None if axis else 4), "y": (None, 10 if axis else None)}
     with lp.Loader(range(SIZE), later(axis), batch_size=8, element_spec=spec, **how, **on(workers)) as loader:
+        assert len(list(loader)) == len(loader)
+
+
+def pasted(error: BaseException) -> Any:
+    """The element_spec that a message ends with, as Python."""
+    return eval(str(error).rpartition("element_spec=")[2], {"lp": lp})
+
+
+Pair = collections.namedtuple("Pair", ["text", "more"])  # noqa: PYI024
+
+
+def nested_of(index: int) -> Any:
+    text = np.array(["a"] * (2 if index < 41 else 3))
+    return Pair(text, ((np.zeros((index % 5, 2)),),))
+
+
+def test_the_line_to_paste_is_of_the_whole_structure(on: Place) -> None:
+    how: dict[str, Any] = {"batch_size": 8, "pad": True, "drop_remainder": True, **on(0)}
+    with (
+        lp.Loader(range(SIZE), nested_of, **how) as loader,
+        pytest.raises(lp.SpecMismatchError, match=r"text'?\]? of source index 41") as caught,
+    ):
+        list(loader)
+    code = str(caught.value).rpartition("element_spec=")[2]
+    more = "((lp.ArraySpec((8, None, 2), 'float64'),),)"
+    assert code == f"Pair(text=lp.ArraySpec((8, None), 'str'), more={more})"
+    spec = eval(code, {"lp": lp, "Pair": Pair})
+    with lp.Loader(range(SIZE), nested_of, element_spec=spec, **how) as loader:
+        assert len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize("how", [{}, {"pad": True}, {"batch_size": None}])
+def test_a_fixed_length_of_the_users_spec_has_a_line_too(on: Place, how: dict[str, Any]) -> None:
+    """Of samples that are not padded, of those padded to a length, and of whole elements."""
+    batch = () if "batch_size" in how else (None,)
+    given = lp.ArraySpec((*batch, 9, 4), "f4")
+    how = {"batch_size": 8, **how, **on(0)}
+    numbers = range(4, SIZE)
+    with (
+        lp.Loader(numbers, lambda index: sequence(index)[0], element_spec=given, **how) as loader,
+        pytest.raises(lp.SpecMismatchError, match="element_spec=") as caught,
+    ):
+        list(loader)
+    spec = pasted(caught.value)
+    assert spec.shape == (*batch, None, 4)
+    if "pad" not in how and batch:
+        assert "also set pad=True or ragged=True, and pass element_spec" in str(caught.value)
+        how["pad"] = True
+    with lp.Loader(numbers, lambda index: sequence(index)[0], element_spec=spec, **how) as loader:
         assert len(list(loader)) == len(loader)
 
 
@@ -182,7 +231,7 @@ def test_a_component_that_pad_says_false_for_must_not_vary(on: Place, workers: i
         assert len(list(loader)) == 5
     with (
         lp.Loader(range(SIZE), later(0), **how, **on(workers)) as loader,
-        pytest.raises(lp.SpecMismatchError, match=r"\['y'\] of source index 41.*must not vary in axis 0"),
+        pytest.raises(lp.SpecMismatchError, match=r"\['y'\] of source index 41.*differ in axis 0(?s:.*)pad=True"),
     ):
         list(loader)
 
@@ -210,7 +259,7 @@ def test_a_number_in_the_spec_is_the_length_that_is_padded_to(on: Place, workers
 def test_a_sample_that_is_longer_is_named(on: Place, workers: int) -> None:
     says = (
         r"component \[0\] of source index 5: expected float32\[9, 4\], got float32\[10, 4\]\. Batches are padded to .*"
-        r"for axis 0 of a sample\. Set a larger one, or None"
+        r"for axis 0 of a sample\. Set a larger one\. To pad to the longest sample .*, pass element_spec="
     )
     loader = lp.Loader(range(SIZE), sequence, batch_size=8, pad=True, element_spec=fixed(9), **on(workers))
     with loader, pytest.raises(lp.SpecMismatchError, match=says):

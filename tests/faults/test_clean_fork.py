@@ -121,7 +121,8 @@ def test_a_module_that_starts_a_thread_on_import_is_not_forked(make: Make) -> No
     with lp.Loader(range(40), module.fn, workers=0, **settings) as loader:
         expected = read(loader, passes=2)
     with lp.Loader(range(40), module.fn, workers=2, **settings) as loader:
-        with pytest.warns(lp.LoaderpoolWarning, match=r"of thread 'Thread-\d+ \(sleep\)' in the") as warned:
+        named = r"of thread 'Thread-\d+ \(sleep\)' \(from importing 'cf_thread'\) in the"
+        with pytest.warns(lp.LoaderpoolWarning, match=named) as warned:
             batches = read(loader)
         assert_same(batches + read(loader), expected)  # it warns once: a second one would be an error here
         statistics = loader.statistics()
@@ -133,12 +134,22 @@ def test_a_module_that_starts_a_thread_on_import_is_not_forked(make: Make) -> No
 
 
 def test_of_many_threads_the_first_are_named(make: Make) -> None:
-    modules = [make(cf_inner=THREAD, **{f"cf_{n}": both("import cf_inner", THREAD, IDENTITY)}) for n in range(5)]
+    modules = [make(cf_inner=THREAD, **{f"cf_{n}": both(THREAD, "import cf_inner", IDENTITY)}) for n in range(5)]
     functions = [module.fn for module in modules]
     loader = lp.Loader(range(8), lambda item: [fn(item) for fn in functions], batch_size=4, workers=1)
-    message = r"of thread '.*', thread '.*', thread '.*' and 3 more in the supervisor"
+    named = r"thread '[^']*' \(from importing 'cf_\w+'\)"
+    message = f"of {named}, {named}, {named} and 3 more in the supervisor"
     with loader, pytest.warns(lp.LoaderpoolWarning, match=message):
         assert len(list(loader)) == 2
+
+
+def test_each_thread_has_the_name_of_the_module_that_started_it(make: Make) -> None:
+    """Before and after an import inside of it, too."""
+    module = make(cf_inner=THREAD, cf_outer=both(THREAD, "import cf_inner", THREAD, IDENTITY))
+    with pytest.warns(lp.LoaderpoolWarning, match="started without fork") as warned:
+        assert start_of(module) == "exec"
+    text = str(warned[0].message)
+    assert [text.count(f"(from importing {name!r})") for name in ("cf_inner", "cf_outer")] == [1, 2]
 
 
 STARTED = {

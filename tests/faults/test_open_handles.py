@@ -201,7 +201,9 @@ def test_a_file_that_cannot_be_opened_again_is_named_and_not_forked(make: Make, 
             return file.read(1)[0]
         """
     )
-    with pytest.warns(lp.LoaderpoolWarning, match=r"of the file \S+/secret, which cannot be opened a second time in"):
+    with pytest.warns(
+        lp.LoaderpoolWarning, match=r"of the file \S+/secret, which cannot be opened a second time \(from"
+    ):
         assert start_of(module) == "exec"
 
 
@@ -313,7 +315,7 @@ def test_a_handle_that_cannot_be_shared_is_named_and_not_forked(make: Make, plac
     if "HDF5" in named:
         pytest.importorskip("h5py", reason="h5py is not installed: pip install 'loaderpool[files]'")
     module = make(source_of(NOT_FORKED[named], places))
-    with pytest.warns(lp.LoaderpoolWarning, match=f"because of {named} in the supervisor"):
+    with pytest.warns(lp.LoaderpoolWarning, match=rf"because of {named} \(from importing '\w+'\) in the supervisor"):
         assert start_of(module) == "exec"
 
 

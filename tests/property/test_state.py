@@ -136,7 +136,7 @@ class Walk:
         events = {
             self.answer: 40, self.kill: self.kills, self.take: self.takes, self.give_back: 20, self.begin: 1.5,
             self.again: 0.5, self.end: 1, self.load: 0.3, self.resize: 0.5, self.unload: 0.05, self.stray: 0.5,
-            self.tick: 2,
+            self.tick: 2, self.pause: 0.5, self.state.resume: 0.5,
         }  # fmt: skip
         for _ in range(steps):
             self.random.choices([*events], [*events.values()])[0]()
@@ -276,6 +276,9 @@ class Walk:
 
     def resize(self) -> None:
         self.state.resize(self.random.randint(1, 5))
+
+    def pause(self) -> None:
+        self.state.pause(self.random.randint(1, 3))
 
     def stray(self) -> None:
         """An answer to no ticket, one to another worker's, and releases that crossed an end."""

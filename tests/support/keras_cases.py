@@ -532,6 +532,30 @@ def a_backup_ends_with_the_same_weights() -> None:
 
 
 @case
+def fit_warns_of_what_continues_the_model_alone() -> None:
+    def told(train: lp.Loader, epoch: int = 0, **settings: Any) -> list[str]:
+        made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        train.epoch = epoch
+        with warnings.catch_warnings(record=True) as found, loader(8, workers=0) as validation:
+            warnings.simplefilter("always")
+            made.fit(train.for_keras(), verbose=0, validation_data=validation.for_keras(), **settings)
+        assert train.epoch == epoch + settings["epochs"] - settings.get("initial_epoch", 0)
+        ours = [each for each in found if "for_keras" in str(each.message)]
+        assert all(each.filename == __file__ for each in ours), ours
+        return [str(each.message) for each in ours]
+
+    with loader(8, workers=0) as made:
+        (text,) = told(made, epochs=4, initial_epoch=2)
+        assert "initial_epoch=2" in text and "loader.epoch = 2" in text, text
+        with tempfile.TemporaryDirectory() as folder:
+            (text,) = told(made, epochs=1, callbacks=[keras.callbacks.BackupAndRestore(f"{folder}/backup")])
+        assert "BackupAndRestore" in text and "loaderpool.adapters.keras.BackupCallback" in text, text
+        assert told(made, epochs=4, epoch=2, initial_epoch=2) == []
+        assert told(made, epochs=1, callbacks=[keras.callbacks.History()]) == []
+
+
+@case
 def an_iterator_may_be_asked_for_its_iterator() -> None:
     """As Keras 3.7 does on JAX, for each batch that it fetches."""
     with loader() as made:

@@ -51,6 +51,7 @@ _USUALLY_LENT = 4
 # Of the steps: batches that are copied out now and then are no habit.
 _COPIED_OFTEN = 0.1
 _READ_IN_PARTS = "lp.Loader.from_generator(read_part, shards=parts)  # read_part(part) yields the items of one part"
+_SHARED = "Something that workers share is the limit (a disk, a network or a lock)"
 _IF_SERVED = "if the source can serve more calls at once, "
 
 
@@ -94,8 +95,9 @@ def find_verdict(seen: Window, waits_above: float = WAITS_ABOVE) -> Finding:
         return Finding(Verdict.WARM_UP, f"{counted(seen.steps, 'step')} so far, and {LEAST_STEPS} are needed")
     found = next(_when_fed(seen) if seen.wait_share < waits_above else _when_waiting(seen))
     expected_s = found.expected_step_s
-    if found.verdict is Verdict.COMPUTE_BOUND or expected_s is None or _is_worth_it(seen, expected_s):
-        return found  # fewer workers are advised for their memory
+    is_for_memory = found.verdict in (Verdict.COMPUTE_BOUND, Verdict.SOURCE_LIMIT)  # fewer workers are as fast
+    if is_for_memory or expected_s is None or _is_worth_it(seen, expected_s):
+        return found
     return Finding(found.verdict, found.why, expect=f"no known change makes steps {_GAINS:.2f} times as fast")
 
 
@@ -133,6 +135,7 @@ def _when_busy(seen: Window) -> Iterator[Finding]:
     yield from _memory_bandwidth(seen)
     if seen.has_full_cpus:
         yield Finding(Verdict.CPUS_FULL, f"{_what_cpus_did(seen)} {_what_workers_did(seen)}", *_cheaper(seen))
+    yield from _tried_limit(seen)
     if seen.slow_s - seen.queued_s >= _SLOW_CALLS_ARE * seen.busy_s:
         yield from _stragglers(seen)
     yield from _source_limit(seen)
@@ -194,6 +197,11 @@ def _with_workers(seen: Window, workers: int, expect: str) -> _Advice:
     if workers > seen.autotuned.most:
         return f"lp.Loader(..., workers=(1, {workers}))", expect
     return "", f'workers="auto" tries {counted(workers, "worker")} by itself: {expect}'
+
+
+def _fewer_workers(seen: Window, workers: int) -> _Advice:
+    expect = f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
+    return f"lp.Loader(..., workers={workers})", expect
 
 
 def _more_workers(seen: Window, verdict: Verdict, why: str, provided: str = "") -> Finding:
@@ -288,8 +296,7 @@ def _compute_bound(seen: Window) -> Finding:
     is_known = seen.cpu_s and not seen.autotuned.most  # which has taken back what is worth it
     if workers >= seen.workers or has_slow_calls or not is_known:
         return Finding(Verdict.COMPUTE_BOUND, why)
-    expect = f"the same step time, without the memory of {counted(seen.workers - workers, 'worker')}"
-    return Finding(Verdict.COMPUTE_BOUND, why, f"lp.Loader(..., workers={workers})", expect, seen.step_s)
+    return Finding(Verdict.COMPUTE_BOUND, why, *_fewer_workers(seen, workers), seen.step_s)
 
 
 def _start_up(seen: Window) -> Iterator[Finding]:
@@ -331,6 +338,24 @@ def _memory_bandwidth(seen: Window) -> Iterator[Finding]:
         yield Finding(Verdict.MEMORY_BANDWIDTH, why)
 
 
+def _tried_limit(seen: Window) -> Iterator[Finding]:
+    """Some of the workers were paused, and the others were as fast as all."""
+    if (tried := seen.limit) is None:
+        return
+    few = counted(tried.enough, "worker")
+    why = (
+        f"{seen.samples_per_s:,.3g} samples/s with {counted(seen.workers, 'worker')}. In a trial, {few} "
+        f"{'was' if tried.enough == 1 else 'were'} as fast as {tried.most}. {_SHARED}, so more workers or threads do "
+        "not help."
+    )
+    if (cached := _cached(seen)) is not None:
+        yield Finding(Verdict.SOURCE_LIMIT, why, *cached)
+    elif FEWER_BY * tried.enough <= seen.workers:
+        yield Finding(Verdict.SOURCE_LIMIT, why, *_fewer_workers(seen, tried.enough), seen.step_s)
+    else:
+        yield Finding(Verdict.SOURCE_LIMIT, why)
+
+
 def _source_limit(seen: Window) -> Iterator[Finding]:
     """Fewer workers were as fast, or more no faster, and CPUs are free: they wait for something that they share."""
     other = next((pace for pace in seen.slower_paces() if seen.pace.is_in_vain_beside(pace)), None)
@@ -343,8 +368,7 @@ def _source_limit(seen: Window) -> Iterator[Finding]:
         beside = f'{rate}, and no more with the {seen.autotuned.in_vain} that workers="auto" tried'
     else:
         return
-    shared = "Something that workers share is the limit (a disk, a network or a lock)"
-    why = f"{beside}, although CPUs are free. {shared}."
+    why = f"{beside}, although CPUs are free. {_SHARED}."
     yield Finding(Verdict.SOURCE_LIMIT, why, *(_cached(seen) or ()))
 
 
@@ -378,8 +402,7 @@ def _epoch_start(seen: Window) -> Finding:
 
 def _stream_reader(seen: Window) -> Finding:
     """One process reads what all workers make: if they read parts of it, reading is shared, too."""
-    share = seen.idle_s / (seen.busy_s + seen.idle_s)
-    why = f"Workers were idle {share:.0%} of the time, because the stream had no items ready. "
+    why = f"Workers were idle {1 - seen.busy_share:.0%} of the time, because the stream had no items ready. "
     why += f"Reading a batch takes up to {readable_s(seen.step_s)}."
     return Finding(Verdict.STREAM_READER, why, _READ_IN_PARTS, "workers read parts of it at the same time")
 

@@ -35,6 +35,8 @@ FEWER_BY = 1.2
 _LEAST_READY_STEPS = 5
 # Workers that are given back leave so much of what is needed, or the waiting would come back with the next slow sample.
 _SPARE = 1.15
+# A rate that differs by more is that of another training, or of a source that has changed.
+_SAME_RATE = 0.25
 # Of the rate that feeds the step, so much is enough: what is missing is well below `WAITS_ABOVE`, and noise in times
 # does not add a worker.
 _FEEDS = 0.98
@@ -70,6 +72,27 @@ class Autotuned(NamedTuple):
         tried, back = self.decisions[-2:]
         is_back = (tried.workers_before, tried.workers) == (back.workers, back.workers_before)
         return tried.workers if is_back and tried.workers > tried.workers_before else 0
+
+
+class Tried(NamedTuple):
+    """Outcome of trials in which some of the workers were paused."""
+
+    most: int  # so many workers were no faster than `enough`
+    enough: int  # the fewest that were as fast; `most`: none fewer were
+    too_few: int  # the most that were slower; 0: none were
+    samples_per_s: float
+
+    def is_like(self, samples_per_s: float) -> bool:
+        """Whether a training of this rate is still the same one."""
+        return abs(samples_per_s - self.samples_per_s) <= _SAME_RATE * max(samples_per_s, self.samples_per_s)
+
+    def merged(self, newer: Tried) -> Tried:
+        """Return what both tell; the newer one alone, if they contradict each other."""
+        most, enough = max(self.most, newer.most), min(self.enough, newer.enough)
+        too_few = max(self.too_few, newer.too_few)
+        is_limit = self.enough < self.most or newer.enough < newer.most
+        is_same = self.is_like(newer.samples_per_s) and too_few < enough and is_limit
+        return Tried(most, enough, too_few, newer.samples_per_s) if is_same else newer
 
 
 class WorkerCounts(NamedTuple):
@@ -122,6 +145,7 @@ class Sums:
     made: int = 0  # samples that workers finished, of all loaders of the pool; 0: not known
     busy_s: float = 0.0  # workers were at tickets, summed over them
     idle_s: float = 0.0  # workers waited for a ticket: for a slot, or for work
+    paused_s: float = 0.0  # of `idle_s`: a trial had paused them
     cpu_s: float = 0.0  # CPU time of the workers; 0.0: not measured, as on some systems and of nodes
     queued_s: float = 0.0  # workers could have run, and waited for a CPU
     machine_cpu_s: float = 0.0  # CPU time of all processes of the machine
@@ -154,6 +178,7 @@ class Snapshot(Sums):
     by_worker: Mapping[int, WorkerCounts] = dataclasses.field(default_factory=dict)  # by their own numbers
     workers: int = 0
     autotuned: Autotuned = dataclasses.field(default_factory=Autotuned)
+    tried: Tried | None = None  # with some workers paused, for this function and source
     slots: int = 0
     slots_lent: int = 0  # that the consumer's arrays look at; of a window, the most that were seen in it
     slots_ready: int = 0  # whose batches are finished and not taken yet
@@ -231,8 +256,8 @@ class Window(Snapshot):
 
     @property
     def busy_share(self) -> float:
-        """Of the workers' time: at tickets."""
-        return self.busy_s / (self.busy_s + self.idle_s) if self.busy_s else 0.0
+        """Of the workers' time, without that in which they were paused: at tickets."""
+        return self.busy_s / (self.busy_s + max(0.0, self.idle_s - self.paused_s)) if self.busy_s else 0.0
 
     @property
     def queued_share(self) -> float:
@@ -369,6 +394,16 @@ class Window(Snapshot):
     def pace(self) -> Pace:
         """Of the workers of now."""
         return Pace(self.workers, self.samples_per_s, self.cpu_s / max(1, self.samples))
+
+    @property
+    def limit(self) -> Tried | None:
+        """Trials that show that the workers of now share a limit; None if none do, or of another training."""
+        tried = self.tried
+        if tried is None or self.autotuned.most or not tried.is_like(self.samples_per_s):
+            return None
+        most = max(tried.most, self.workers)
+        is_limit = tried.enough < tried.most and FEWER_BY * tried.enough <= most
+        return tried if is_limit and tried.enough <= self.workers else None
 
     def more_as_slow(self) -> Pace | None:
         """Return the pace of the fewest of so many more workers that they should have been faster, and were not."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
+from loaderpool.sources.hdf5 import arguments_for
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import CODE, CONTAINERS, is_users, parts_of
@@ -21,6 +22,7 @@ from loaderpool.transport.payload.in_memory import CURE, InMemoryError
 from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES, PayloadPickler, is_multiprocessing
 from loaderpool.transport.pickling import PayloadUnpickler, out_of_band
 
+_SOURCES = "loaderpool.sources."
 # Modules of `multiprocessing` with objects that a process can only get from the one that starts it.
 _SHARED_IN = frozenset({"connection", "heap", "queues", "sharedctypes", "synchronize"})
 # A structure nested this deep has failed by its depth; its levels would not help to find it.
@@ -69,14 +71,14 @@ def describe_unloadable(parts: Mapping[str, Any], raised: str) -> str:
 class _Offender(NamedTuple):
     """A variable that cannot be sent: the way to it, and what stands there."""
 
-    labels: list[str]
+    labels: list[str]  # "": a step that is not shown
     values: list[Any]
     error: Exception | None
 
     def __str__(self) -> str:
         from loaderpool.transport.reports import shown_name  # which few payloads need
 
-        where = " → ".join(self.labels) or "the payload"
+        where = " → ".join(filter(None, self.labels)) or "the payload"
         return f"{where}, of type {shown_name(type(self.value))}"
 
     @property
@@ -211,12 +213,12 @@ def _parts(obj: Any) -> list[tuple[str, Any]]:
         return [(f"item {at} of the array", item) for at, item in enumerate(items)]
     if isinstance(obj, (type, types.FunctionType)):
         is_closed = internals._should_pickle_by_reference(obj)
-    elif issubclass(kind, (*CODE, dict, *CONTAINERS)) or str(kind.__module__).startswith("loaderpool.sources."):
+    elif issubclass(kind, (*CODE, dict, *CONTAINERS)) or str(kind.__module__).startswith(_SOURCES):
         is_closed = False
     else:
         own = ("__reduce_ex__", "__reduce__", "__getstate__")
         is_closed = any(getattr(kind, name, None) is not getattr(object, name, None) for name in own)
-    return [] if is_closed else [(part.label, part.value) for part in parts_of(obj)]
+    return [] if is_closed else [("" if part.is_hidden else part.label, part.value) for part in parts_of(obj)]
 
 
 def _advice(found: _Offender) -> str:
@@ -239,9 +241,16 @@ def _advice(found: _Offender) -> str:
             "and open the file in setup=, which runs once in each worker."
         )
     if "h5py" in packages:
+        opened = next((each for each in reversed(found.values) if type(each).__module__.startswith("h5py.")), offender)
         return (
-            "An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5(path, key), which "
-            "each worker opens itself. In a function, open the file in setup=, which runs once in each worker."
+            f"An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5("
+            f"{arguments_for(opened)}), which each worker opens itself. In a function, open the file in setup=, which "
+            "runs once in each worker."
+        )
+    if packages & {"netCDF4", "h5netcdf"}:
+        return (
+            "Open the file in setup=, which runs once in each worker. Or pass xarray.open_dataset(path)[name], which "
+            "each worker opens itself."
         )
     if _is_shared(offender):
         return (

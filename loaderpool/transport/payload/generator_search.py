@@ -71,6 +71,8 @@ class Search:
         self._most_items = most_items or most_entered * _ITEMS_PER_ENTERED
         self._readers: dict[type, Callable[[Any], _Parts] | None] = {}
         self._are_libraries: dict[str, bool] = {}
+        self._are_generators: dict[type, bool] = {}
+        self._classes: set[type] = set()  # of libraries; their attributes are noted
         self._homes = collections.deque[tuple[str, Any]]()
         self._seen: dict[tuple[str, int], Any] = {}  # homes; holds them, so that no id comes twice
         self._search((None, name, value) for name, value in roots.items())
@@ -171,10 +173,26 @@ class Search:
     # ---- code, and the modules that it uses ----
 
     def _note_code(self, code: Any) -> _Parts:
-        """Have a function or class of the user's searched later, on its own."""
+        """Have a function or class of the user's searched later, on its own; of a library's class, its generators."""
         if not self._is_library(code.__module__):
             self._note(f"{code.__module__}:{code.__qualname__}", code)
+        elif issubclass(type(code), type):
+            self._note_shared(code)
         return ()
+
+    def _note_shared(self, cls: type) -> None:
+        """Note generators that are attributes of a library's class, and so shared by all its instances."""
+        for each in cls.__mro__:
+            if each not in self._classes:
+                self._classes.add(each)
+                for name, value in list(vars(each).items()):
+                    if self._is_generator_kind(type(value)):
+                        self._note(f"{each.__module__}:{each.__qualname__}/{name}", value)
+
+    def _is_generator_kind(self, kind: type) -> bool:
+        if kind not in self._are_generators:
+            self._are_generators[kind] = is_generator_kind(kind)
+        return self._are_generators[kind]
 
     def _note(self, path: str, value: Any) -> None:
         if type(value) in _PLAIN or issubclass(type(value), types.ModuleType):

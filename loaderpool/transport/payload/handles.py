@@ -69,17 +69,20 @@ class OpenHandles:
             elif connection is not None and issubclass(type(each), connection):
                 self._databases.update(dict.fromkeys(_paths_of(each)))
 
-    def obstacles(self, private: Collection[int]) -> list[str]:
-        """Return the handles with which this process must not be forked, and note the files to be opened again."""
+    def obstacles(self, private: Collection[int]) -> dict[str, str]:
+        """Return the handles with which this process must not be forked, and note the files to be opened again.
+
+        The keys name them. The values are as `open_files.links` has them.
+        """
         numbers = open_files.descriptors(private)
         self.files = [file for file in open_files.find(numbers) if file.is_read]
-        found = [f"the SQLite database {path}" for path in self._databases]
+        found = {f"the SQLite database {path}": path for path in self._databases}
         for file in self.files:
             if why := self._why_not_reopened(file):
                 path = open_files.path_of(file.descriptor)
                 if not path.startswith((*self._databases,)):  # as their logs do
-                    found.append(f"the file {path}, which {why}")
-        return [*found, *_connections(numbers)]
+                    found[f"the file {path}, which {why}"] = path
+        return {**found, **_connections(numbers)}
 
     def _why_not_reopened(self, file: OpenFile) -> str:
         if file[:3] not in self._reopened:
@@ -152,7 +155,7 @@ def _harmless_descriptors() -> set[int]:
     return found
 
 
-def _connections(numbers: Iterable[int]) -> list[str]:
+def _connections(numbers: Iterable[int]) -> dict[str, str]:
     """Name the connections to other processes: of two workers that read one, each would get a part of the data."""
     found: dict[int, str] = {}
     pipes: dict[int, int] = {}  # ends that are read, by inode
@@ -172,7 +175,7 @@ def _connections(numbers: Iterable[int]) -> list[str]:
         if inode not in written and not _has_ended(number):  # else both ends are this process's
             found[number] = "a pipe from another process"
     harmless = _harmless_descriptors() if found else set()
-    return [text for number, text in found.items() if number not in harmless]
+    return {text: open_files.path_of(number) for number, text in found.items() if number not in harmless}
 
 
 def _peer(number: int) -> str:

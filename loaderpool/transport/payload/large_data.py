@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from loaderpool.system.walk import is_users, walk
+from loaderpool.system.process import is_library
+from loaderpool.system.walk import Found, is_users, walk
 
 CALLED = frozenset({"fn", "augment", "batch_fn", "setup", "make_generator"})  # of a payload, in the workers
 # Elements of a list or dict. Fewer: a warning where a copy in each worker is a few MB; more: none where it is much.
@@ -29,9 +31,24 @@ def large_data(
     for found in walk(parts, enters):
         value, name = found.value, found.name
         if issubclass(type(value), (list, tuple, dict)) and len(value) >= _MANY and id(value) not in told:
-            line = f"{name} = lp.share({name})" if name not in parts else "pass lp.share(...) of it instead"
+            if found.base_label:
+                line = _line_of_object(found) if found.tail else "pass lp.share(...) of it instead"
+            else:
+                line = f"{name} = lp.share({name})"
             told[id(value)] = (
                 f"{' → '.join(found.path)} is a {type(value).__name__} of {len(value):,} elements, and each worker "
                 f"gets its own copy of it. To share one copy: {line}"
             )
     return tuple(filter(None, told.values()))
+
+
+def _line_of_object(found: Found) -> str:
+    """Return the line that shares an attribute or item of an object, with the name of the object where it is made."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if not is_library(str(frame.f_globals.get("__name__"))):
+            for name, value in (*frame.f_locals.items(), *frame.f_globals.items()):
+                if value is found.base and not name.startswith("_"):
+                    return f"{name}{found.tail} = lp.share({name}{found.tail})"
+        frame = frame.f_back
+    return f"obj{found.tail} = lp.share(obj{found.tail}), where obj is {found.base_label}"

@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.memory.arena import Arena, map_memory_file
-from loaderpool.system import clock, machine, process
+from loaderpool.system import clock, machine, open_files, process
 from loaderpool.system.inheritance import inherit
+from loaderpool.transport.payload import modules
 from loaderpool.transport.payload.handles import OpenHandles
 from loaderpool.transport.payload.record import LoaderSettings, WorkerPayload
 from loaderpool.transport.pickling import receive
@@ -148,6 +149,21 @@ class ForkCheck:
     def __init__(self) -> None:
         self.handles = OpenHandles()
         self._found: tuple[str, ...] = ()
+        self._causes: dict[int | str, str] = {}  # the user's module that was being imported when each sign appeared
+        self._links: dict[int, str] = {}
+        self._importing = [""]  # modules, the innermost last
+        modules.note_import = self._note_import
+
+    def _note_import(self, module: str) -> None:
+        """Note what the module that was being imported has brought; `module` begins, or, if "", the last one ends."""
+        self._links |= (new := open_files.links(but=self._links))
+        signs: tuple[int | str, ...] = (*machine.thread_ids(), *_runtimes(), *_hdf5_files(), *new.values())
+        for sign in signs:
+            self._causes.setdefault(sign, self._importing[-1])
+        if module:
+            self._importing.append(module)
+        else:
+            self._importing.pop()
 
     def obstacles(self, private: Collection[int]) -> Sequence[str]:
         """Return what this process must not be forked with; empty: it may be. What was there once may come again.
@@ -159,8 +175,13 @@ class ForkCheck:
             until = clock.monotonic_s() + _GRACE_S
             while (threads := _threads()) and clock.monotonic_s() < until:
                 time.sleep(_LOOK_S)
-            handles = self.handles.obstacles(private)
-            self._found = (*_runtimes(), *_hdf5_files(), *_described(threads), *handles)
+            signs: dict[str, int | str] = {each: each for each in (*_runtimes(), *_hdf5_files())}
+            signs |= _described(threads)
+            signs |= self.handles.obstacles(private)
+            causes = {text: self._causes.get(sign) for text, sign in signs.items()}
+            self._found = tuple(
+                f"{text} (from importing {cause!r})" if cause else text for text, cause in causes.items()
+            )
         return self._found
 
 
@@ -170,11 +191,11 @@ def _threads() -> list[int]:
     return [each for each in ids if machine.thread_name(each) not in _READY_FOR_FORK]
 
 
-def _described(threads: Sequence[int]) -> list[str]:
-    """Return how the warning names these threads, once for all unnamed ones of a library."""
+def _described(threads: Sequence[int]) -> dict[str, int]:
+    """Return how the warning names these threads, once for all unnamed ones of a library, with the first one's id."""
     of_python = {thread.native_id: thread for thread in threading.enumerate()}
     own_name = machine.thread_name(os.getpid())
-    described: dict[str, None] = {}
+    described: dict[str, int] = {}
     for each in threads:
         thread = of_python.get(each)
         name = thread.name if thread else machine.thread_name(each)
@@ -182,10 +203,10 @@ def _described(threads: Sequence[int]) -> list[str]:
         if importers := _importers(library):
             library += f" (imported by {', '.join(importers)})"
         if library and name == own_name:  # a thread of C that was given no name has this process's
-            described[f"a thread of {library}"] = None
+            described.setdefault(f"a thread of {library}", each)
         else:
-            described[f"thread {name!r}" + (f" of {library}" if library else "")] = None
-    return list(described)
+            described.setdefault(f"thread {name!r}" + (f" of {library}" if library else ""), each)
+    return described
 
 
 def _library_of_python(thread: threading.Thread) -> str:

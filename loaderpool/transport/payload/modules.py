@@ -14,8 +14,9 @@ import marshal
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from loaderpool.system import machine, process
@@ -119,6 +120,9 @@ class ModuleStore:
 
 # ---- in the processes that import
 
+note_import: Callable[[str], None] | None = None
+"""Gets the name of a module of the user's before it is executed, and "" afterwards; `loaded.ForkCheck` sets it."""
+
 
 def keep(store: ModuleStore) -> None:
     """Import the user's modules from the store from now on, and add others as they are imported."""
@@ -183,6 +187,22 @@ class _KeptLoader(SourceFileLoader):
         if module.path != self.path:  # on a node, another file may have that name
             return super().get_code(fullname)
         return marshal.loads(module.code)
+
+    def exec_module(self, module: ModuleType) -> None:
+        note = note_import
+        if note is None:
+            return super().exec_module(module)
+        note(module.__name__)
+        try:
+            super().exec_module(module)
+        finally:
+            note("")
+
+
+# Python leaves frames of importlib out of tracebacks, but not those above a frame of another file.
+_KeptLoader.exec_module.__code__ = _KeptLoader.exec_module.__code__.replace(
+    co_filename=SourceFileLoader.get_code.__code__.co_filename
+)
 
 
 def status_of(path: str) -> tuple[int, int]:

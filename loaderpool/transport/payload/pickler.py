@@ -8,6 +8,7 @@ globals two lives.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -287,6 +288,8 @@ class PayloadPickler(CodePickler):
             in_memory.refuse(obj, marks)
         if kind is np.memmap:
             return _reduce_memmap(obj)
+        if kind is np.ndarray:
+            return _reduce_repeating(obj)
         if kind is memoryview:
             raise TypeError(VIEW_REFUSED)
         if kind is types.CodeType:
@@ -425,6 +428,36 @@ def _reduce_memmap(array: Any) -> Any:
         mode = "r" if root.mode == "r" else "r+"  # "w+" would empty the file
         return np.memmap, (str(root.filename), array.dtype, mode, root.offset + start, array.shape, order)
     return np.ndarray, (array.shape, array.dtype, root, start, array.strides)
+
+
+def _reduce_repeating(array: np.ndarray[Any, Any]) -> Any:
+    """Pickle windows over an array, or a broadcast one, as a view of that array.
+
+    By value, windows of 24 rows would take 24 times the memory of the array.
+    """
+    if array.nbytes < OUT_OF_BAND_BYTES or array.flags.forc:
+        return NotImplemented
+    start = array.__array_interface__["data"][0]
+    shown: Any = NotImplemented
+    base = array.base
+    while base is not None:
+        if type(base) is np.ndarray and base.nbytes < array.nbytes:
+            offset = start - base.__array_interface__["data"][0]
+            arguments = base, array.shape, array.dtype, offset, array.strides
+            # The base may be too short, not contiguous, or of a kind without buffers.
+            with contextlib.suppress(ValueError, TypeError, BufferError):
+                _view_of(*arguments)
+                shown = _view_of, arguments
+        base = getattr(base, "base", None)  # NumPy puts an object of its own between windows and array
+    return shown
+
+
+def _view_of(
+    base: np.ndarray[Any, Any], shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, strides: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
+    buffer = memoryview(base.data).toreadonly()
+    view: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer, offset, strides)
+    return view
 
 
 def _is_file_of(root: Any) -> bool:

@@ -102,6 +102,8 @@ def named_parts(payload: dict[str, object]) -> dict[str, object]:
     parts = getattr(payload.get("source"), "payload_parts", None)  # of generators
     if parts is None:
         return payload
+    if hasattr(type(parts["make_generator"]), "user_parts"):  # of ours, around a source that is read in order
+        parts = {"source": parts["make_generator"]}
     return {**{name: part for name, part in payload.items() if name != "source"}, **parts}
 
 

@@ -6,6 +6,7 @@ import collections
 import copy
 import json
 import os
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.cache.identity import describe
+from loaderpool.cache.identity import describe, difference
 from loaderpool.sources.recognise import as_source
 from tests.support.child import run_child
 
@@ -177,6 +178,53 @@ def test_what_counts_differs_and_nothing_else(shown: dict[str, dict[str, dict[st
     assert {name for name in before if before[name] != after[name]} == expected
 
 
+NAMED = {
+    ("a called function", "closure"): r": function: code of helper \(then \w+, now \w+\)",
+    ("a captured variable", "closure"): r": function: closure variable 'offset' of function .* \(then 5, now 6\)",
+    ("a default", "closure"): r": function: default of 'scale' of .* \(then 2, now 4\)",
+    ("a global", "object"): r": function: global 'SIZE' used by Scaler.__call__ \(then 3, now 4\)",
+    ("a set of texts", "lambda"): r": function: global 'LABELS' used by <lambda> \(then set \w+, now set \w+\)",
+    ("an argument of partial", "partial"): r": function: argument 'scale' of the partial \(then 3, now 5\)",
+    ("an object's attribute", "object"): r": function: attribute .base of Scaler \(then 4, now 5\)",
+    ("a class attribute", "object"): r": function: attribute .factor of class Scaler \(then 2, now 3\)",
+    ("a source's attribute", "own"): r": source: attribute .path of Rows \(then 'x', now 'y'\)",
+    ("an item of many", "paths"): r": source \(then list 10000 items \w+, now list 10000 items \w+\)",
+}
+
+
+@pytest.mark.parametrize(("change", "of"), NAMED)
+def test_what_has_changed_is_named(shown: dict[str, dict[str, dict[str, str]]], change: str, of: str) -> None:
+    text = difference(shown["none"][of], shown[change][of])
+    assert re.fullmatch(NAMED[change, of], text), text
+
+
+def test_of_another_function_no_part_is_named() -> None:
+    def add(item: int) -> int:
+        return item + SIZE
+
+    def multiply(item: int) -> int:
+        return item * SIZE
+
+    text = difference(describe(add, None, range(3)), describe(multiply, None, range(4)))
+    assert re.fullmatch(r": function \(then .*add \w+, now .*multiply \w+\); source \(then .*\)", text)
+
+
+def test_of_many_variables_a_few_are_named() -> None:
+    def using(value: int) -> dict[str, str]:
+        values = {f"v{number}": value for number in range(300)}
+        exec(f"def fn(item): return {' + '.join(values)}", values)
+        return describe(values["fn"], None, range(3))
+
+    first, last = using(1), using(2)
+    assert len(first) < 150
+    assert difference(first, last).count("(then 1, now 2)") == 5 and re.search(
+        r", and \d+ more$", difference(first, last)
+    )
+
+
+SIZE = 3
+
+
 def test_a_function_of_an_imported_module_of_ones_own(tmp_path: Path) -> None:
     program = """
         import json, sys
@@ -199,7 +247,9 @@ def test_a_function_of_an_imported_module_of_ones_own(tmp_path: Path) -> None:
     assert found[0] == found[1]
     for same, other in zip(found[0], found[2], strict=True):
         assert same != other
-        assert [name for name in same if same[name] != other[name]] == ["function"]
+        changed = {name for name in same if same[name] != other[name]}
+        assert "function" in changed and all(name.startswith("function: ") for name in changed - {"function"})
+        assert difference(same, other) == ": function: global 'LIMIT' used by helper (then 1, now 2)"
 
 
 def test_which_of_two_functions_of_one_code_has_which_value() -> None:

@@ -345,6 +345,7 @@ VARIED = [(2,), (3,), (2,), (3,)]
 INNER = [(2, 2), (2, 3), (2, 2), (2, 3)]
 AXES = [(2,), (2, 2), (2,), (2, 2)]
 NONES = ArraySpec((None, None), "f8")
+PASTED = "element_spec=lp.ArraySpec((None, None), 'float64')"
 
 
 # What the settings are, what the function returns, what helps then, and what does not, for it is set already.
@@ -353,13 +354,13 @@ NONES = ArraySpec((None, None), "f8")
     [
         ({}, VARIED, ["pad=True", "ragged=True", "batch_size=None"], ["element_spec"]),
         ({"element_spec": NONES}, VARIED, ["pad=True", "ragged=True", "batch_size=None"], ["to None", "or None"]),
-        ({"element_spec": ArraySpec((None, 2), "f8")}, VARIED, ["element_spec with None"], []),
-        ({"element_spec": ArraySpec((None, 2), "f8"), "pad": True}, VARIED, ["or None"], []),
+        ({"element_spec": ArraySpec((None, 2), "f8")}, VARIED, ["pad=True or ragged=True", PASTED], []),
+        ({"element_spec": ArraySpec((None, 2), "f8"), "pad": True}, VARIED, [PASTED], ["pad=True"]),
         ({"ragged": True}, INNER, ["only the first axis", "use pad=True instead"], ["batch_size=None"]),
         (
             {"batch_size": None, "element_spec": ArraySpec((2, 2), "f8")},
             INNER,
-            ["element_spec with None"],
+            ["element_spec=lp.ArraySpec((2, None), 'float64')"],
             ["pad", "ragged", "batch_size=None"],
         ),
         ({}, AXES, ["must always be 1"], ["batch_size=None"]),

@@ -52,10 +52,17 @@ def test_no_more_files_are_open_than_asked_for() -> None:
 def test_a_file_that_cannot_be_read() -> None:
     def read(file: str) -> Iterator[str]:
         yield file + "0"
-        raise OSError("truncated")
+        if file == "b":
+            raise OSError("truncated")
 
-    with pytest.raises(OSError, match="truncated"):
-        list(lp.interleave(["a", "b", "c"], read, 2))
+    stream = lp.interleave(["a", "b", "c"], read, 2)
+    with pytest.raises(OSError, match="truncated") as raised:
+        list(stream)
+    with lp.Loader(stream, workers=0) as loader, pytest.raises(OSError, match="truncated") as of_loader:
+        list(loader)
+    if hasattr(raised.value, "__notes__"):  # from Python 3.11 on
+        assert raised.value.__notes__ == ["while 'b' was read"]
+        assert "while 'b' was read" in str(of_loader.value)
 
 
 def test_it_travels() -> None:

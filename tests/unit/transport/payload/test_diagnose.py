@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderpool as lp
 from loaderpool.errors import LoaderpoolError, UnpicklableError
 from loaderpool.transport.payload.ship import ship
 
@@ -140,6 +141,41 @@ def test_a_lock_that_a_function_holds_is_named_by_its_variable(form: str, path: 
 )
 def test_a_part_of_the_source_is_named_by_its_place(source: Any, path: str) -> None:
     assert path in str(refusal(fn=len, source=source))
+
+
+class Rows:
+    """A data set of the user's that keeps something open."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        (Rows(threading.Lock()), "source → attribute .handle of Rows, of type _thread.lock"),
+        ((np.arange(4), Rows(threading.Lock())), "source → item 1 of the tuple → attribute .handle of Rows, "),
+    ],
+)
+def test_a_path_names_no_attribute_of_loaderpool(source: Any, path: str) -> None:
+    with pytest.raises(UnpicklableError) as raised:
+        lp.Loader(source, workers=1)
+    assert path in str(raised.value)
+
+
+@pytest.mark.parametrize("library", ["netCDF4", "h5netcdf"])
+def test_an_open_netcdf_file_comes_with_advice_of_its_own(library: str, tmp_path: Path) -> None:
+    module = pytest.importorskip(library)
+    file = getattr(module, "Dataset", None) or module.File
+    with file(tmp_path / "x.nc", "w") as dataset:
+        text = str(refusal(source=range(3), fn=functools.partial(max, dataset)))
+    assert "Open the file in setup=" in text and "xarray.open_dataset(path)[name]" in text
 
 
 def test_a_generator_comes_with_advice_of_its_own() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from loaderpool.transport.payload.generator_search import Search, module_of
 from loaderpool.transport.payload.generators import Registry
+from tests.support.libraries import make_library
 
 
 class Holder:
@@ -42,6 +45,12 @@ def test_a_variable_of_a_module_is_found_beside_an_argument() -> None:
 
 
 GLOBAL = np.random.default_rng(1)
+
+
+def test_a_generator_of_a_library_class_has_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = make_library(tmp_path, monkeypatch, "import random\nclass Base:\n    R = random.Random(1)")
+    for value in (library.Base(), type("Own", (library.Base,), {"__module__": __name__})):
+        assert Search({"fn": value}, 100).found == {"made_library:Base/R": library.Base.R}
 
 
 def test_a_search_tells_that_it_ended_early() -> None:

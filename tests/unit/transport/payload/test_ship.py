@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
 
 from loaderpool.transport.payload.pickler import OUT_OF_BAND_BYTES
 from loaderpool.transport.payload.ship import ship
@@ -93,6 +94,33 @@ def test_a_memmap_made_anew_is_not_emptied_by_its_arrival(tmp_path: Path) -> Non
     made[:] = 3
     assert round_trip(made=made)["made"].sum() == 3 * 4096
     assert made.sum() == 3 * 4096
+
+
+def test_windows_over_an_array_go_as_a_view_of_it() -> None:
+    hours = np.arange(40_000, dtype=np.float32).reshape(10_000, 4)
+    windows = sliding_window_view(hours[::2], 24, axis=0)
+    views = {"windows": windows, "back": windows[::-3], "same": np.broadcast_to(hours, (50, *hours.shape))}
+    shipment = ship(dict(views))
+    assert sum(buffer.nbytes for buffer in shipment.buffers) == hours.nbytes
+    assert len(shipment.pickled) < 5_000
+    loaded = round_trip(**views)
+    for name, view in views.items():
+        assert np.array_equal(loaded[name], view), name
+        assert not loaded[name].flags.writeable, name
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "O"])
+def test_windows_that_no_buffer_can_show_go_by_value(dtype: str) -> None:
+    windows = sliding_window_view(np.arange(5_000).astype(dtype), 24)
+    assert np.array_equal(round_trip(windows=windows)["windows"], windows)
+
+
+def test_windows_over_a_small_part_go_without_the_rest() -> None:
+    large = np.arange(1_000_000)
+    windows = sliding_window_view(large[:5_000], 24)
+    shipment = ship({"windows": windows})
+    assert sum(buffer.nbytes for buffer in shipment.buffers) + len(shipment.pickled) < large.nbytes
+    assert np.array_equal(round_trip(windows=windows)["windows"], windows)
 
 
 # -- code
