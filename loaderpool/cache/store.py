@@ -23,7 +23,6 @@ import tempfile
 import threading
 import weakref
 import zlib
-from collections.abc import Mapping
 
 from loaderpool.cache.setting import MEMORY, Cache, CachedOf, CachePlan, Count
 from loaderpool.config import MAX_WORKERS
