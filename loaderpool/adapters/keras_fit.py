@@ -24,7 +24,7 @@ from loaderpool.adapters.shards import check_distribution
 from loaderpool.element.spec import ArraySpec
 from loaderpool.errors import ArgumentError, brief, warn
 from loaderpool.hints import no_attribute
-from loaderpool.plan.order import Position
+from loaderpool.plan.places import Position
 from loaderpool.trainer.epoch_tracker import IterationLog
 from loaderpool.trainer.loader_core import LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator

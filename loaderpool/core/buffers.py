@@ -6,7 +6,7 @@ import collections
 from collections.abc import Collection, Sequence
 
 from loaderpool.core.delivery import Delivery, OrderedBuffer
-from loaderpool.plan.order import LanePlaces
+from loaderpool.plan.places import LanePlaces
 
 
 class UnorderedBuffer(OrderedBuffer):

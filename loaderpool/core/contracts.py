@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from loaderpool.core.delivery import Delivery
     from loaderpool.core.engine_statistics import EngineStatistics
     from loaderpool.memory.layout import BatchForm
-    from loaderpool.plan.order import Plan, Position
+    from loaderpool.plan.batches import Plan
+    from loaderpool.plan.places import Position
     from loaderpool.transport.payload.generators import Registry
 
 

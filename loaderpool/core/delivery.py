@@ -16,7 +16,7 @@ from loaderpool.config import LoaderConfig, UnitKind
 from loaderpool.element.spec import ElementSpec
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.layout import ALIGNMENT_BYTES, BatchCounts, varying_counts
-from loaderpool.plan.order import Plan
+from loaderpool.plan.batches import Plan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.pickling import receive

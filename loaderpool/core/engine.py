@@ -24,7 +24,7 @@ from loaderpool.errors import (
     warn,
 )
 from loaderpool.memory.layout import BatchForm
-from loaderpool.plan.order import Position
+from loaderpool.plan.places import Position
 from loaderpool.sources.recognise import check_length
 from loaderpool.sources.stream import nothing_there
 from loaderpool.system import clock

@@ -19,7 +19,7 @@ from loaderpool.errors import (
     WorkerLostError,
     counted,
 )
-from loaderpool.plan.order import generated_item, item_name
+from loaderpool.plan.item_names import generated_item, item_name
 from loaderpool.system.interrupts import FailuresIgnored, is_of_a_handler
 from loaderpool.transport.reports import (
     LOST_PIPES_STATUS,

@@ -13,7 +13,7 @@ from loaderpool.element.spec import ArraySpec, ElementSpec, fill_value, padding_
 from loaderpool.errors import MemoryLimitError, SpecMismatchError, shortened
 from loaderpool.memory.arena import HEADROOM_BYTES
 from loaderpool.memory.layout import BatchForm, FixedLayout, batch_form
-from loaderpool.plan.order import Plan
+from loaderpool.plan.batches import Plan
 from loaderpool.system import capacity, ranks
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from loaderpool.errors import SourceError, closed_error
 from loaderpool.memory.board import BOARD_BYTES
 from loaderpool.memory.layout import BatchForm, is_empty
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.order import LanePlaces, Plan, Position, Ticket
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.places import LanePlaces, Position
 from loaderpool.sources.recognise import check_length, length_of
 from loaderpool.sources.stream import StreamSource, nothing_there, read_batches
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, is_of_a_handler
@@ -28,7 +29,7 @@ from loaderpool.transport.payload.generators import MOST_ENTERED_HERE, Registry
 from loaderpool.transport.reports import OURS, describe_failure
 from loaderpool.worker.own_process import KeptGlobals, SavedGlobals
 from loaderpool.worker.probe import probe
-from loaderpool.worker.tickets import Progress, StreamedItems, WorkFailed
+from loaderpool.worker.tickets import Progress, StreamedItems, Ticket, WorkFailed
 from loaderpool.worker.work import Work
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import marshal
 from typing import NamedTuple, get_args
 
-from loaderpool.plan.order import Ticket as Ticket
+from loaderpool.worker.tickets import Ticket as Ticket
 
 
 class Load(NamedTuple):

@@ -20,7 +20,7 @@ from loaderpool.core.session import Listener, Session
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, closed_error, foreign_error, warn
 from loaderpool.memory.arena import Arena
 from loaderpool.memory.board import Field
-from loaderpool.plan.order import item_name
+from loaderpool.plan.item_names import item_name
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import InterruptsHeld, checkpoint, note_exit
 from loaderpool.system.process import RestartLimit

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from loaderpool.core.messages import Done, Message, Ticket
-from loaderpool.plan.order import Numbering
+from loaderpool.plan.batches import Numbering
 from loaderpool.system.process import RestartLimit
 from loaderpool.transport.reports import GivenUp
 

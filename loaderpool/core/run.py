@@ -16,7 +16,8 @@ from loaderpool.core.messages import Begin, End, Ended, Extend, Filled, Release
 from loaderpool.errors import LoaderpoolError, MemoryLimitError, SetupError, counted
 from loaderpool.memory.arena import map_memory_file
 from loaderpool.memory.recorder import DeliveryKind
-from loaderpool.plan.order import Numbering, Position
+from loaderpool.plan.batches import Numbering
+from loaderpool.plan.places import Position
 from loaderpool.system import clock, fault_points
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from loaderpool.core.stream.feed import Feed
     from loaderpool.core.version import Version
     from loaderpool.memory.layout import BatchForm
-    from loaderpool.plan.order import Plan
+    from loaderpool.plan.batches import Plan
 
 
 class RunOwner(Protocol):

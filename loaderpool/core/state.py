@@ -41,7 +41,7 @@ from loaderpool.core.records import (
 )
 from loaderpool.core.slots import Cutter, Slots, next_batch
 from loaderpool.memory.arena import ExtentMap
-from loaderpool.plan.order import Numbering
+from loaderpool.plan.batches import Numbering
 from loaderpool.transport.reports import GivenUp
 
 _SHORT_S = 0.02  # a second ticket waits only after one that takes less: long ones would wait for a slow sample

@@ -24,7 +24,7 @@ from loaderpool.core.trial import Trial
 from loaderpool.errors import LoaderpoolError
 from loaderpool.memory.arena import HEADROOM_BYTES, PAGE_BYTES, Arena, ExtentMap, SlotFile
 from loaderpool.memory.board import Field, TrialResult
-from loaderpool.plan.order import Numbering
+from loaderpool.plan.batches import Numbering
 from loaderpool.system import capacity, clock, fault_points, machine, process
 from loaderpool.system.machine import StopWatch
 from loaderpool.transport import reports

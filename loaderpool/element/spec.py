@@ -25,7 +25,7 @@ from loaderpool.element.structure import (
 )
 from loaderpool.errors import ArgumentError, SpecMismatchError, brief, shortened
 from loaderpool.hints import known_names_only
-from loaderpool.plan.order import item_name
+from loaderpool.plan.item_names import item_name
 
 # Where an expected shape comes from, which decides what the user can do about another one: the batch's other rows; what
 # the first samples show, or the user's spec of whole batches; the user's spec of samples; the length to pad to in that

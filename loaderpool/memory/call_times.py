@@ -15,7 +15,7 @@ import numpy as np
 
 from loaderpool.config import MAX_WORKERS
 from loaderpool.memory.recorder import RECORDED_FROM_NS, WorkerRecorder
-from loaderpool.plan.order import generated_item, numbered
+from loaderpool.plan.item_names import generated_item, numbered
 
 # Of one worker. With more loaders in turns the one that was away longest loses its cell.
 _LOADERS = 4

@@ -11,7 +11,7 @@ full. What is left in the buckets at the end follows in the order of the buckets
 ```
 
 Of each global batch shard r has rows r·B to (r+1)·B, so all shards have a batch of the same bucket at the same step;
-what is left over is split as `order.Plan` splits its tail. How many batches there are depends on how many items each
+what is left over is split as `batches.Plan` splits its tail. How many batches there are depends on how many items each
 bucket has, and so is the same in each epoch; which batch comes when depends on the epoch.
 
 A bucket's items are taken in their order, so where an epoch was left is said by how many of each bucket are taken,
@@ -30,7 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.plan.order import Plan, kept
+from loaderpool.plan.batches import Plan, kept
 from loaderpool.plan.permutation import permutation
 
 Positions = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ class BucketPlan(Plan):
 
     @property
     def _rows_left(self) -> int:
-        return self.size - sum(self._taken)
+        return self.order.size - sum(self._taken)
 
     @cached_property
     def _stock(self) -> tuple[tuple[int, int, int], ...]:
@@ -137,13 +137,13 @@ class BucketPlan(Plan):
         return {}
 
     def _epoch(self, epoch: int) -> _Epoch:
-        return kept(self._epochs, epoch if self.shuffle else 0, lambda: self._walked(epoch))
+        return kept(self._epochs, epoch if self.order.shuffle else 0, lambda: self._walked(epoch))
 
     def _walked(self, epoch: int) -> _Epoch:
         """Return the batches of an epoch, by the position at which each gets full."""
-        size, numbers = self.size, self.buckets.numbers
-        if self.shuffle and size:
-            permuted = permutation(size, self.seed, epoch)
+        size, numbers = self.order.size, self.buckets.numbers
+        if self.order.shuffle and size:
+            permuted = permutation(size, self.order.seed, epoch)
             blocks = (np.arange(start, min(size, start + _BLOCK)) for start in range(0, size, _BLOCK))
             numbers = np.concatenate([numbers[permuted.take(block)] for block in blocks])
         positions: Positions = numbers.argsort(kind="stable").astype(np.int64 if size > 1 << 32 else np.uint32)

@@ -1,32 +1,12 @@
-"""Which rows make up which batch of which shard, in any epoch; pure functions of the plan.
+"""`Order`: which item of the source stands at which position of an epoch; a pure function.
 
-A *position* is a place in the global order of an epoch, 0 to size - 1: a permutation of the source's indices under
-`shuffle`, else the indices themselves. `Plan` cuts the order into ranges, `buckets.BucketPlan` groups its items by
-length. With B = `batch_size` and S = `num_shards`, the global batch k is positions k·B·S to (k+1)·B·S, and shard r has
-rows r·B to (r+1)·B of it:
-
-```
-    position   0      B      2B     3B     4B     5B     6B   size      B rows each, S = 3, and a tail
-               ├──────┼──────┼──────┼──────┼──────┼──────┼──┬──┬──┤
-    shard      │  0   │  1   │  2   │  0   │  1   │  2   │0 │1 │2 │
-    batch      └───────── 0 ────────┴───────── 1 ────────┴─── 2 ──┘
-```
-
-The tail is dropped with `drop_remainder`. Else it is split evenly, the first shards having one row more. Where it has
-fewer rows than shards they are dealt again, so that every shard has the same number of batches: in data-parallel
-training a shard that has one batch less leaves the others waiting for it.
-
-The rest of an epoch, for a training that goes on where another one stopped, is a plan of its own (`Plan.after`), with
-the same positions and perhaps another number of shards. So each row keeps its item and its random stream.
+A *position* is a place in the global order of an epoch, 0 to size - 1. With a shuffle, each epoch has its own
+permutation of the source's indices; otherwise the positions are the indices themselves.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,354 +14,35 @@ import numpy.typing as npt
 from loaderpool.errors import ArgumentError
 from loaderpool.plan.permutation import MAX_SIZE, permutation
 
-_Value = TypeVar("_Value")
-_Key = TypeVar("_Key", bound=Hashable)
-
-# Rests of epochs that are kept. Fewer: passes that go on side by side make them, and their tables, for each batch.
-_KEPT_RESTS = 4
-# Where an epoch was left, so that its rest can be made elsewhere; falsy: the whole epoch.
-Start = int | tuple[int, ...]
-
-
-def kept(latest: dict[_Key, _Value], key: _Key, make: Callable[[], _Value], most: int = 2) -> _Value:
-    """Return what was made for a key, now or as one of the latest; threads may share `latest`."""
-    value = latest.get(key)
-    if value is None:
-        value = make()
-        for old in [*latest][: 1 - most]:
-            latest.pop(old, None)
-        latest[key] = value
-    return value
-
 
 @dataclass(frozen=True)
-class Plan:
-    """The order of one shard in every epoch: batches of consecutive positions, all of the same size but the last.
-
-    Batches are formed here and never by a worker, hence they are the same for any number of workers. Nothing of it is
-    stored, so a size of 10**12 costs nothing.
+class Order:
+    """The order of a source's items in each epoch. Nothing of it is stored, so a size of 10**12 costs nothing.
 
     Raises:
-        ArgumentError: the size is out of its range.
+        ArgumentError: The size is out of its range.
     """
 
-    rows_vary: ClassVar[bool] = False
-    """Whether any batch may have other rows than the one before, and another number in each epoch."""
-
     size: int
-    """Items in the source, over all shards."""
-    batch_size: int | None
-    """Most rows of a batch of one shard; None: each item is an element by itself, planned as a batch of one row."""
+    """Positions of an epoch, over all shards: the number of items in the source."""
     shuffle: bool = False
-    """Whether each epoch has an order of its own."""
+    """True if each epoch has an order of its own."""
     seed: int = 0
-    """Sets the orders of all epochs; any number from 0."""
-    drop_remainder: bool = False
-    """Whether what is too short for a full batch on every shard is left out."""
-    num_shards: int = 1
-    """Processes that share the epoch among them."""
-    shard_index: int = 0
-    """This process's number among them, from 0."""
-    lanes: int = 0
-    """Generators whose batches take turns; 0: there are none. Their batches have any number of rows up to the full."""
-    is_open: bool = False
-    """Whether the size is only a bound: of a stream, whose end is not known before it comes, or of what has no end."""
-    is_endless: bool = False
-    """Whether it is known to have no end, though it has an index: as many batches as are asked for."""
-    stated_batches: int | None = None
-    """Batches of this shard in an epoch of generators whose numbers of items were stated; None: unknown."""
-    start: Any = 0
-    """The start that it was given: the first position that no consumer has taken."""
+    """Determines the orders of all epochs; any number from 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= MAX_SIZE:
             raise ArgumentError(f"size must be 0 to 2**62, got {self.size}")
 
-    # ---- numbers, the same in each epoch ----
-
-    @cached_property
-    def batches_per_epoch(self) -> int:
-        """Batches of this shard in an epoch; the same for every shard."""
-        return sum(full + (rest > 0) for _, full, rest in self._stock)
-
-    @cached_property
-    def most_rows(self) -> int:
-        """The most rows that a batch of this shard has."""
-        found = (rows if full else self._share(rest)[1] for rows, full, rest in self._stock)
-        return max(found) or max(rows for rows, _, _ in self._stock)
-
-    @cached_property
-    def last_rows(self) -> int:
-        """Rows of the last batch, which alone may have fewer than `most_rows`, unless rows vary."""
-        return self.rows(0, self.batches_per_epoch - 1) if self.batches_per_epoch else self.most_rows
-
-    @property
-    def rows_per_epoch(self) -> int:
-        """Rows of all batches of this shard."""
-        return sum(rows * full + self._share(rest)[1] for rows, full, rest in self._stock)
-
-    @property
-    def repeated_rows(self) -> int:
-        """Rows that come a second time in an epoch, over all shards, so that no shard has a batch less."""
-        return sum(max(0, self.num_shards - rest) for _, _, rest in self._stock if rest)
-
-    # ---- the rest of an epoch ----
-
-    def after(self, start: Start) -> Plan:
-        """Return the rest of an epoch from there on, counted from its beginning; falsy: the whole of it."""
-        if start == self.start or not (start or self.start):
-            return self
-        return kept(self._rests, start, lambda: replace(self, start=start), _KEPT_RESTS)
-
-    def closed(self, size: int) -> Plan:
-        """Return the same plan, now that the stream has ended and had this many items."""
-        return replace(self, size=size, is_open=False)
-
-    def start_after(self, epoch: int, batches: int) -> Any:
-        """Return the start that all shards together have reached with their first so many batches.
-
-        After the last batch it is also what `drop_remainder` leaves out.
-        """
-        if batches >= self.batches_per_epoch:
-            return self.size
-        return self.start + batches * self._full_rows * self.num_shards
-
-    # ---- batches ----
-
-    def rows(self, epoch: int, batch: int) -> int:
-        """Return how many rows a batch of this shard has, at least 1.
-
-        Raises:
-            IndexError: the epoch has no such batch.
-        """
-        start, stop = self._span(epoch, batch)
-        return stop - start
-
-    def positions(self, epoch: int, batch: int, count: int = 1) -> npt.NDArray[np.int64]:
-        """Return the positions of `count` consecutive batches, from 0, one after the other: what a chunk holds.
-
-        Returns:
-            int64[rows of all these batches], of each batch ascending.
-
-        Raises:
-            IndexError: the epoch does not have all of these batches.
-        """
-        stop = batch + count
-        if not 0 <= batch <= stop <= self.batches_per_epoch:
-            raise IndexError(f"batches {batch} to {stop} are not in range({self.batches_per_epoch})")
-        if not count:
-            return np.empty(0, np.int64)
-        if self.rows_vary:
-            return np.concatenate([np.arange(*self._span(epoch, each), dtype=np.int64) for each in range(batch, stop)])
-        first, last = self._span(epoch, batch)[0], self._span(epoch, stop - 1)[1]
-        if self.num_shards == 1 or count == 1:
-            return np.arange(first, last, dtype=np.int64)
-        full = min(stop, self._full_batches) - batch
-        rows, step = self._full_rows, self._full_rows * self.num_shards
-        starts = np.arange(first, first + full * step, step, dtype=np.int64)
-        positions = (starts[:, None] + np.arange(rows, dtype=np.int64)).ravel()
-        return positions if full == count else np.concatenate((positions, self.positions(epoch, stop - 1)))
-
-    # ---- the global order ----
-
     def indices(self, epoch: int, positions: npt.NDArray[np.int64]) -> list[int]:
-        """Return the source's indices at these positions in an epoch; without `shuffle` the positions themselves.
+        """Return the source indices at positions of an epoch.
 
-        They are Python's integers, since a source may be a list or a user's own class.
+        They are Python integers, because a source may be a list or a class of the user's.
 
         Raises:
-            IndexError: with `shuffle`, a position is not below the size.
+            IndexError: With a shuffle, a position is not below the size.
         """
         if self.shuffle and positions.size:
             positions = permutation(self.size, self.seed, epoch).take(positions)
         indices: list[int] = positions.tolist()
         return indices
-
-    # ---- within ----
-
-    @cached_property
-    def _full_rows(self) -> int:
-        return 1 if self.batch_size is None else self.batch_size
-
-    @property
-    def _rows_left(self) -> int:
-        """Items from the start on, over all shards."""
-        left: int = self.size - self.start
-        return left
-
-    @cached_property
-    def _stock(self) -> tuple[tuple[int, int, int], ...]:
-        """For each bucket the rows of a full batch, its full global batches, and the items left over for one more."""
-        full, rest = divmod(self._rows_left, self._full_rows * self.num_shards)
-        return ((self._full_rows, full, 0 if self.drop_remainder or self.is_open else rest),)
-
-    @cached_property
-    def _full_batches(self) -> int:
-        return self._stock[0][1]
-
-    def _share(self, rows: int) -> tuple[int, int]:
-        """Return this shard's part of a global batch, full or not: its first row there, and how many."""
-        if 0 < rows < self.num_shards:
-            return self.shard_index % rows, 1
-        share, longer = divmod(rows, self.num_shards)
-        return self.shard_index * share + min(self.shard_index, longer), share + (self.shard_index < longer)
-
-    def _span(self, epoch: int, batch: int) -> tuple[int, int]:
-        """Return the first position of a batch and the one after its last; its positions are always consecutive."""
-        if 0 <= batch < self._full_batches:
-            start = self.start + (batch * self.num_shards + self.shard_index) * self._full_rows
-            return start, start + self._full_rows
-        if not 0 <= batch < self.batches_per_epoch:
-            raise IndexError(f"batch {batch} is not in range({self.batches_per_epoch})")
-        tail = self._stock[0][2]
-        first, rows = self._share(tail)
-        return self.size - tail + first, self.size - tail + first + rows
-
-    @cached_property
-    def _rests(self) -> dict[Start, Plan]:
-        return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what travels: the fields, and no tables."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-
-class Numbering:
-    """Where each batch number is in a plan of whole epochs, but for one `epoch` that begins at `rest`, if it is not 0.
-
-    The rest of an epoch (`Plan.after`) has that epoch's last numbers.
-    """
-
-    def __init__(self, plan: Plan, epoch: int = 0, rest: Start = 0) -> None:
-        self._plan, self._epoch, self._rest = plan, epoch, rest
-        self._rest_plan = plan.after(rest) if rest else plan
-        self.batches_per_epoch, self.lanes = plan.batches_per_epoch, plan.lanes
-        self.batch_size = plan.most_rows
-        self._missing = self.batches_per_epoch - self._rest_plan.batches_per_epoch
-
-    @property
-    def first(self) -> int:
-        """The number of the first batch of `epoch`."""
-        return self._epoch * self.batches_per_epoch + self._missing
-
-    def locate(self, number: int) -> tuple[int, int, Start]:
-        """Return the epoch of batch `number`, which batch of it that is, and where it begins (0: it is whole)."""
-        epoch, batch = divmod(number, self.batches_per_epoch)
-        if self._rest and epoch == self._epoch:
-            return epoch, batch - self._missing, self._rest
-        return epoch, batch, 0
-
-    def alike(self, number: int) -> int:
-        """Return how many batches from `number` on may share a slot: the last one of an epoch may be shorter."""
-        _, batch, rest = self.locate(number)
-        plan = self._rest_plan if rest else self._plan
-        is_shorter = not plan.rows_vary and plan.last_rows < plan.most_rows
-        return max(1, plan.batches_per_epoch - batch - is_shorter)
-
-    def total_rows(self, number: int, count: int) -> int:
-        """Return the rows of `count` batches from `number` on, all of one epoch."""
-        epoch, batch, rest = self.locate(number)
-        plan = self._rest_plan if rest else self._plan
-        if plan.rows_vary:
-            return sum(plan.rows(epoch, each) for each in range(batch, batch + count))
-        has_last = batch + count == plan.batches_per_epoch
-        return (count - 1) * plan.most_rows + (plan.last_rows if has_last else plan.most_rows)
-
-
-def bounds_of(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where each of several batches begins and ends in what has one after the other."""
-    return list(itertools.pairwise(itertools.accumulate(rows, initial=0)))
-
-
-class LanePlaces(NamedTuple):
-    """How many batches of each lane were taken; the batches of one lane are always taken in their order."""
-
-    taken: tuple[int, ...]
-    """By lane."""
-    over: frozenset[int] = frozenset()
-    """Lanes that have no more."""
-
-    @property
-    def begin_at(self) -> int:
-        """The lowest number of a batch that was not taken; where all lanes are over, one after all batches."""
-        lanes = len(self.taken)
-        left = [batch * lanes + lane for lane, batch in enumerate(self.taken) if lane not in self.over]
-        return min(left) if left else max(self.taken) * lanes
-
-
-class Position(NamedTuple):
-    """A place in the order of all epochs."""
-
-    epoch: int
-    start: Start = 0
-    """What of the epoch is taken, over all shards, as its plan says it (`Plan.start_after`); falsy: nothing."""
-    taken: frozenset[int] = frozenset()
-    """Without an order: batches that are taken nevertheless, counted from `start`."""
-    lanes: LanePlaces | None = None
-    """Of generators: what is taken of each lane; None: nothing."""
-
-    @property
-    def is_rest(self) -> bool:
-        """Whether it is not the epoch's beginning."""
-        return bool(self.start or self.taken or self.lanes is not None)
-
-
-# ---- numbers of items, of a source or of a generator
-
-_MARK = 1 << 62
-_ITEM_BITS = 40  # more items than any generator yields in a week, in few enough bits
-MOST_GENERATORS = 1 << 22
-
-
-def first_position(generator: int) -> int:
-    """Return the position of the first item that a generator yields."""
-    return _MARK | generator << _ITEM_BITS
-
-
-def generated_item(position: int) -> tuple[int, int] | None:
-    """Return the numbers of the generator and of its item; None where it is an index into a source."""
-    if position < _MARK:
-        return None
-    return (position ^ _MARK) >> _ITEM_BITS, position & ((1 << _ITEM_BITS) - 1)
-
-
-def item_name(position: int) -> str:
-    """Return what messages call what is at a position."""
-    return f"{'source index' if generated_item(position) is None else 'item'} {item_number(position)}"
-
-
-def item_number(position: int) -> str:
-    """Return the same without a word for what it is: 17, or 17 of generator 2."""
-    generated = generated_item(position)
-    return numbered(position) if generated is None else numbered(generated[1], generated[0])
-
-
-def numbered(item: int, generator: int | None = None) -> str:
-    """Return how texts number an item of a source, or of a generator."""
-    return f"{item}" if generator is None else f"{item} of generator {generator}"
-
-
-class Ticket(NamedTuple):
-    """Supervisor -> worker: make these rows.
-
-    Rows `start` to `stop` of `batches` batches, counted through them; either all, or some of the one batch. With a
-    negative `offset` only the first sample is made, and answered by `Found`.
-    """
-
-    number: int = 0
-    loader: int = 0
-    run: int = 0
-    epoch: int = 0
-    batch: int = 0  # of the epoch, or of its rest
-    rest: int | tuple[int, ...] = 0  # where that epoch begins; 0: it is whole
-    batches: int = 1
-    start: int = 0
-    stop: int = -1  # in the caller's process: the end of the batch
-    offset: int = 0  # of the slot
-    slot_bytes: int = 0
-    is_fresh: bool = False  # the slot has had no batch: its pages are to be taken first
-    feed: int = 0  # where in the arena the table of its stream is; 0: items are read by index
-    # Of workers that had it: then rows are made one by one, so that the board names the last, and nothing else is made
-    # at the same time.
-    deaths: int = 0
-    left_out: tuple[tuple[int, float, int], ...] = ()  # samples that ended a worker: index, seconds, exit code

@@ -306,7 +306,9 @@ class Dispatcher(Supervisor):
             plan = self._payloads.settings[ticket.loader].plan
             plan = plan.after(ticket.rest) if ticket.rest else plan
             batches = range(0 if ticket.rest else ticket.batch, 0 if ticket.rest else ticket.batch + ticket.batches)
-            indices = plan.indices(ticket.epoch, plan.positions(ticket.epoch, ticket.batch, ticket.batches)[:1000])
+            indices = plan.order.indices(
+                ticket.epoch, plan.positions(ticket.epoch, ticket.batch, ticket.batches)[:1000]
+            )
             report = report._replace(epoch=ticket.epoch, batches=batches, indices=tuple(indices))
         return reports.of_deaths(report)
 

@@ -18,8 +18,9 @@ from typing import Any
 from loaderpool.checks import check_signature, open_parameter, whole_number
 from loaderpool.errors import ArgumentError, SourceError, add_note, brief
 from loaderpool.hints import known_names_only
+from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import PASS, CapturedGenerators
-from loaderpool.plan.order import MOST_GENERATORS, Plan
+from loaderpool.plan.item_names import MOST_GENERATORS
 from loaderpool.plan.permutation import shuffled
 
 

@@ -23,7 +23,7 @@ from rich.text import Text
 
 import loaderpool
 from loaderpool.errors import readable_bytes, readable_number, readable_s, shortened
-from loaderpool.plan.order import numbered
+from loaderpool.plan.item_names import numbered
 from loaderpool.system import capacity, clock, machine
 from loaderpool.tools.commands import results
 from loaderpool.trainer.explain.page import FORMAT, NAME, PAGE_BYTES, read_page

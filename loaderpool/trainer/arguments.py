@@ -13,7 +13,8 @@ from loaderpool.config import DEFAULT_RESTARTS, Auto, LoaderConfig
 from loaderpool.core.delivery import CheckedArguments
 from loaderpool.element.spec import read_spec
 from loaderpool.errors import ArgumentError, SourceError, brief
-from loaderpool.plan.order import Plan
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.sources.recognise import Sized, as_source, whole_batches
 from loaderpool.sources.sequence import BatchSequence
@@ -215,24 +216,24 @@ def _generators(
 def _plan_settings(config: LoaderConfig) -> dict[str, Any]:
     shard = config.shard
     sizes = {"batch_size": config.batch_size, "drop_remainder": config.drop_remainder}
-    return {**sizes, "seed": config.seed, "num_shards": shard.num_shards, "shard_index": shard.index}
+    return {**sizes, "num_shards": shard.num_shards, "shard_index": shard.index}
 
 
 def _open_plan(config: LoaderConfig, **more: Any) -> Plan:
-    return Plan(MAX_SIZE, **_plan_settings(config), is_open=True, **more)
+    return Plan(Order(MAX_SIZE, seed=config.seed), **_plan_settings(config), is_open=True, **more)
 
 
 def _indexed_plan(size: int, config: LoaderConfig, given: Buckets | None) -> Plan:
-    settings = {**_plan_settings(config), "shuffle": config.shuffle}
+    order, settings = Order(size, config.shuffle, config.seed), _plan_settings(config)
     if config.buckets is None or given is None:
-        plan: Plan = Plan(size, **settings)
+        plan: Plan = Plan(order, **settings)
         rows = f"batch_size={config.batch_size}"
     else:
         from loaderpool.plan.buckets import BucketPlan, ItemBuckets  # which `import loaderpool` shall not wait for
 
         lengths, sizes = _lengths(given.by, size), config.buckets.batch_sizes
         buckets = ItemBuckets.of(lengths, config.buckets.boundaries)
-        plan = BucketPlan(size, **settings, buckets=buckets, batch_sizes=sizes)
+        plan = BucketPlan(order, **settings, buckets=buckets, batch_sizes=sizes)
         rows = f"no bucket fills a batch of batch_sizes={list(sizes)}"
     if not plan.batches_per_epoch:
         raise ArgumentError(

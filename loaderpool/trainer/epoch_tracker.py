@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import LoaderpoolError, StateError
-from loaderpool.plan.order import LanePlaces, Plan, Position
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.places import LanePlaces, Position
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored, InterruptsAllowed, InterruptsHeld
 

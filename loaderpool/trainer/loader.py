@@ -12,7 +12,7 @@ from loaderpool.checks import read_path, read_seconds, whole_number
 from loaderpool.config import MAX_EPOCH, LoaderConfig
 from loaderpool.errors import ArgumentError, ClosedError, SourceError
 from loaderpool.hints import ATTRIBUTES, Unsupported, known_names_only, no_attribute
-from loaderpool.plan.order import Position
+from loaderpool.plan.places import Position
 from loaderpool.sources.stream import ReplicatedSource
 from loaderpool.trainer.loader_core import FOR_KERAS, LoaderCore
 from loaderpool.trainer.loader_iterator import LoaderIterator

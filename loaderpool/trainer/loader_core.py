@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderpool.errors import ClosedError, closed_error, counted, foreign_error
-from loaderpool.plan.order import Position
+from loaderpool.plan.places import Position
 from loaderpool.system import process
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld, Undoing, gate_handlers, is_of_a_handler
 from loaderpool.trainer.arguments import check_arguments
@@ -139,7 +139,7 @@ class LoaderCore:
     def description(self) -> str:
         """What a `repr` says of the loader, its views and iterators."""
         plan = self.plan
-        items = "generators" if plan.lanes else "a stream" if plan.is_open else f"{plan.size:,} items"
+        items = "generators" if plan.lanes else "a stream" if plan.is_open else f"{plan.order.size:,} items"
         items = "an endless sequence" if plan.is_endless else items
         where = "closed" if self.is_closed else counted(self.workers, "worker")
         return f"{items}, batch_size={self.config.batch_size}, {where}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderpool.core.delivery import Delivery, data_bytes
 from loaderpool.errors import ClosedError, ClusterError, LoaderpoolError, counted
-from loaderpool.plan.order import Position
+from loaderpool.plan.places import Position
 from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsHeld, Undoing, gate_handlers, is_of_a_handler, wait_for_the_end
 from loaderpool.trainer.epoch_tracker import EpochTracker, IterationLog, PassLog, failed_indices

@@ -18,7 +18,7 @@ from loaderpool.errors import ClosedError
 from loaderpool.memory.board import Field
 from loaderpool.memory.call_times import CallTimes, read_call_times
 from loaderpool.memory.recorder import DELIVERIES, RecordRing
-from loaderpool.plan.order import generated_item
+from loaderpool.plan.item_names import generated_item
 from loaderpool.system import capacity, clock, machine
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.trainer.epoch_tracker import EpochTracker

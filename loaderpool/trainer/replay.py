@@ -16,7 +16,7 @@ from loaderpool.worker.own_process import SavedGlobals
 from loaderpool.worker.tickets import WorkFailed
 
 if TYPE_CHECKING:
-    from loaderpool.plan.order import Plan
+    from loaderpool.plan.batches import Plan
     from loaderpool.trainer.loader import Loader
 
 # Rows that are looked through together. Fewer: it takes longer. More: it takes more memory.
@@ -76,8 +76,10 @@ class Replay:
         if plan.is_open and not plan.is_endless:
             what = "generators, which have" if plan.lanes else "a stream, which has"
             raise ArgumentError(f"the source is {what} no index. Run the loader with workers=0 instead")
-        if not 0 <= index < plan.size:
-            raise ArgumentError(f"index must be 0 to {plan.size - 1} (the source has {plan.size:,} items), got {index}")
+        if not 0 <= index < plan.order.size:
+            raise ArgumentError(
+                f"index must be 0 to {plan.order.size - 1} (the source has {plan.order.size:,} items), got {index}"
+            )
         place = find(plan, epoch, index)
         if place is None:
             raise ArgumentError(
@@ -89,7 +91,7 @@ class Replay:
         self.position = int(self._positions[self.row])
         if engine.unit != "batch":
             self._positions = self._positions[self.row : self.row + 1]
-        self.indices = plan.indices(epoch, self._positions)
+        self.indices = plan.order.indices(epoch, self._positions)
 
     def run(self) -> Any:
         """What the function returns, as it is; a whole batch or element where one call makes that.
@@ -121,12 +123,12 @@ class Replay:
 def find(plan: Plan, epoch: int, index: int) -> tuple[int, int] | None:
     """Return the batch of this shard that has a source index in an epoch, and the row in it; None: none has it."""
     begin, end, together = 0, plan.batches_per_epoch, max(1, _TOGETHER // plan.most_rows)
-    if not (plan.shuffle or plan.rows_vary):  # an endless sequence among them
+    if not (plan.order.shuffle or plan.rows_vary):  # an endless sequence among them
         begin = index // ((plan.batch_size or 1) * plan.num_shards)
         end = min(end, begin + 1)
     for first in range(begin, end, together):
         count = min(together, end - first)
-        indices = plan.indices(epoch, plan.positions(epoch, first, count))
+        indices = plan.order.indices(epoch, plan.positions(epoch, first, count))
         if index in indices:
             row = indices.index(index)
             for batch in range(first, first + count):

@@ -21,7 +21,8 @@ import numpy as np
 from loaderpool.checks import whole_number
 from loaderpool.config import LoaderConfig
 from loaderpool.errors import ArgumentError, StateError, brief
-from loaderpool.plan.order import LanePlaces, Plan, Position
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.places import LanePlaces, Position
 from loaderpool.sources.stream import Interleave, ReplicatedSource, StreamSource, replicated
 from loaderpool.trainer.epoch_tracker import EpochTracker
 
@@ -179,10 +180,10 @@ def fingerprint(arguments: Mapping[str, Any], config: LoaderConfig, plan: Plan) 
     source, function, augment = arguments["source"], arguments["fn"] or arguments["batch_fn"], arguments["augment"]
     then = f" then {_describe_function(augment)}" if augment is not None else ""
     fields: dict[str, Any] = {
-        "size": plan.size,
+        "size": plan.order.size,
         "batch_size": plan.batch_size,
-        "shuffle": config.shuffle_window or plan.shuffle,
-        "seed": plan.seed,
+        "shuffle": config.shuffle_window or plan.order.shuffle,
+        "seed": plan.order.seed,
         "drop_remainder": plan.drop_remainder,
         "deterministic": config.deterministic,
         "buckets": None,

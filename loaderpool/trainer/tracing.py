@@ -29,7 +29,7 @@ from loaderpool.memory.recorder import (
     read_ring,
     worker_rings,
 )
-from loaderpool.plan.order import item_number
+from loaderpool.plan.item_names import item_number
 from loaderpool.trainer.explain.page import PAGE_BYTES
 
 VIEWER = "https://ui.perfetto.dev"

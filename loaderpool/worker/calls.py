@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderpool.errors import ArgumentError, CacheError, add_note
 from loaderpool.plan.generators import BATCH, SAMPLE, CapturedGenerators
-from loaderpool.plan.order import Ticket
 from loaderpool.sources.varying import varying
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
@@ -24,7 +23,7 @@ from loaderpool.transport.payload.generators import made_by_setup, seeder
 from loaderpool.transport.payload.record import Pair, WorkerPayload
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import share_memory
-from loaderpool.worker.tickets import MadeRows, Opened, Progress
+from loaderpool.worker.tickets import MadeRows, Opened, Progress, Ticket
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from loaderpool.plan.generators import CapturedGenerators
-from loaderpool.plan.order import Ticket
-from loaderpool.worker.tickets import Opened
+from loaderpool.worker.tickets import Opened, Ticket
 
 
 class Items(Protocol):

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from loaderpool.plan.batches import Plan, Start, kept
 from loaderpool.plan.generators import CapturedGenerators
-from loaderpool.plan.order import Plan, Start, Ticket, kept
 from loaderpool.worker.calls import Calls
-from loaderpool.worker.tickets import Opened
+from loaderpool.worker.tickets import Opened, Ticket
 
 _Positions = npt.NDArray[np.int64]
 # Rows that are looked up at once in the main process, where a tiny batch has no time for a look-up of its own. Smaller:
@@ -47,7 +47,7 @@ class IndexedItems:
         positions = plan.positions(epoch, ticket.batch, ticket.batches)
         if ticket.batches == 1 and not plan.rows_vary:
             positions = positions[ticket.start : ticket.stop]
-        opened = Opened(ticket, positions, plan.indices(epoch, positions), read)
+        opened = Opened(ticket, positions, plan.order.indices(epoch, positions), read)
         if plan.rows_vary and ticket.batches > 1:
             opened.batch_rows = tuple(plan.rows(epoch, ticket.batch + at) for at in range(ticket.batches))
         return opened
@@ -63,7 +63,7 @@ class IndexedItems:
     def _block(self, epoch: int, block: int, rest: Start) -> tuple[_Positions, list[int]]:
         plan, batch = self._plan.after(rest), block * self._at_once
         positions = plan.positions(epoch, batch, min(self._at_once, plan.batches_per_epoch - batch))
-        return positions, plan.indices(epoch, positions)
+        return positions, plan.order.indices(epoch, positions)
 
     def seed(self, captured: CapturedGenerators | None) -> None:
         """Do nothing: each sample is seeded as it is made."""

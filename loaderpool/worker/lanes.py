@@ -18,15 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.errors import SourceError, add_note, brief
+from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import LANE, CapturedGenerators
-from loaderpool.plan.order import Plan, Ticket, first_position
+from loaderpool.plan.item_names import first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
 from loaderpool.sources.stream import WorkerInfo, by_next
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
 from loaderpool.worker.rows import copy_of, share_memory
-from loaderpool.worker.tickets import Abandoned, Opened, Progress
+from loaderpool.worker.tickets import Abandoned, Opened, Progress, Ticket
 
 # Items are asked for one by one where each takes at least so long, else in blocks: the look at "abandoned" then costs
 # a share of a percent.
@@ -172,19 +173,21 @@ class LaneItems:
             return
         places = shards_of(plan, lane, len(shards))
         if self._shuffle and self._lengths is None:
-            places = Permutation(len(shards), stream_key("shards", plan.seed, epoch)).take(places)
+            places = Permutation(len(shards), stream_key("shards", plan.order.seed, epoch)).take(places)
         elif self._shuffle:
             # Shards stay with those that they share a lane with, so that each epoch has as many batches. Which lane
             # comes first changes, and so does the order within each.
-            (lane,) = Permutation(plan.lanes, stream_key("lanes", plan.seed, epoch)).take(np.array([lane])).tolist()
+            (lane,) = (
+                Permutation(plan.lanes, stream_key("lanes", plan.order.seed, epoch)).take(np.array([lane])).tolist()
+            )
             places = shards_of(plan, lane, len(shards))
-            order = Permutation(len(places), stream_key(f"shards-{lane}", plan.seed, epoch))
+            order = Permutation(len(places), stream_key(f"shards-{lane}", plan.order.seed, epoch))
             places = places[order.take(np.arange(len(places)))]
         for index in places.tolist():
             yield WorkerInfo(index, len(shards), self._seed("shard", index, epoch), epoch, shards[index])
 
     def _seed(self, kind: str, index: int, epoch: int) -> int:
-        return stream_key(f"{kind}-{index}", self._plan.seed, epoch) & _SEED_BITS
+        return stream_key(f"{kind}-{index}", self._plan.order.seed, epoch) & _SEED_BITS
 
     def make(self, info: WorkerInfo) -> Any:
         """Make one of the generators: what is iterated."""
@@ -208,7 +211,7 @@ class LaneItems:
         if not self._window:
             return pairs
         number = self._plan.shard_index * self._plan.lanes + lane
-        return shuffled(pairs, self._window, stream_key(f"lane-{number}", self._plan.seed, 0), epoch)
+        return shuffled(pairs, self._window, stream_key(f"lane-{number}", self._plan.order.seed, 0), epoch)
 
 
 class Lane:

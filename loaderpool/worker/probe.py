@@ -19,11 +19,10 @@ from loaderpool.element.own_classes import own_classes
 from loaderpool.element.spec import ArraySpec, ElementSpec, sample_spec, widened
 from loaderpool.element.structure import Structure, convert_leaf
 from loaderpool.errors import SourceError, SpecMismatchError
-from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.pickling import send
-from loaderpool.worker.tickets import Abandoned, Opened, Probe, WorkFailed
+from loaderpool.worker.tickets import Abandoned, Opened, Probe, Ticket, WorkFailed
 from loaderpool.worker.work import Work
 
 # Samples that the probe tries where errors may be skipped: fewer give up on a bad start, more delay an error that all
@@ -121,7 +120,7 @@ def _starts(work: Work, epoch: int, feed: int) -> Iterator[tuple[npt.NDArray[np.
 
 def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_rows: int) -> Probe:
     """Make one call for these positions of a batch of so many rows, and keep its result for its turn."""
-    calls, progress, indices = work.calls, work.progress, work.plan.indices(epoch, positions)
+    calls, progress, indices = work.calls, work.progress, work.plan.order.indices(epoch, positions)
     excluded = progress.excluded(epoch, indices)
     if excluded is not None:
         raise WorkFailed(excluded, RuntimeError(excluded.text))
@@ -160,7 +159,7 @@ def _refuse_elements_for_items(work: Work, epoch: int, positions: npt.NDArray[np
     A pair of arrays has two elements, too, in a batch of two. A call with one item less tells them apart. This is no
     error of some items, so none is skipped.
     """
-    calls, rows, indices = work.calls, len(positions), work.plan.indices(epoch, positions)
+    calls, rows, indices = work.calls, len(positions), work.plan.order.indices(epoch, positions)
     kept = calls.kept.pop(indices[0], None)
     try:
         opened = Opened(Ticket(epoch=epoch), positions, indices, calls.reader(epoch))

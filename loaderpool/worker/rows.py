@@ -16,7 +16,7 @@ from loaderpool.element.spec import ArraySpec, Origin, code_to_allow, fill_value
 from loaderpool.element.structure import can_write, convert_leaf
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
-from loaderpool.plan.order import item_name
+from loaderpool.plan.item_names import item_name
 from loaderpool.system.interrupts import is_of_a_handler
 
 # What a Python number may stand in for without loss, as NumPy's weak promotion has it.

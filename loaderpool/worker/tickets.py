@@ -15,8 +15,8 @@ from loaderpool.memory.board import Board, Field
 from loaderpool.memory.call_times import CallClock
 from loaderpool.memory.layout import VaryingLayout
 from loaderpool.memory.recorder import CallKind
+from loaderpool.plan.batches import bounds_of
 from loaderpool.plan.generators import CapturedGenerators
-from loaderpool.plan.order import Ticket, bounds_of
 from loaderpool.system import clock, process
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.transport.reports import Failure, RowFailure, describe_failure, describe_timeout, how_it_ended
@@ -33,6 +33,32 @@ class WorkFailed(Exception):
     def __init__(self, failure: Failure, error: BaseException) -> None:
         super().__init__(failure.text)
         self.failure, self.error = failure, error
+
+
+class Ticket(NamedTuple):
+    """Supervisor -> worker: make these rows.
+
+    Rows `start` to `stop` of `batches` batches, counted through them; either all, or some of the one batch. With a
+    negative `offset` only the first sample is made, and answered by `Found`.
+    """
+
+    number: int = 0
+    loader: int = 0
+    run: int = 0
+    epoch: int = 0
+    batch: int = 0  # of the epoch, or of its rest
+    rest: int | tuple[int, ...] = 0  # where that epoch begins; 0: it is whole
+    batches: int = 1
+    start: int = 0
+    stop: int = -1  # in the caller's process: the end of the batch
+    offset: int = 0  # of the slot
+    slot_bytes: int = 0
+    is_fresh: bool = False  # the slot has had no batch: its pages are to be taken first
+    feed: int = 0  # where in the arena the table of its stream is; 0: items are read by index
+    # Of workers that had it: then rows are made one by one, so that the board names the last, and nothing else is made
+    # at the same time.
+    deaths: int = 0
+    left_out: tuple[tuple[int, float, int], ...] = ()  # samples that ended a worker: index, seconds, exit code
 
 
 @dataclasses.dataclass(slots=True)

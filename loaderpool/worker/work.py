@@ -16,7 +16,6 @@ import numpy.typing as npt
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Board
 from loaderpool.memory.layout import BatchForm, Block, VaryingLayout
-from loaderpool.plan.order import Ticket
 from loaderpool.system import clock
 from loaderpool.transport.payload.generators import with_imports
 from loaderpool.transport.payload.record import Pair, WorkerPayload
@@ -26,7 +25,7 @@ from loaderpool.worker.contracts import Items, Runner
 from loaderpool.worker.items import IndexedItems
 from loaderpool.worker.own_process import GlobalsWatch, end_stray
 from loaderpool.worker.rows import Converter, blocks_of_array, collate
-from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems, WorkFailed
+from loaderpool.worker.tickets import MadeRows, Opened, Progress, StreamedItems, Ticket, WorkFailed
 
 # Rows are made one by one where a row is at least this large or slow, else in blocks: the look at "abandoned", the note
 # on the board and the write then cost a share of a percent.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.plan.order import Position
+from loaderpool.plan.places import Position
 from tests.support.batches import Place
 
 ITEMS = 101

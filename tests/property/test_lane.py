@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.memory.board import BOARD_BYTES, Board
-from loaderpool.plan.order import Plan, Ticket
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import Order
 from loaderpool.worker.lanes import LaneItems
-from loaderpool.worker.tickets import Abandoned, Progress
+from loaderpool.worker.tickets import Abandoned, Progress, Ticket
 
 ROWS = 3
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
@@ -62,7 +63,7 @@ MAKERS = [quiet, drawing, drawing_late, with_rng, one_buffer, one_dict, a_list]
 
 
 def items_of(make: Any, lengths: list[int], lanes: int, window: int = 0, seed_globals: Any = "auto") -> LaneItems:
-    plan = Plan(1 << 62, ROWS, lanes=lanes, is_open=True)
+    plan = Plan(Order(1 << 62), ROWS, lanes=lanes, is_open=True)
     takes = frozenset({"rng"} if make is with_rng else ())
     items = LaneItems(make, takes, list(lengths), plan, window > 0, window, seed_globals)
     items.attend(Progress(memoryview(bytearray(BOARD_BYTES)).cast("Q"), 0, 0, BaseException), times_items=False)

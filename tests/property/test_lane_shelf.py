@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from loaderpool.core.buffers import LaneBuffer
 from loaderpool.core.delivery import Delivery
-from loaderpool.plan.order import LanePlaces, Plan, Position
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE
+from loaderpool.plan.places import LanePlaces, Position
 from loaderpool.trainer.epoch_tracker import PassLog
 
 LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
@@ -29,7 +31,7 @@ def is_empty(number: int, lengths: list[int]) -> bool:
 
 
 def log_of(lanes: int) -> PassLog:
-    return PassLog(Position(0), Plan(MAX_SIZE, 2, lanes=lanes, is_open=True), in_order=True)
+    return PassLog(Position(0), Plan(Order(MAX_SIZE), 2, lanes=lanes, is_open=True), in_order=True)
 
 
 def note(log: PassLog, number: int, ended: Any) -> None:

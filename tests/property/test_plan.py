@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderpool.errors import ArgumentError
+from loaderpool.plan.batches import Numbering, Plan, bounds_of
 from loaderpool.plan.buckets import BucketPlan, ItemBuckets
-from loaderpool.plan.order import Numbering, Plan, bounds_of
+from loaderpool.plan.order import Order
 from loaderpool.trainer.replay import find
 
 EPOCHS = st.integers(0, 2)
@@ -23,19 +24,20 @@ EXAMPLES = settings(max_examples=200, deadline=None)
 
 @st.composite
 def all_fields(draw: st.DrawFn) -> dict[str, Any]:
+    shuffle, seed = draw(st.booleans()), draw(st.integers(0, 2**64))
     fields: dict[str, Any] = {
-        "shuffle": draw(st.booleans()),
-        "seed": draw(st.integers(0, 2**64)),
         "drop_remainder": draw(st.booleans()),
         "num_shards": draw(st.integers(1, 7)),
     }
     if draw(st.booleans()):
-        return {**fields, "size": draw(st.integers(0, 200)), "batch_size": draw(st.none() | st.integers(1, 20))}
+        order = Order(draw(st.integers(0, 200)), shuffle, seed)
+        return {**fields, "order": order, "batch_size": draw(st.none() | st.integers(1, 20))}
     boundaries = sorted(draw(st.sets(st.integers(1, 12), min_size=1, max_size=5)))
     lengths = draw(st.lists(st.integers(0, 14), max_size=120))
     sizes = draw(st.lists(st.integers(1, 6), min_size=len(boundaries) + 1, max_size=len(boundaries) + 1))
     buckets = ItemBuckets.of(np.array(lengths, np.int64), tuple(boundaries))
-    return {**fields, "size": len(lengths), "batch_size": max(sizes), "buckets": buckets, "batch_sizes": tuple(sizes)}
+    order = Order(len(lengths), shuffle, seed)
+    return {**fields, "order": order, "batch_size": max(sizes), "buckets": buckets, "batch_sizes": tuple(sizes)}
 
 
 def shards_of(fields: dict[str, Any], num_shards: int | None = None) -> list[Any]:
@@ -50,11 +52,11 @@ def batches_of(plan: Plan, epoch: int) -> list[list[int]]:
 
 def walked(plan: Any, epoch: int) -> list[list[int]]:
     """The definition, item by item: the global batches of an epoch."""
-    numbers = plan.buckets.numbers if plan.rows_vary else np.zeros(plan.size, int)
+    numbers = plan.buckets.numbers if plan.rows_vary else np.zeros(plan.order.size, int)
     sizes = plan.batch_sizes if plan.rows_vary else (plan.batch_size or 1,)
     filling: list[list[int]] = [[] for _ in sizes]
     batches = []
-    for position, index in enumerate(plan.indices(epoch, np.arange(plan.size))):
+    for position, index in enumerate(plan.order.indices(epoch, np.arange(plan.order.size))):
         bucket = int(numbers[index])
         filling[bucket].append(position)
         if len(filling[bucket]) == sizes[bucket] * plan.num_shards:
@@ -78,7 +80,7 @@ def test_shards_have_the_same_global_batches_and_miss_and_repeat_what_they_say(
         assert set(dealt) == set(whole)
         assert max(map(len, step)) - min(map(len, step)) <= 1
         seen.update(dealt)
-    assert len(seen) == fields["size"] or fields["drop_remainder"]
+    assert len(seen) == fields["order"].size or fields["drop_remainder"]
     assert {plan.repeated_rows for plan in shards} == {sum(seen.values()) - len(seen)}
     assert sum(seen.values()) == sum(plan.rows_per_epoch for plan in shards)
     assert len(set(shards[0].indices(epoch, np.array(sorted(seen), np.int64)))) == len(seen)
@@ -112,7 +114,7 @@ def test_a_chunk_is_its_batches_and_a_place_is_where_an_item_is(
             for shard, each in enumerate(shards)
             for batch, positions in enumerate(batches_of(each, epoch))
             for row, index in enumerate(each.indices(epoch, np.array(positions, np.int64)))}  # fmt: skip
-    for index in range(fields["size"]):
+    for index in range(fields["order"].size):
         for shard, each in enumerate(shards):
             assert find(each, epoch, index) == made.get((index, shard))
 
@@ -158,7 +160,7 @@ def test_shares_follow_the_cluster(fields: dict[str, Any], epoch: int, data: st.
             break
         start = shards[0].start_after(epoch, stop)
         repeated -= shards[0].after(start).repeated_rows
-    assert len(seen) == fields["size"] or fields["drop_remainder"]
+    assert len(seen) == fields["order"].size or fields["drop_remainder"]
     assert sum(seen.values()) - len(seen) == repeated
 
 
@@ -177,4 +179,4 @@ def test_buckets_are_those_of_tf_data(lengths: list[int], edges: set[int]) -> No
 @pytest.mark.parametrize("size", [-1, 2**62 + 1])
 def test_a_size_outside_its_range_is_refused(size: int) -> None:
     with pytest.raises(ArgumentError, match="size must"):
-        Plan(size, 2)
+        Order(size)

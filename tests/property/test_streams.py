@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderpool.plan.order import Plan
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import Order
 from loaderpool.plan.permutation import MAX_SIZE, shuffled
 from loaderpool.sources.stream import StreamSource, read_batches
 
@@ -82,8 +83,8 @@ def plans(draw: st.DrawFn) -> tuple[int, Plan, Plan]:
     }
     size = draw(st.integers(0, 120))
     start = draw(st.integers(0, size))
-    stream = Plan(MAX_SIZE, is_open=True, **settings).after(start)  # type: ignore[arg-type]
-    return size, stream, Plan(size, **settings).after(start)  # type: ignore[arg-type]
+    stream = Plan(Order(MAX_SIZE), is_open=True, **settings).after(start)  # type: ignore[arg-type]
+    return size, stream, Plan(Order(size), **settings).after(start)  # type: ignore[arg-type]
 
 
 @given(plans(), st.integers(0, 30), st.integers(0, 3))

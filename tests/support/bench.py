@@ -10,10 +10,9 @@ import loaderpool as lp
 from loaderpool.core.delivery import aligned_empty
 from loaderpool.core.forms import choose_form, with_batches
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
-from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.probe import probe
-from loaderpool.worker.tickets import MadeRows, Progress
+from loaderpool.worker.tickets import MadeRows, Progress, Ticket
 from loaderpool.worker.work import Work
 from tests.support.batches import copied
 

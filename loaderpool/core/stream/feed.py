@@ -28,7 +28,7 @@ from loaderpool.core.forms import memory_limit
 from loaderpool.core.stream.reader import Arriving, ReaderPass, ReaderProcess, StreamEnded
 from loaderpool.errors import LoaderpoolError, MemoryLimitError
 from loaderpool.memory.arena import Extent, ExtentPool, room_bytes
-from loaderpool.plan.order import Plan
+from loaderpool.plan.batches import Plan
 from loaderpool.sources.stream import StreamSource, read_batches
 from loaderpool.system import clock, fault_points
 from loaderpool.transport.payload.sent import Sent, place

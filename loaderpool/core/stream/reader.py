@@ -21,7 +21,7 @@ from loaderpool.core.failures import reader_lost_error, reading_error, setup_err
 from loaderpool.core.stream.reading import COMMAND, HEADER
 from loaderpool.errors import LoaderpoolError, PoolBrokenError, UnpicklableError, closed_error
 from loaderpool.memory.arena import Arena
-from loaderpool.plan.order import Plan
+from loaderpool.plan.batches import Plan
 from loaderpool.sources.stream import StreamSource
 from loaderpool.system import capacity, fault_points, machine
 from loaderpool.system.capacity import START_ADVICE

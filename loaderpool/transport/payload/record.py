@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from loaderpool.cache.store import SharedCache
     from loaderpool.config import LoaderConfig, UnitKind
     from loaderpool.element.spec import ElementSpec
-    from loaderpool.plan.order import Plan
+    from loaderpool.plan.batches import Plan
     from loaderpool.sources.stream import StreamSource
 
 Pair = tuple[Any, bytes]

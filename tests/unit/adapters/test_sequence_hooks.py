@@ -13,7 +13,8 @@ import pytest
 import loaderpool as lp
 from loaderpool.adapters.sequence_hooks import SequenceHooks
 from loaderpool.errors import MemoryLimitError
-from loaderpool.plan.order import Plan
+from loaderpool.plan.batches import Plan
+from loaderpool.plan.order import Order
 from loaderpool.system.interrupts import InterruptsHeld, gate_handlers
 from loaderpool.trainer.epoch_tracker import EpochTracker
 
@@ -36,7 +37,7 @@ class Shuffling:
 
 def book_of(engine: Any) -> EpochTracker:
     return EpochTracker(
-        lambda: engine, lp.Loader(range(4), workers=0).config, Plan(4, None), SequenceHooks(Shuffling())
+        lambda: engine, lp.Loader(range(4), workers=0).config, Plan(Order(4), None), SequenceHooks(Shuffling())
     )
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from loaderpool.errors import UnpicklableError
-from loaderpool.plan.order import Ticket
 from loaderpool.system.interrupts import gate_handlers
 from loaderpool.worker.bundles import FEED_TABLE_BYTES, Bundle, FeedTable, Frame, frames
-from loaderpool.worker.tickets import Abandoned, StreamedItems
+from loaderpool.worker.tickets import Abandoned, StreamedItems, Ticket
 from tests.support.batches import assert_same
 
 _ROOM = 8 << 20

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.plan.order import Ticket
 from loaderpool.trainer.arguments import check_arguments
 from loaderpool.worker.calls import Calls
 from loaderpool.worker.own_process import SavedGlobals
-from loaderpool.worker.tickets import Opened
+from loaderpool.worker.tickets import Opened, Ticket
 
 
 def calls_of(fn: Any, **settings: Any) -> Calls:

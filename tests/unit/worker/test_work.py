@@ -11,9 +11,8 @@ import pytest
 
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.board import Field
-from loaderpool.plan.order import Ticket
 from loaderpool.worker.own_process import SavedGlobals
-from loaderpool.worker.tickets import WorkFailed
+from loaderpool.worker.tickets import Ticket, WorkFailed
 from tests.support.batches import assert_same
 from tests.support.bench import RUN, Bench
 
