@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from loaderpool.core.changes import COMPARED_BYTES, ObjectChanges, Shipments, Shipping
 from loaderpool.core.delivery import CheckedArguments, DeliveryCounts, with_classes
 from loaderpool.core.messages import Found
 from loaderpool.core.pool import WorkerPool
@@ -18,23 +18,20 @@ from loaderpool.errors import (
     MemoryLimitError,
     SetupError,
     SourceError,
-    UnpicklableError,
     closed_error,
-    counted,
     warn,
 )
 from loaderpool.memory.layout import BatchForm
 from loaderpool.plan.places import Position
 from loaderpool.sources.recognise import check_length
 from loaderpool.sources.stream import nothing_there
-from loaderpool.system import clock
 from loaderpool.system.interrupts import InterruptsAllowed, InterruptsHeld
-from loaderpool.transport.payload.generators import Registry, seeder
+from loaderpool.transport.payload.generators import Registry
 from loaderpool.transport.payload.glance import Glance
 from loaderpool.transport.payload.kept import counted_in_passes
 from loaderpool.transport.payload.module_versions import note_modules, version_warnings
-from loaderpool.transport.payload.ship import Shipment, ship
-from loaderpool.transport.payload.structure import Difference, means_the_same
+from loaderpool.transport.payload.ship import Shipment
+from loaderpool.transport.payload.structure import Difference
 from loaderpool.transport.pickling import receive
 
 if TYPE_CHECKING:
@@ -43,16 +40,6 @@ if TYPE_CHECKING:
     from loaderpool.core.stream.feed import Feed, StreamFeeds
 
 _LOCK_TIMEOUT_S = 1.0
-# Objects that take no more, in their pickle and in arrays beside it, are pickled and compared as each epoch begins.
-# Larger: an epoch's start takes longer than some 10 ms. Smaller: of more objects only a glance is taken.
-_COMPARED_BYTES = 1_000_000
-# The same of the CPU time that pickling them takes, so that many small objects do not hold up each epoch.
-_COMPARED_NS = 10_000_000
-_MOST_TRIES = 3
-# Epochs that begin with what library objects keep of their last call, before that is taken for no change of the user's.
-_MOST_KEPT_CHANGES = 2
-# What workers and the reader of a stream are sent; in place of the latter why there is none, or None: no stream.
-_Shipments = tuple[Shipment, Shipment | str | None]
 
 
 class PoolEngine:
@@ -99,18 +86,13 @@ class PoolEngine:
         self._old_feeds: list[StreamFeeds] = []  # which read what the stream was before
         self._versions: list[Version] = []  # the present one last
         self._is_comparing = False  # a signal's handler may begin a pass meanwhile
-        self._is_quick = True  # pickling takes no more than `_COMPARED_NS`; once it does, that stays so
-        self._is_stable = True  # the same objects give the same pickle
-        self._can_travel = True  # they could be pickled when that was last tried
         self._length = checked.length
-        self._changes = 0  # epochs that began with changed objects
-        self._latest_change = self._ignored = ""
         self._has_begun = self._told_of_counts = False
-        self._kept_changes = 0  # of these, for what objects of libraries keep of their last call
         roots = checked.payload.roots(checked.stream)
         with InterruptsAllowed():
             self.generators = Registry(roots)
-        shipped = self._ship(None)
+        self._shipping = Shipping(checked, self.generators, self.number, pool.hands_over_files)
+        shipped = self._shipping.pickle()
         modules = frozenset[str]().union(*(each.modules for each in shipped if isinstance(each, Shipment)))
         if not pool.hands_over_files:
             note_modules(modules, pool.modules)
@@ -118,8 +100,9 @@ class PoolEngine:
             warn(warning)
         for text in version_warnings(modules, pool.modules):
             warn(text)
-        self._glance = Glance(roots, shipped[0].without)
-        if cache is not None and self._size <= _COMPARED_BYTES:
+        glance = Glance(roots, shipped[0].without)
+        self._changes = ObjectChanges(self._shipping, glance, self._sent_difference, cache is not None)
+        if cache is not None and self._shipping.nbytes <= COMPARED_BYTES:
             with InterruptsAllowed():
                 cache.identify(checked.payload.cached_of)
         try:
@@ -241,54 +224,24 @@ class PoolEngine:
             self._is_comparing = False
 
     def _refresh(self, is_whole: bool) -> None:
-        is_whole, glance = is_whole or self.is_outdated, self._glance
-        glance.warn({})  # of functions that were defined again
-        is_small = self._size <= _COMPARED_BYTES and self._is_quick
-        is_cheap = is_small and self._is_stable and self._can_travel
-        is_glance = not (is_whole or is_cheap)
-        if is_glance and not glance.changes():
+        change = self._changes.look(is_whole, self.is_outdated)
+        if change is None:
             return
-        changes, advice, difference = dict[str, str](), "", None
+        check_length(self._payload.source, self._length)
+        if self.cache is not None:
+            self.cache.check(self._payload.cached_of)
+        feeds = self.feeds
         try:
-            shipped = self._ship_timed() if is_cheap else self._ship_again()
-            self._can_travel = True
-            if is_cheap and not self._is_quick and not is_whole:  # which is known by now
-                is_glance = True
-                if not glance.changes():
-                    return
-            difference = self._difference(shipped, is_whole)
-            if difference is None or self._is_ignored(difference):
-                if is_glance:  # or it would show the same each time
-                    glance.renew()
-                return
-            changes = glance.changes()
-            check_length(self._payload.source, self._length)
-            if self.cache is not None:
-                self.cache.check(self._payload.cached_of)
-            feeds = self.feeds
-            self._send(shipped)
-        except UnpicklableError as error:
-            if is_whole:
-                raise
-            self._can_travel = False  # it is tried again when a glance shows more
-            changes = glance.changes() or {"the objects": "cannot be compared any more"}
-            advice = f"{error} Or leave it out of the pickle in __getstate__."
+            self._send(change.shipped)
         except MemoryLimitError as error:
-            if not is_glance:
+            if not change.is_glance:
                 raise
-            advice = f"They could not be sent again: {error}"
-        glance.renew()
-        if advice:
-            glance.warn(changes, advice=advice)
+            self._changes.warn_of_failure(change, error)
             return
         if self._has_begun and self.feeds is not feeds:
             self._warn_of_lost_counts()
         self.is_outdated = False
-        self._changes += 1
-        named = [f"{name}: {what}" for name, what in changes.items()] or filter(None, [difference and difference.name])
-        self._latest_change = next((f" ({each})" for each in named), "")
-        if is_glance and not (self._is_quick and self._pickled_bytes <= _COMPARED_BYTES):
-            glance.warn(changes, *_sent_again(self._pickled_bytes))
+        self._changes.note_sent(change)
 
     def _warn_of_lost_counts(self) -> None:
         """Warn if the stream has counted in passes, for it begins again from this process's copy."""
@@ -308,86 +261,17 @@ class PoolEngine:
         Raises:
             LoaderpoolWarning: where a filter makes an error of it.
         """
-        changes = self._glance.changes()
-        if changes and self._is_stable and self._size <= _COMPARED_BYTES and not self.is_closed:
-            with contextlib.suppress(UnpicklableError):
-                changes = changes if self._differs(self._ship_again()) else {}
-        self._glance.warn(changes, "These values changed after the workers got them; replay uses the new ones")
+        self._changes.warn_of_replay(can_compare=not self.is_closed)
 
-    def _difference(self, shipped: _Shipments, is_whole: bool) -> Difference | None:
-        """Return what differs in objects that were pickled again from the workers'; None: nothing does."""
+    def _sent_difference(self, shipped: Shipments) -> Difference | None:
+        """Return what differs in shipments from those that workers and reader have; None: nothing does."""
         for_workers, for_reader = shipped
         found = self.version.sent.difference(for_workers)
         if (found is None or found.is_kept) and isinstance(for_reader, Shipment):
             found = Difference("") if self.feeds is None else self.feeds.difference(for_reader) or found
-        if self.is_outdated:
-            return found or Difference("")
-        if found is None or is_whole:
-            return found
-        if self._is_stable:
-            again = self._ship_again()
-            self._is_stable = all(
-                means_the_same(one.pickled, other.pickled)
-                for one, other in zip(shipped, again, strict=True)
-                if isinstance(one, Shipment) and isinstance(other, Shipment)
-            )
-        return found if self._is_stable or self._glance.changes() else None
+        return found
 
-    def _differs(self, shipped: _Shipments) -> bool:
-        """Return whether there is a difference that is not of an object's last call."""
-        found = self._difference(shipped, is_whole=True)
-        return found is not None and not found.is_kept
-
-    def _is_ignored(self, difference: Difference) -> bool:
-        """Return whether a difference is no change of the user's, as far as the epochs before have shown."""
-        if self.is_outdated or not difference.is_kept:
-            return False
-        if self.cache is None and self._kept_changes < _MOST_KEPT_CHANGES:
-            self._kept_changes += 1
-            return False
-        self._ignored, self._glance.counts_kept = difference.name, False
-        return True
-
-    def _ship_timed(self) -> _Shipments:
-        """Pickle all that travels once more, and note if that takes long twice, for a collection may come once."""
-        for _ in range(2):
-            began_ns = clock.thread_cpu_ns()
-            shipped = self._ship_again()
-            if clock.thread_cpu_ns() - began_ns <= _COMPARED_NS:
-                return shipped
-        self._is_quick = False
-        return shipped
-
-    def _ship_again(self) -> _Shipments:
-        """Pickle all that travels once more. Another thread may be changing it: then it is tried again."""
-        for _ in range(_MOST_TRIES):
-            try:
-                return self._ship(self._like)
-            except UnpicklableError as error:
-                if not isinstance(error.__cause__, RuntimeError):  # "dictionary changed size during iteration"
-                    raise
-        return self._ship(self._like)
-
-    def _ship(self, like: _Shipments | None) -> _Shipments:
-        """Pickle all that travels, and note how large it is."""
-        payload = self._payload.travelling(self.number)
-        stream, for_reader = self._stream, None
-        with InterruptsAllowed():  # pickling runs code of the user's, and may take long
-            if stream is None:
-                shipment = ship(payload, registry=self.generators, like=None if like is None else like[0])
-            else:
-                from loaderpool.core.stream.reader import ship_beside  # which few loaders need
-
-                stream.captured = seeder(self.generators.pairs, self.config._replace(threads=1))
-                own = self.config, self.plan, self.pool.hands_over_files, self.generators
-                shipment, for_reader = ship_beside(payload, stream, *own, like)
-        found = [each for each in (shipment, for_reader) if isinstance(each, Shipment)]
-        self._pickled_bytes = sum(each.pickled_bytes for each in found)
-        self._size = sum(len(each.pickled) + sum(buffer.nbytes for buffer in each.buffers) for each in found)
-        self._like = _without_data(shipment), _without_data(for_reader)
-        return shipment, for_reader
-
-    def _send(self, shipped: _Shipments) -> None:
+    def _send(self, shipped: Shipments) -> None:
         """Send a version to the supervisor; later runs are of it."""
         for_workers, for_reader = shipped
         with self.pool.lock:
@@ -463,7 +347,7 @@ class PoolEngine:
         placements = [self.version.sent.placement] if self._versions else []
         if feeds is not None and feeds.sent is not None:
             placements.append(feeds.sent.placement)
-        shared, packed = sum(each.shared_bytes for each in placements), self._like[0].packed_items
+        shared, packed = sum(each.shared_bytes for each in placements), self._shipping.packed_items
         notes = [f"{shared:,} bytes of arrays are shared with the workers and not copied"] if shared else []
         notes += [f"copied into shared memory: {reason}" for each in placements for reason in each.copied_because]
         if packed:
@@ -472,15 +356,7 @@ class PoolEngine:
             why = feeds.why_on_thread
             where = f"on a thread of the main process: {why}" if why else "in a separate process"
             notes.append(f"the stream is read {where}")
-        if self._changes:
-            times = counted(self._changes, "epoch")
-            notes.append(f"{times} began with changed objects, for which workers start again{self._latest_change}")
-        if not self._is_quick:
-            notes.append("pickling takes long, so only a glance shows whether objects have changed as an epoch begins")
-        if self._ignored:
-            notes.append(
-                f"{self._ignored} is not sent again: its object assigns it in each call. To send it: replace()"
-            )
+        notes += self._changes.notes()
         return tuple(notes)
 
     def close(self) -> None:
@@ -564,19 +440,3 @@ class PoolEngine:
             raise closed_error()
         if (make_error := version.failure or self._why_no_item()) is not None:
             raise make_error()
-
-
-def _sent_again(nbytes: int) -> tuple[str, str]:
-    """Return the first and the last line of a warning about changes of large objects."""
-    first = f"These values changed, so the function and the source ({nbytes:,} bytes) were pickled again"
-    last = (
-        f"Only parts of objects are compared if they are larger than {_COMPARED_BYTES:,} bytes, or take more than "
-        f"{_COMPARED_NS // 1_000_000} ms to pickle. Other changes may not be seen. To use all present values: "
-        "loader = loader.replace()"
-    )
-    return first, last
-
-
-def _without_data(shipment: Any) -> Any:
-    """Return what is known of a shipment, without what it holds of the user's data."""
-    return shipment._replace(pickled=b"", buffers=(), warnings=()) if isinstance(shipment, Shipment) else shipment

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import loaderpool as lp
-from loaderpool.core import engine
+from loaderpool.core import changes
 from loaderpool.system import clock
 from tests.support.batches import kill_supervisor, kill_worker
 from tests.support.child import run_child
@@ -597,12 +597,12 @@ class Counting(Staged):
 
 
 def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_COMPARED_NS", 0)
+    monkeypatch.setattr(changes, "_COMPARED_NS", 0)
     dataset = Counting(parts=[Small(number) for number in range(500)])
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
         assert shown(loader) == [0]
         before = Counting.pickled
-        monkeypatch.setattr(engine, "_COMPARED_NS", 10**12)  # it does not become quick again
+        monkeypatch.setattr(changes, "_COMPARED_NS", 10**12)  # it does not become quick again
         for _ in range(3):
             assert shown(loader) == [0]
         assert Counting.pickled == before
@@ -614,7 +614,7 @@ def test_small_objects_that_take_long_to_pickle_are_compared_at_a_glance(monkeyp
 
 def test_small_objects_that_were_slow_to_pickle_once_stay_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine."""
-    monkeypatch.setattr(engine, "_COMPARED_NS", 10**12)
+    monkeypatch.setattr(changes, "_COMPARED_NS", 10**12)
     monkeypatch.setattr(clock, "thread_cpu_ns", iter([0, 10**13, 0, 0] + [0] * 1000).__next__)
     dataset = Staged(parts=[[Small(number)] for number in range(500)])
     with lp.Loader(dataset, batch_size=8, workers=1) as loader:
