@@ -248,7 +248,7 @@ def test_a_compressed_file_is_named_as_the_source(tmp_path: Path) -> None:
             archive.addfile(tarfile.TarInfo(f"{number}.txt"))
     source = Labelled([tmp_path / "a.tar.gz"])
     source.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(lp.UnpicklableError, match="workers: source → attribute .lock of Labelled, of type _thread"):
+    with pytest.raises(lp.UnpicklableError, match=r"workers: source → attribute \.lock of Labelled, of type _thread"):
         lp.Loader(source, lambda item: 1, batch_size=2, workers=1)
 
 
