@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import loaderpool as lp
@@ -136,3 +137,15 @@ def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster
             assert [node.state for node in other.statistics().nodes] == ["starting"] * 3
             pool.close()
             assert len(read(other)) == 20
+
+
+def test_a_raylets_port_is_no_heads(cluster: RayCluster) -> None:
+    """Ray itself would ask it for minutes."""
+    (raylet,) = cluster.pids(1)["raylet"]
+    ports = [each.laddr.port for each in psutil.Process(raylet).net_connections("tcp") if each.status == "LISTEN"]
+    address = f"{cluster.address.partition(':')[0]}:{ports[0]}"
+    said = f"no Ray cluster answers at {address}: a gRPC or HTTP/2 server listens there, but no head"
+    pool = lp.RayPool(address)
+    loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
+    with pool, loader, soon(), pytest.raises(lp.ClusterError, match=said):
+        next(iter(loader))
