@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import socket
 import threading
@@ -176,3 +177,24 @@ def test_a_loader_on_another_program_says_what_it_is() -> None:
         told = pytest.raises(lp.ClusterError, match=f"no Ray cluster answers at {address}: .* answers 'SSH-2.0-OpenSSH")
         with lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader, told:
             next(iter(loader))
+
+
+class Dataset:
+    def __init__(self) -> None:
+        self.data = list(range(250_000))
+
+    def load(self, item: int) -> int:
+        return self.data[item]
+
+    __call__ = load
+
+
+@pytest.mark.parametrize("kind", ["method", "callable", "partial"])
+def test_a_large_list_is_shared_on_the_object_that_has_it(kind: str) -> None:
+    """An attribute of a bound method cannot be assigned."""
+    dataset = Dataset()
+    functions = {"method": dataset.load, "callable": dataset, "partial": functools.partial(Dataset.load, dataset)}
+    with RayPool(address="127.0.0.1:1") as pool, pytest.warns(lp.LargeDataWarning) as warned:
+        lp.Loader(range(8), functions[kind], batch_size=4, workers=pool).close()
+    (warning,) = warned
+    assert str(warning.message).endswith("To share one copy: dataset.data = lp.share(dataset.data)")
