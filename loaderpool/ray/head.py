@@ -57,9 +57,7 @@ def why_no_head(host: str, port: int) -> str:
                 return "a program listens there, and closes each connection"
             if any(_is_answer(frame) for frame in (first, *frames)):
                 return ""
-            return (
-                "a gRPC or HTTP/2 server listens there, but no head. A head's port is the --port of ray start, or 6379"
-            )
+            return "a gRPC or HTTP/2 server listens there, but no head. Pass the --port of `ray start`, by default 6379"
         except _OtherAnswerError as answer:
             return f"another program listens there, which answers {answer}"
         except TimeoutError:
