@@ -28,13 +28,16 @@ from loaderpool.hints import known_names_only
 from loaderpool.plan.order import item_name
 
 # Where an expected shape comes from, which decides what the user can do about another one: the batch's other rows; a
-# spec (the user's, or what the first samples show); the length to pad to in one; other rows of a ragged component.
-Origin = Literal["rows", "spec", "length", "ragged"]
+# spec (the user's, or what the first samples show); the same for a component that `pad` leaves out; the length to pad
+# to in a spec; other rows of a ragged component.
+Origin = Literal["rows", "spec", "unpadded", "length", "ragged"]
 _ADVICE: dict[Origin, str] = {
     "rows": "Samples differ in {axes}, but all samples of a batch must have the same shape. Choose one:"
     "\n    pad=True: pad to the longest sample of each batch{ragged}\n    batch_size=None: do not batch",
     "spec": "Lengths must not vary in {axes}. To allow it, pass an element_spec with None there; loader.element_spec "
     "is the present one",
+    "unpadded": "Samples differ in {axes}, but pad is False for this component, which does not pad it. None pads with "
+    "zeros, empty strings, or False for a mask",
     "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set a larger one, or "
     "None",
     "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Return samples of one length "

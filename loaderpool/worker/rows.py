@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.element.spec import ArraySpec, Origin, fill_value, mismatch
+from loaderpool.element.spec import ArraySpec, Origin, fill_value, mismatch, padding_of
 from loaderpool.element.structure import can_write, convert_leaf
 from loaderpool.errors import SpecMismatchError
 from loaderpool.memory.layout import BatchForm, Block
@@ -37,10 +37,13 @@ class Converter:
     Args:
         form: of the batches. Whole batches may have axes of any length under an inferred spec.
         is_given: the user gave the spec, so a `same_kind` cast is wanted; an inferred one allows no cast of arrays.
-        is_ragged: `ragged` is set, for what an error advises.
+        is_ragged: `ragged` is set, for the advice of an error.
+        pad: the loader's argument, for the same.
     """
 
-    def __init__(self, form: BatchForm, is_given: bool, is_ragged: bool = False) -> None:
+    def __init__(self, form: BatchForm, is_given: bool, is_ragged: bool = False, pad: Any = False) -> None:
+        self._pad = pad
+        self._structure = form.spec.structure
         self._is_given = is_given
         self._flatten = form.spec.structure.flatten
         self.paths = form.spec.structure.paths
@@ -96,6 +99,8 @@ class Converter:
 
     def _mismatch(self, component: int, index: int, array: npt.NDArray[Any]) -> SpecMismatchError:
         expected, path, origin = self.expected[component], self.paths[component], self._origins[component]
+        if origin == "spec" and self._pad is not False and padding_of(self._pad, self._structure)[component] is False:
+            origin = "unpadded"
         return mismatch(path, index, expected, array.shape, array.dtype, origin)
 
     # ---- rows of a fixed slot ----

@@ -129,7 +129,7 @@ class Work:
         """Take the batches' form, as the main process decided it."""
         self.form = form
         self.calls.unflatten = form.spec.structure.unflatten
-        self._converter = Converter(form, is_given, self.config.ragged)
+        self._converter = Converter(form, is_given, self.config.ragged, self.config.pad)
         # Of a generator's batches the last is shorter, so they are varying; but no row of them is ever left out.
         may_write_rows = form.fixed is not None or (form.has_plain_rows and self.plan.lanes > 0)
         self._writes_rows = may_write_rows and self.config.on_error.action == "raise"
