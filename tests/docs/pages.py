@@ -13,9 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import re
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = r"^<!-- (?P<mark>no-run|file|run)(?:: (?P<argument>.+?))? -->\n+"
@@ -57,6 +62,23 @@ def program(name: str) -> Any:
 def name_of(page: Path) -> str:
     """The page's path in the repository."""
     return page.relative_to(ROOT).as_posix()
+
+
+def require(modules: Iterable[str], install: str) -> None:
+    """Skip the test if a module is not installed; in CI, which installs them all, fail.
+
+    Args:
+        modules: names of top-level modules.
+        install: what installs them, for the message.
+    """
+    missing = sorted(name for name in modules if importlib.util.find_spec(name) is None)
+    if not missing:
+        return
+    message = f"not installed: {', '.join(missing)}: {install}"
+    # There is no TensorFlow for Python 3.14.
+    if os.environ.get("CI") and (sys.version_info < (3, 14) or "tensorflow" not in missing):
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 def needs_tensorflow(blocks: list[Block]) -> bool:
