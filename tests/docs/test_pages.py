@@ -17,7 +17,7 @@ _BLOCKS = {page: read_blocks(page) for page in all_pages()}
 _RUNNABLE = [page for page, blocks in _BLOCKS.items() if blocks]
 _TIMEOUT_S = 100.0
 # Named, and not every module that a page imports: one that is misspelled, or missing for another reason, must fail.
-_OPTIONAL = re.compile(r"^(?:import|from) (accelerate|lightning|orbax)\b", re.MULTILINE)
+_OPTIONAL = re.compile(r"^(?:import|from) (accelerate|datasets|lightning|orbax)\b", re.MULTILINE)
 
 
 def _is_quick(page: Path) -> bool:
