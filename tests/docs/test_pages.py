@@ -29,7 +29,7 @@ def _together(page: Path) -> tuple[Path, ...]:
     """The pages with which it shares a child, for imports cost seconds."""
     kind = needs_tensorflow(_BLOCKS[page]), _is_quick(page)
     alike = [each for each in _RUNNABLE if (needs_tensorflow(_BLOCKS[each]), _is_quick(each)) == kind]
-    children = 1 if _is_quick(page) else 5
+    children = 1 if _is_quick(page) else 6
     return tuple(alike[alike.index(page) % children :: children])
 
 
