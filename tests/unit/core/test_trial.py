@@ -29,6 +29,7 @@ class Course:
         self.done_s: dict[int, tuple[int, float]] = {}  # by worker: the ticket that it makes, and until when
         self.trial: Trial | None = None
         self.steps = 0
+        self.is_taking = True  # the main process does
         self.serve(2.0)
 
     @property
@@ -65,7 +66,7 @@ class Course:
         loader = self.state.done(worker, Done(ticket.number, rows, 0.05))
         if self.trial is not None:
             self.trial.note(worker, loader, rows, self.now_s)
-        for told in self.pool.of(Filled):
+        for told in self.pool.of(Filled) if self.is_taking else ():
             release(self.state, told.run, told.offset)
         self.pool.told.clear()
 
@@ -256,6 +257,14 @@ def test_an_event_ends_a_trial_and_no_worker_stays_paused(event: Callable[[Cours
     course.step()
     assert course.trial is not None and course.trial.is_over
     assert course.trial.result.rate == 0
+    assert not any(worker.is_paused for worker in course.state.workers.values())
+
+
+def test_a_trial_ends_though_the_main_process_has_stopped() -> None:
+    course = Course(4, rate).until_paused()
+    course.is_taking = False
+    course.serve(3.0)
+    assert course.trial is not None and course.trial.is_over
     assert not any(worker.is_paused for worker in course.state.workers.values())
 
 
