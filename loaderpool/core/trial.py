@@ -22,6 +22,7 @@ _LEAST_ANSWERS, _ANSWERS_EACH = 12, 3  # of all workers together, on average of 
 _LEAST_CYCLES = 2  # from here on a worker's own cycle tells its rate
 # Of the rate of all workers: fewer are as fast from here on. Unlimited ones have their share.
 _AS_FAST = 0.9
+_JUST_AS_FAST = 0.95  # and only from here on they replace a larger number that was as fast
 # Standard errors between a measured share and what it would be otherwise. Smaller: stragglers would pass for a limit.
 _CLEAR = 3.0
 # Of all workers' rate: it is measured for some time until its error is small; with a large one nothing is clear.
@@ -217,6 +218,9 @@ class Trial:
 
     def _decide(self, share: float, is_as_fast: bool, now_s: float) -> bool:
         """Take in that the few workers had this share of the rate of all, and go on with another number of them."""
+        if is_as_fast and share < _JUST_AS_FAST and self._enough < len(self._workers):
+            self._too_few = self._few  # the limit is known, and the number before loses nothing
+            return self._end()
         if is_as_fast:
             self._enough = self._few
             few = self._few // 2 if not self._too_few and self._few > 1 else self._few
