@@ -7,20 +7,28 @@ there is one), and what a batch holds follows from that alone.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import numbers
 import operator
+import sys
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loaderpool.checks import check_signature, open_parameter, whole_number
-from loaderpool.errors import ArgumentError, SourceError, add_note, brief
+from loaderpool.errors import ArgumentError, SourceError, add_note, brief, readable_s
 from loaderpool.hints import known_names_only
 from loaderpool.plan.generators import PASS, CapturedGenerators
 from loaderpool.plan.order import MOST_GENERATORS, Plan
 from loaderpool.plan.permutation import shuffled
+from loaderpool.system import clock
+
+# While items are dropped to resume: what is over sooner is not reported; then a line comes so often.
+_QUIET_NS = 2_000_000_000
+_LINE_NS = 5_000_000_000
+_LOOK_NS = 50_000_000  # between two looks at the clock. Shorter: they cost, if items are quick. Longer: lines are late.
 
 
 class StreamSource:
@@ -113,7 +121,7 @@ def read_batches(
         items = stream.open()
         if window:
             items = shuffled(items, window, seed, epoch)
-        position = sum(1 for _ in itertools.islice(items, plan.start))
+        position = skip(items, plan.start, "the stream")
     rows = plan.most_rows
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
@@ -135,6 +143,33 @@ def read_batches(
     if tail.batches_per_epoch:
         first, *others = tail.positions(epoch, 0).tolist()
         yield first, block[first - position : first - position + 1 + len(others)]
+
+
+def skip(items: Iterator[Any], count: int, what: str) -> int:
+    """Read items and drop them; returns how many there were. If it takes long, lines on stderr report the progress.
+
+    Args:
+        items: of a stream, or of generators.
+        count: the number of items.
+        what: names what has the items; "": nothing is reported.
+    """
+    position, block, began_ns = 0, 1, clock.monotonic_ns()
+    due_ns = began_ns + _QUIET_NS
+    while position < count:
+        started_ns, wanted = clock.monotonic_ns(), min(block, count - position)
+        found = sum(1 for _ in itertools.islice(items, wanted))
+        position += found
+        if found < wanted:
+            break
+        now_ns = clock.monotonic_ns()
+        block = block * 2 if now_ns - started_ns < _LOOK_NS else max(1, block // 2)
+        if what and now_ns >= due_ns and position < count:
+            passed_ns = now_ns - began_ns
+            due_ns = now_ns + max(_LINE_NS, passed_ns // 5)  # so a log of hours has some dozens of lines
+            text = f"{position:,} of {count:,} items of {what} were read again in {readable_s(passed_ns / 1e9)}"
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # there is no stderr
+                print(f"loaderpool: resuming: {text}", file=sys.stderr, flush=True)
+    return position
 
 
 class _Turn:
