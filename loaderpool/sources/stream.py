@@ -7,28 +7,25 @@ there is one), and what a batch holds follows from that alone.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import numbers
 import operator
-import sys
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loaderpool.checks import check_signature, open_parameter, whole_number
-from loaderpool.errors import ArgumentError, SourceError, add_note, brief, readable_s
+from loaderpool.errors import ArgumentError, SourceError, add_note, brief
 from loaderpool.hints import known_names_only
 from loaderpool.plan.generators import PASS, CapturedGenerators
 from loaderpool.plan.order import MOST_GENERATORS, Plan
 from loaderpool.plan.permutation import shuffled
 from loaderpool.system import clock
+from loaderpool.system.progress import Progress
 
-# While items are dropped to resume: what is over sooner is not reported; then a line comes so often.
-_QUIET_NS = 2_000_000_000
-_LINE_NS = 5_000_000_000
-_LOOK_NS = 50_000_000  # between two looks at the clock. Shorter: they cost, if items are quick. Longer: lines are late.
+# Between two looks at the clock while items are dropped. Shorter: looks cost, if items are quick. Longer: late lines.
+_LOOK_NS = 50_000_000
 
 
 class StreamSource:
@@ -153,22 +150,17 @@ def skip(items: Iterator[Any], count: int, what: str) -> int:
         count: the number of items.
         what: names what has the items; "": nothing is reported.
     """
-    position, block, began_ns = 0, 1, clock.monotonic_ns()
-    due_ns = began_ns + _QUIET_NS
+    position, block = 0, 1
+    progress = Progress(f"resuming: {{done}} of {count:,} items of {what} were read again in {{time}}")
     while position < count:
         started_ns, wanted = clock.monotonic_ns(), min(block, count - position)
         found = sum(1 for _ in itertools.islice(items, wanted))
         position += found
         if found < wanted:
             break
-        now_ns = clock.monotonic_ns()
-        block = block * 2 if now_ns - started_ns < _LOOK_NS else max(1, block // 2)
-        if what and now_ns >= due_ns and position < count:
-            passed_ns = now_ns - began_ns
-            due_ns = now_ns + max(_LINE_NS, passed_ns // 5)  # so a log of hours has some dozens of lines
-            text = f"{position:,} of {count:,} items of {what} were read again in {readable_s(passed_ns / 1e9)}"
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # there is no stderr
-                print(f"loaderpool: resuming: {text}", file=sys.stderr, flush=True)
+        block = block * 2 if clock.monotonic_ns() - started_ns < _LOOK_NS else max(1, block // 2)
+        if what and position < count:
+            progress.reach(f"{position:,}")
     return position
 
 
