@@ -207,6 +207,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._loader, self._verbose = loader, verbose
         self._begun: Snapshot  # when the epoch began
         self._told: Verdict | None = None
+        self._has_warned = False  # of a loader that fit does not take batches from
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start measuring the epoch."""
@@ -222,6 +223,9 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if explanation.verdict is not self._told:
                 self._told = explanation.verdict
                 self._say(f"Epoch {epoch + 1}: {explanation.headline}")
+        elif not self._has_warned:
+            self._has_warned = True
+            self._say(f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the loader of fit.")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print `loader.explain()`."""

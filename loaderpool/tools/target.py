@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -14,6 +15,7 @@ import click
 import loaderpool
 from loaderpool.core import failures
 from loaderpool.errors import LoaderpoolError, brief, shortened
+from loaderpool.hints import nearest
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
 
@@ -36,9 +38,12 @@ def load_target(target: str) -> Loader:
             module = importlib.import_module(module_name)
     finally:
         EpochTracker.refusal = None
-    failures.command_target = target  # which errors of its function name
+    _name_in_errors(target)
     if not hasattr(module, name):
-        raise _wrong(target, f"was not found: module {module_name} has no {brief(name)}")
+        usable = [key for key, value in vars(module).items() if callable(value) or isinstance(value, Loader)]
+        near = nearest(name, usable)
+        meant = f". Did you mean {near}?" * bool(near)
+        raise _wrong(target, f"was not found: module {module_name} has no {brief(name)}{meant}")
     made = getattr(module, name)
     if callable(made):
         with _users_code(target):
@@ -47,6 +52,14 @@ def load_target(target: str) -> Loader:
         what = "must be a loaderpool.Loader, or a function without arguments that returns one"
         raise _wrong(target, f"{what}, got {type(made).__qualname__}")
     return made
+
+
+def _name_in_errors(target: str) -> None:
+    """Have errors of the function name this TARGET, as long as the command runs."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        failures.command_target = target
+        context.call_on_close(functools.partial(setattr, failures, "command_target", ""))
 
 
 @contextlib.contextmanager
