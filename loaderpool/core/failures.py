@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import pickle
 import re
 import sys
@@ -309,6 +310,10 @@ def _hint(failure: Failure) -> str:
             " If your script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True, set it in a function that you pass as "
             "setup= instead: workers do not have the script's settings."
         )
+    if failure.unseen and not os.path.isabs(failure.unseen):
+        return " The path is relative. Use absolute paths, such as Path(path).resolve(), to files that all nodes have."
+    if failure.unseen and os.path.exists(failure.unseen):
+        return " This machine has the file. Mount the same file system at the same path on all nodes."
     return ""
 
 
