@@ -326,9 +326,7 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
             + "Pass a default, as in (shape, dtype, default), or the shape (None,) if the feature may be empty."
         )
     if kind != wanted:
-        raise ArgumentError(
-            f"features[{brief(name)}]: expected {_DTYPES[wanted]}, but the record has {_DTYPES[kind]}"
-        )
+        raise ArgumentError(f"features[{brief(name)}]: expected {_DTYPES[wanted]}, but the record has {_DTYPES[kind]}")
     values = getattr(feature, kind)
     count = len(values.value)
     if count % number if is_open else count != number:

@@ -147,6 +147,7 @@ def test_a_resume_that_takes_long_reports_its_progress(
     workers: int, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With processes of its own: those of a shared pool have another stderr."""
+
     class Items:
         def __iter__(self) -> Iterator[int]:
             for item in range(44):
