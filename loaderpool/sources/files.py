@@ -20,7 +20,7 @@ import numpy.typing as npt
 from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief, readable_bytes, shortened
 from loaderpool.hints import known_names_only
 from loaderpool.sources.in_order import Compression, InOrder, ReadFailedError, compression_of, head_of, local_chunks
-from loaderpool.sources.recognise import position_of
+from loaderpool.sources.indexing import position_of
 from loaderpool.sources.remote import is_of_this_process, is_url, remote_chunks
 from loaderpool.sources.stream import ReplicatedSource, checked_lengths
 from loaderpool.sources.tables import import_extra
