@@ -111,7 +111,11 @@ def check_signature(name: str, function: Callable[..., Any], example: str, may_t
         signature.bind(*arguments, **keywords)
     except TypeError as error:
         called = f"{getattr(function, '__qualname__', type(function).__name__)}{shortened(_shown(signature))}"
-        raise ArgumentError(f"{name} must be callable as {name}({example}), but {called} is not: {error}") from None
+        missing = re.search(r"missing .*'\w*(gen|rand|rng|seed|state)\w*'", str(error))
+        is_for_rng = missing is not None and "rng" in may_take and "rng" not in keywords
+        more = ". Name a parameter rng to get a random number generator" * is_for_rng
+        text = f"{name} must be callable as {name}({example}), but {called} is not: {error}{more}"
+        raise ArgumentError(text) from None
 
 
 def open_parameter(function: Any, name: str, given: int = 1) -> inspect.Parameter | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -68,11 +69,21 @@ class Buckets:
         boundaries: Sequence[int],
         batch_sizes: Sequence[int] | None = None,
     ) -> None:
-        edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
-        if not 1 <= len(edges) <= _MOST_BOUNDARIES or list(edges) != sorted(set(edges)):
+        if callable(by) and not hasattr(by, "__len__"):
+            name = getattr(by, "__name__", "")
+            length = name if name.isidentifier() else "length"
             raise ArgumentError(
-                f"Buckets.boundaries must be 1 to {_MOST_BOUNDARIES} increasing numbers, got {brief(list(edges))}"
+                "Buckets.by must be the lengths of all items, got a function. Write lp.Buckets("
+                f"[{length}(item) for item in source], ...). If this is slow, let workers compute them: "
+                f"lengths = numpy.concatenate([*lp.Loader(source, {length}, batch_size=1000)])"
             )
+        edges = whole_numbers("Buckets.boundaries", boundaries, at_most=_MAX_LENGTH)
+        if not 1 <= len(edges) <= _MOST_BOUNDARIES:
+            raise ArgumentError(f"Buckets.boundaries must be 1 to {_MOST_BOUNDARIES} numbers, got {len(edges)}")
+        for number, (before, edge) in enumerate(itertools.pairwise(edges), start=1):
+            if edge <= before:
+                at, below = f"boundaries[{number}]={edge}", f"boundaries[{number - 1}]={before}"
+                raise ArgumentError(f"Buckets.boundaries must increase, but {at} is not above {below}")
         sizes = None if batch_sizes is None else whole_numbers("Buckets.batch_sizes", batch_sizes, at_most=_MAX_ROWS)
         if sizes is not None and len(sizes) != len(edges) + 1:
             raise ArgumentError(

@@ -141,7 +141,7 @@ def _hint_for_argument(name: str, shown: str, known: list[str], arguments: Mappi
         return partial
     if hint and is_loader:
         return hint
-    if near := _nearest(name, known):
+    if near := nearest(name, known):
         return f"Did you mean {near}={shown}?"
     of_loader = _names_of(type(arguments["self"]).__init__) if "self" in arguments else ()
     if "batch_size" in of_loader and (hint or name in of_loader):  # a method of a loader
@@ -168,7 +168,7 @@ def _shown_value(value: Any) -> str:
     return shown if is_plain and len(shown) <= 40 else "..."
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like this one, in lower or upper case; "" if none is."""
     import difflib  # for the error alone
 
@@ -180,7 +180,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
     """Return the message for a name that `owner` does not have: what to write instead, if that is known."""
     hint = ATTRIBUTES.get(name, "")
-    if not hint and (near := _nearest(name, known)):
+    if not hint and (near := nearest(name, known)):
         hint = f"Did you mean {near}?"
     return f"{owner} has no attribute {brief(name)}{'. ' * bool(hint)}{hint}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ except ImportError as missing:
 from loaderpool.adapters.conversion import Convert, ConvertedBatches, TensorConversion, dtype_refusal, is_ml_dtype
 from loaderpool.core.delivery import address_of, aligned_empty
 from loaderpool.element.spec import ArraySpec
+from loaderpool.errors import ArgumentError, brief
 from loaderpool.trainer.loader_core import LoaderCore
 
 # At such an address TensorFlow looks at memory instead of copying it; at another its DLPack ends the process (2.21).
@@ -29,6 +31,8 @@ _unpack = tf.raw_ops.Unpack
 
 
 def tensors(core: LoaderCore, device: Any, prefetch: Any) -> ConvertedBatches:
+    check_device(device)
+
     def move(tensors: Sequence[Any]) -> Sequence[Any]:
         with tf.device(device):
             return [tf.identity(tensor) for tensor in tensors]
@@ -98,3 +102,15 @@ def tensor_dtype(component: ArraySpec, path: str, view: str) -> Any:
         return tf.dtypes.as_dtype(component.dtype)
     except TypeError:
         raise dtype_refusal(view, path, component.dtype, "TensorFlow") from None
+
+
+def check_device(device: Any) -> None:
+    """Raise ArgumentError if there is no such device: TensorFlow would use another one in silence."""
+    if device is None:
+        return
+    there = [f"/{each.device_type}:{each.name.rpartition(':')[2]}" for each in tf.config.list_logical_devices()]
+    with contextlib.suppress(ValueError):  # no name of any device
+        asked = tf.DeviceSpec.from_string(str(device))
+        if f"/{asked.device_type}:{asked.device_index or 0}" in there:
+            return
+    raise ArgumentError(f"device must be one of {', '.join(there)}, which TensorFlow has here, got {brief(device)}")

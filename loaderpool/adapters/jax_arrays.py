@@ -11,6 +11,7 @@ import numpy as np
 from loaderpool.adapters.conversion import Convert, ConvertedBatches, HostConversion, dtype_refusal, is_ml_dtype
 from loaderpool.adapters.shards import check_rows
 from loaderpool.element.spec import ArraySpec
+from loaderpool.errors import ArgumentError, brief
 from loaderpool.trainer.loader_core import LoaderCore
 
 
@@ -46,4 +47,6 @@ def _is_host(sharding: Any) -> bool:
     """Whether arrays stay in this machine's memory, so that there is nothing to copy ahead."""
     if sharding is None:
         return bool(jax.default_backend() == "cpu")
+    if not isinstance(sharding, (jax.Device, jax.sharding.Sharding)):
+        raise ArgumentError(f"sharding must be a jax.sharding.Sharding or a jax.Device, got {brief(sharding)}")
     return all(device.platform == "cpu" for device in getattr(sharding, "device_set", [sharding]))

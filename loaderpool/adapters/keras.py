@@ -30,8 +30,8 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Save the model, its optimizer and the loader's position, and resume when `fit` is called again.
 
     Create it before `as_dataset()`, and list it before callbacks that set `model.stop_training`. In a resumed epoch,
-    loss and metrics are those of the remaining steps. If saving is interrupted, the previous backup is kept. Pass the
-    callback to `fit`::
+    loss and metrics are those of the remaining steps; `fit` prints their number. If saving is interrupted, the previous
+    backup is kept. Pass the callback to `fit`::
 
         backup = BackupCallback(loader, "backup")
         model.fit(loader.for_keras(), epochs=10, callbacks=[backup])
@@ -106,6 +106,12 @@ class BackupCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Note where the epoch begins."""
         self._epoch = epoch
         self._epoch_began = self._saved = self._steps()
+        if self._before and self.params.get("verbose"):
+            steps = self.params["steps"]
+            print(
+                f"Epoch {epoch + 1} resumes after step {self._before} of {steps}. Its loss and metrics, also in "
+                f"History, are those of the remaining {steps - self._before} steps."
+            )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save after every `save_freq` batches, and end a resumed epoch after its remaining steps."""
@@ -201,6 +207,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._loader, self._verbose = loader, verbose
         self._begun: Snapshot  # when the epoch began
         self._told: Verdict | None = None
+        self._has_warned = False  # of a loader that fit does not take batches from
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start measuring the epoch."""
@@ -216,6 +223,9 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if explanation.verdict is not self._told:
                 self._told = explanation.verdict
                 self._say(f"Epoch {epoch + 1}: {explanation.headline}")
+        elif not self._has_warned:
+            self._has_warned = True
+            self._say(f"ReportCallback: no batch of epoch {epoch + 1} came from its loader. Pass it the loader of fit.")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print `loader.explain()`."""

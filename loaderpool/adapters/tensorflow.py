@@ -26,7 +26,7 @@ except ImportError as missing:
     raise ImportError("as_dataset needs TensorFlow: pip install 'loaderpool[tensorflow]'") from missing
 
 from loaderpool.adapters.conversion import check_epochs
-from loaderpool.adapters.eager_tensors import EagerConversion, tensor_dtype
+from loaderpool.adapters.eager_tensors import EagerConversion, check_device, tensor_dtype
 from loaderpool.checks import whole_number
 from loaderpool.config import Shard
 from loaderpool.core.pool import close_all
@@ -48,6 +48,7 @@ def as_dataset(core: LoaderCore, *, epochs: int | None, prefetch: int, device: s
     epochs = check_epochs(core, epochs)
     hint = "a number of batches, or tf.data.AUTOTUNE"
     prefetch = whole_number("prefetch", prefetch, at_least=tf.data.AUTOTUNE, at_most=2**31, hint=hint)
+    check_device(device)
     ctrl_c.watch()
     form = core.running_engine().form()
     wire = TensorFormat(form, _spec_of_two(core, form))

@@ -19,6 +19,7 @@ from loaderpool.adapters.conversion import (
     is_ml_dtype,
 )
 from loaderpool.element.spec import ArraySpec
+from loaderpool.errors import ArgumentError, brief, shortened
 from loaderpool.trainer.loader_core import LoaderCore
 
 # By a name's beginning: NumPy hands these to no other library. Of other small dtypes PyTorch has no arrays of numbers.
@@ -26,7 +27,14 @@ _SAME_BITS = {"float8": np.uint8, "bfloat": np.int16}
 
 
 def as_torch(core: LoaderCore, device: Any, prefetch: Any) -> TorchBatches:
-    place = None if device is None else torch.device(device)
+    try:
+        place = None if device is None else torch.device(device)
+        torch.empty(0, device=place)
+    except (AssertionError, RuntimeError, TypeError) as error:  # not compiled with CUDA; no GPU; no name of a device
+        raise ArgumentError(
+            f'device must be a device that PyTorch has here, such as "cpu", got {brief(device)}: '
+            f"{shortened(str(error))}"
+        ) from None
     is_far = place is not None and place.type != "cpu"
 
     def move(tensors: Sequence[Any]) -> Sequence[Any]:

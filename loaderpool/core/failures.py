@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import pickle
 import re
 import sys
@@ -296,7 +297,24 @@ def _message(failure: Failure) -> str:
     if first is not None:
         replay = _how_to_replay(first, failure.epoch, was_here=failure.worker is None)
     shown = f"\n\nTraceback in {_place(failure)}:\n{failure.traceback_text}" if failure.traceback_text else ""
-    return f"{failure.text}\nraised for {where}, epoch {failure.epoch}, in {_place(failure)}.{replay}{shown}"
+    told = f"raised for {where}, epoch {failure.epoch}, in {_place(failure)}.{_hint(failure)}"
+    return f"{failure.text}\n{told}{replay}{shown}"
+
+
+def _hint(failure: Failure) -> str:
+    """Return a sentence on what often causes such an error in a worker, with a space before it."""
+    if failure.type_name == SystemExit.__name__:
+        return f" The function called sys.exit({failure.text}), which does not end a worker."
+    if failure.worker is not None and failure.type_name == "OSError" and "image file is truncated" in failure.text:
+        return (
+            " If your script sets PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True, set it in a function that you pass as "
+            "setup= instead: workers do not have the script's settings."
+        )
+    if failure.unseen and not os.path.isabs(failure.unseen):
+        return " The path is relative. Use absolute paths, such as Path(path).resolve(), to files that all nodes have."
+    if failure.unseen and os.path.exists(failure.unseen):
+        return " This machine has the file. Mount the same file system at the same path on all nodes."
+    return ""
 
 
 def _how_to_replay(index: int | None, epoch: int, was_here: bool = False) -> str:

@@ -22,13 +22,14 @@ _LEAST_ANSWERS, _ANSWERS_EACH = 12, 3  # of all workers together, on average of 
 _LEAST_CYCLES = 2  # from here on a worker's own cycle tells its rate
 # Of the rate of all workers: fewer are as fast from here on. Unlimited ones have their share.
 _AS_FAST = 0.9
+_JUST_AS_FAST = 0.95  # and only from here on they replace a larger number that was as fast
 # Standard errors between a measured share and what it would be otherwise. Smaller: stragglers would pass for a limit.
 _CLEAR = 3.0
 # Of all workers' rate: it is measured for some time until its error is small; with a large one nothing is clear.
 _GOOD_ERROR, _GOOD_S, _MOST_ERROR = 0.06, 1.2, 0.12
 _LEAST_ERROR = 0.02  # of a share: two rates that vary less are not known better
 _FEWER = 0.8  # of the workers: more are no evidence, because noise is as large as the difference
-_SAME = 0.25  # the rates of all workers before and after a pause differ by less, or something else has changed
+_SAME = 0.25  # the rates of all workers before and after a pause differ by less, or the fewer are measured again
 _IDLE = 0.15  # of the time: workers with less work than that are not what training waits for
 _LATE_S = 0.05  # a look may come so much later than it is due
 
@@ -131,6 +132,11 @@ class Trial:
         return self._phase is _Phase.OVER
 
     @property
+    def _has_time(self) -> bool:
+        """Whether another pause may be long enough."""
+        return self.paused_s + _LEAST_S <= self._most_s
+
+    @property
     def result(self) -> TrialResult:
         """What it found out."""
         has_found = self._too_few or self._enough < len(self._workers)
@@ -170,21 +176,27 @@ class Trial:
         is_late = gauge.seconds(now_s) > _MOST_ALL_S
         if not gauge.is_enough(now_s):
             return is_late and self._end()
-        rate, error = gauge.rate(now_s), gauge.error(now_s)
-        if gauge.is_idle(now_s) or (self._rate and abs(rate - self._rate) > _SAME * max(rate, self._rate)):
+        if gauge.is_idle(now_s):
             return self._end()
+        rate, error = gauge.rate(now_s), gauge.error(now_s)
         if self._few_rate is None:
             if error > (_MOST_ERROR if gauge.seconds(now_s) > _GOOD_S else _GOOD_ERROR):
                 return is_late and self._end()
             self._rate, self._error = rate, error
             return self._pause(self._few, now_s)
+        has_changed = abs(rate - self._rate) > _SAME * max(rate, self._rate)
         both = (self._rate + rate) / 2, math.hypot(self._error, error) / 2
+        if has_changed:
+            both = max((self._rate, self._error), (rate, error))
         is_as_fast = _is_as_fast(self._few_rate, both, self._few / len(self._workers))
-        if is_as_fast is None:
-            return is_late and self._end()
-        (self._rate, self._error), share = both, self._few_rate[0] / both[0]
-        self._few_rate = None
-        return self._decide(share, is_as_fast, now_s)
+        if is_as_fast is None and not is_late:
+            return False
+        share, self._few_rate = self._few_rate[0] / both[0], None
+        if is_as_fast or (is_as_fast is False and not has_changed):
+            self._rate, self._error = both
+            return self._decide(share, is_as_fast, now_s)
+        self._rate, self._error = rate, error
+        return self._pause(self._few, now_s) if self._has_time else self._end()
 
     def _look_at_few(self, now_s: float) -> bool:
         gauge = self._gauge
@@ -206,13 +218,16 @@ class Trial:
 
     def _decide(self, share: float, is_as_fast: bool, now_s: float) -> bool:
         """Take in that the few workers had this share of the rate of all, and go on with another number of them."""
+        if is_as_fast and share < _JUST_AS_FAST and self._enough < len(self._workers):
+            self._too_few = self._few  # the limit is known, and the number before loses nothing
+            return self._end()
         if is_as_fast:
             self._enough = self._few
             few = self._few // 2 if not self._too_few and self._few > 1 else self._few
         else:
             self._too_few = max(self._few, self._too_few)
             few = max(math.ceil(self._few / max(share, 0.01) - 0.1), self._few + 1)  # each does its part of the rate
-        if few >= self._enough or few > _FEWER * len(self._workers) or self.paused_s + _LEAST_S > self._most_s:
+        if few >= self._enough or few > _FEWER * len(self._workers) or not self._has_time:
             return self._end()
         self._few = few
         return self._pause(few, now_s)

@@ -29,14 +29,16 @@ from loaderpool.plan.item_names import item_name
 
 # Where an expected shape comes from, which decides what the user can do about another one: the batch's other rows; what
 # the first samples show, or the user's spec of whole batches; the user's spec of samples; the length to pad to in that
-# one; other rows of a ragged component.
-Origin = Literal["rows", "spec", "given", "length", "ragged"]
+# one; other rows of a ragged component; `unpadded`: a component that `pad` leaves out.
+Origin = Literal["rows", "spec", "given", "unpadded", "length", "ragged"]
 _ADVICE: dict[Origin, str] = {
     "rows": "Samples differ in {axes}, but all samples of a batch must have the same shape. Choose one:"
     "\n    pad=True: pad to the longest sample of each batch{ragged_line}\n    batch_size=None: do not batch",
     "spec": "Lengths must not vary in {axes}. To allow it, pass {cure}",
     "given": "element_spec has a fixed length for {axes} of a sample. To allow others, also set pad=True{ragged}, and "
     "pass {cure}",
+    "unpadded": "Samples differ in {axes}, but pad is False for this component, which does not pad it. None pads with "
+    "zeros, empty strings, or False for a mask",
     "length": "Batches are padded to the length that element_spec has for {axes} of a sample. Set a larger one. To pad "
     "to the longest sample of each batch, pass {cure}",
     "ragged": "With ragged=True, only the first axis of a sample may vary, not {axes}. Return samples of one length "

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from loaderpool.core.messages import Ticket
 from loaderpool.errors import shortened
+from loaderpool.ray.head import why_no_head
 from loaderpool.ray.node import NodeActor, versions
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
@@ -254,10 +255,12 @@ def find_cluster(address: str) -> str:
             'address="host:port".'
         )
     name, _, port = address.rpartition(":")
-    try:  # Ray itself would ask for minutes
-        socket.create_connection((name.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    try:
+        why = why_no_head(name.strip("[]"), int(port))
     except (OSError, ValueError) as error:
-        raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
+        why = str(error)
+    if why:
+        raise ConnectionError(f"no Ray cluster answers at {address}: {why}")
     return address
 
 

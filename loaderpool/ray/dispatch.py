@@ -333,11 +333,12 @@ class Dispatcher(Supervisor):
 
 def _unseen(node: str, failed: bytes) -> str:
     """Return what is wrong where samples are missing of which this machine has the files; else ""."""
-    for path in (each.failure.unseen for each in pickle.loads(failed)):
-        if path and os.path.exists(path):
+    for failure in (each.failure for each in pickle.loads(failed)):
+        if (path := failure.unseen) and os.path.exists(path):
+            where = f" in {failure.unseen_in}, because the path is relative" * bool(failure.unseen_in)
             return (
-                f"node {node} cannot open {path}, but this machine can. The samples that on_error= skips or replaces "
-                "would depend on the node. Mount the same files at the same absolute paths on all nodes."
+                f"node {node} cannot open {path}{where}, but this machine can. The samples that on_error= skips or "
+                "replaces would depend on the node. Mount the same files at the same absolute paths on all nodes."
             )
     return ""
 

@@ -18,7 +18,8 @@ from loaderpool.errors import ArgumentError, SourceError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.plan.permutation import MAX_SIZE
 from loaderpool.plan.shares import MixOrder, Shares
-from loaderpool.sources.recognise import as_source, position_of
+from loaderpool.sources.indexing import position_of
+from loaderpool.sources.recognise import as_source
 from loaderpool.sources.stream import ReplicatedSource, StreamSource
 from loaderpool.sources.tables import Columns, unequal
 from loaderpool.sources.varying import VaryingSource, varying

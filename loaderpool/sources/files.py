@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import stat
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,14 +17,15 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief
+from loaderpool.errors import ArgumentError, LoaderpoolError, SourceError, brief, readable_bytes, shortened
 from loaderpool.hints import known_names_only
 from loaderpool.sources.in_order import Compression, InOrder, ReadFailedError, compression_of, head_of, local_chunks
-from loaderpool.sources.recognise import position_of
+from loaderpool.sources.indexing import position_of
 from loaderpool.sources.remote import is_of_this_process, is_url, remote_chunks
 from loaderpool.sources.stream import ReplicatedSource, checked_lengths
 from loaderpool.sources.tables import import_extra
 from loaderpool.system.interrupts import is_of_a_handler
+from loaderpool.system.progress import Progress
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _SHORT_OFFSETS = 1 << 32
@@ -255,7 +257,8 @@ class FileSource:
         dtype = np.uint32 if max(sizes) < _SHORT_OFFSETS else np.int64
         counts: list[int] = []
         pieces: list[npt.NDArray[Any]] = []
-        for path, stamp in zip(self.paths, self._stamps, strict=True):
+        progress = Progress(f"finding {self.unit}s: {{done}} of {readable_bytes(sum(sizes))} were read in {{time}}")
+        for path, stamp, end in zip(self.paths, self._stamps, itertools.accumulate(sizes), strict=True):
             with self._named(path):
                 found = self.index(path)
                 if isinstance(found, (int, np.integer)):
@@ -265,6 +268,8 @@ class FileSource:
                     pieces.append(offsets.astype(dtype))
                     counts.append(len(offsets) - 1)
                 stamp.check(path)
+            if path is not self.paths[-1]:
+                progress.reach(readable_bytes(end))
         for path, count, stated in zip(self.paths, counts, self._shard_lengths or counts, strict=True):
             if count != stated:
                 raise SourceError(f"{path} has {count} {self.unit}s, but shard_lengths states {stated}")
@@ -456,5 +461,22 @@ def _checked_paths(paths: Any, kind: str) -> tuple[str, ...]:
     given = paths if isinstance(paths, (list, tuple)) else [paths]
     if not given:
         raise ArgumentError(f"paths is empty: pass at least one {kind} file. If it comes from glob, check the pattern.")
-    texts = map(os.fsdecode, given)
-    return tuple(text if is_url(text) else os.path.abspath(text) for text in texts)
+    return tuple(text if is_url(text) else _checked_path(text) for text in map(os.fsdecode, given))
+
+
+def _checked_path(path: str) -> str:
+    """Return the absolute path of a file. One that does not exist is an error when it is opened."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # ValueError: a NUL character in it
+        if any(sign in path for sign in "*?["):
+            raise ArgumentError(
+                f"paths: there is no file {shortened(path)}. Patterns are not expanded: pass "
+                f"sorted(glob.glob({brief(path)}))"
+            ) from None
+        return os.path.abspath(path)
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):  # reading may block for ever
+        raise ArgumentError(
+            f"paths: {shortened(path)} is a pipe, socket or device: write its data to a regular file first"
+        )
+    return os.path.abspath(path)

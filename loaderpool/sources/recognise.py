@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import numbers
-import operator
 import os
 from collections.abc import Callable, Mapping, MappingView
 from collections.abc import Set as AbstractSet
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
@@ -183,16 +182,6 @@ def _column(leaf: Any, path: str) -> Any:
             "list(source.items())."
         )
     return read_rows(leaf)
-
-
-def position_of(index: SupportsIndex, size: int) -> int:
-    """Return the position that an index means; IndexError: there is none; TypeError: it is no integer."""
-    position = operator.index(index)
-    if position < 0:
-        position += size
-    if not 0 <= position < size:
-        raise IndexError(f"index {operator.index(index)} is out of range for a source of {size} items")
-    return position
 
 
 # ---- what cannot be read by index, and what to pass instead ----

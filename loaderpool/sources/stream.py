@@ -22,6 +22,11 @@ from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import PASS, CapturedGenerators
 from loaderpool.plan.item_names import MOST_GENERATORS
 from loaderpool.plan.permutation import shuffled
+from loaderpool.system import clock
+from loaderpool.system.progress import Progress
+
+# Between two looks at the clock while items are dropped. Shorter: looks cost, if items are quick. Longer: late lines.
+_LOOK_NS = 50_000_000
 
 
 class StreamSource:
@@ -114,7 +119,7 @@ def read_batches(
         items = stream.open()
         if window:
             items = shuffled(items, window, seed, epoch)
-        position = sum(1 for _ in itertools.islice(items, plan.start))
+        position = skip(items, plan.start, "the stream")
     rows = plan.most_rows
     width, mine = rows * plan.num_shards, rows * plan.shard_index
     if position <= plan.start - width:
@@ -136,6 +141,28 @@ def read_batches(
     if tail.batches_per_epoch:
         first, *others = tail.positions(epoch, 0).tolist()
         yield first, block[first - position : first - position + 1 + len(others)]
+
+
+def skip(items: Iterator[Any], count: int, what: str) -> int:
+    """Read items and drop them; returns how many there were. If it takes long, lines on stderr report the progress.
+
+    Args:
+        items: of a stream, or of generators.
+        count: the number of items.
+        what: names what has the items; "": nothing is reported.
+    """
+    position, block = 0, 1
+    progress = Progress(f"resuming: {{done}} of {count:,} items of {what} were read again in {{time}}")
+    while position < count:
+        started_ns, wanted = clock.monotonic_ns(), min(block, count - position)
+        found = sum(1 for _ in itertools.islice(items, wanted))
+        position += found
+        if found < wanted:
+            break
+        block = block * 2 if clock.monotonic_ns() - started_ns < _LOOK_NS else max(1, block // 2)
+        if what and position < count:
+            progress.reach(f"{position:,}")
+    return position
 
 
 class _Turn:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from loaderpool.config import flag
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
-from loaderpool.hints import known_names_only
+from loaderpool.hints import known_names_only, nearest
 from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.in_order import ZLIB, Compression, InOrder, compression_of
 from loaderpool.sources.tables import import_extra
@@ -189,6 +189,7 @@ def _slow_checksum(data: bytes) -> int:
 
 _MANY_FLOATS = 24  # from here on, it is quicker to serialize a list of floats than to read one by one
 _LISTS = {np.dtype(bytes): "bytes_list", np.dtype(np.float32): "float_list", np.dtype(np.int64): "int64_list"}
+_DTYPES = {"bytes_list": "bytes", "float_list": "float32", "int64_list": "int64"}
 
 
 def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,6 +210,8 @@ def parse_example(record: bytes, features: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ArgumentError: If a feature is missing or has another type or number of values, or if this is not an Example.
     """
+    if not isinstance(record, (bytes, bytearray, memoryview)):
+        raise ArgumentError(f"record must be the bytes of a tf.train.Example, got {type(record).__name__}")
     parse, error = _parser()
     try:
         found = parse(bytes(record)).features.feature
@@ -314,20 +317,33 @@ def _checked_value(name: str, what: Any, found: Mapping[str, Any]) -> Any:
     if feature is None or kind is None:
         if is_open:
             return np.empty((0, *shape[1:]), made)
-        if not defaults:
-            raise ArgumentError(
-                f"features[{brief(name)}]: the record lacks this feature; it has {listed(sorted(found)) or 'none'}. "
-                "Pass a default, as in (shape, dtype, default), or the shape (None,) if the feature may be empty."
-            )
-        given = np.array(defaults[0], object if made.hasobject else None)
-        default = np.broadcast_to(given.astype(made, casting="same_kind"), shape)
-        return default.copy() if shape else default[()]
+        if defaults:
+            return _default(name, defaults[0], shape, made)
+        near = nearest(name, found)
+        raise ArgumentError(
+            f"features[{brief(name)}]: the record lacks this feature; it has {listed(sorted(found)) or 'none'}. "
+            + f"Did you mean {brief(near)}? " * bool(near)
+            + "Pass a default, as in (shape, dtype, default), or the shape (None,) if the feature may be empty."
+        )
+    if kind != wanted:
+        raise ArgumentError(f"features[{brief(name)}]: expected {_DTYPES[wanted]}, but the record has {_DTYPES[kind]}")
     values = getattr(feature, kind)
     count = len(values.value)
-    if kind != wanted or (count % number if is_open else count != number):
-        takes = f"a multiple of {number}" if is_open else f"{number}"
+    if count % number if is_open else count != number:
+        takes = f"a multiple of {number}" if is_open else f"{number} (shape (None,) takes any number)"
         raise ArgumentError(
-            f"features[{brief(name)}]: expected {takes} in {wanted} for shape {shape}, but the record has {count} in "
-            f"{kind}"
+            f"features[{brief(name)}]: the record has {count} {_DTYPES[kind]} values, but shape {shape} takes {takes}"
         )
     return _converted(values, count, made, tuple(shape))
+
+
+def _default(name: str, default: Any, shape: tuple[int, ...], made: np.dtype[Any]) -> Any:
+    """Return a default as the value of a feature."""
+    try:
+        given = np.array(default, object if made.hasobject else None)
+        values = np.broadcast_to(given.astype(made, casting="same_kind"), shape)
+        if made.hasobject and not all(isinstance(value, bytes) for value in values.flat):
+            raise TypeError("it is not bytes")
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"features[{brief(name)}]: the default {brief(default)} does not fit: {error}") from None
+    return values.copy() if shape else values[()]

@@ -14,7 +14,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from loaderpool.errors import readable_bytes
+from loaderpool.errors import counted, readable_bytes
 from loaderpool.memory.adoption import why_copied
 from loaderpool.system import capacity, machine
 from loaderpool.tools.tune import describe_cpus
@@ -27,18 +27,28 @@ _ROWS, _BATCH, _DEADLY = 48, 4, 41
 # One worker may come to the deadly item while it makes the second epoch's batches ahead, before another one has come to
 # it in the first. Of two epochs all batches that wait for such a death are read, and then it was told.
 _PASSES = 2
+# What leaves room for the batches of a small loader, beside a supervisor and a worker with NumPy.
+_GOOD_MEMORY = 1 << 30
+# What a pool needs (counted, rounded up), with some files of the user's own.
+_DESCRIPTORS, _WORKER_DESCRIPTORS = 140, 5
 # More than the largest threshold from which glibc maps blocks. Smaller: the answer would depend on
 # earlier calls of free(). Larger: only more address space, for nothing writes to the array.
 _LARGE_BYTES = 40 << 20
 
 
 def describe_machine() -> dict[str, str]:
-    """Return what may be used here, by name. What a pool lacks of it, its errors say."""
+    """Return what may be used here, by name, with what to change where there is little of it."""
     soft, hard = machine.descriptor_limits()
+    cpus, free = capacity.usable_cpu_count(), capacity.available_memory_bytes()
+    needed = _DESCRIPTORS + _WORKER_DESCRIPTORS * cpus
+    one = "; workers overlap waiting for files and network with training, but computing gets no faster"
+    little = "; stop other programs, give the container more memory, or set a small Limits(memory=...)"
+    few = f"; {counted(cpus, 'worker')} may need {needed}: ulimit -n {max(1024, needed)}"
     return {
-        "CPUs": describe_cpus(),
-        "memory": f"{readable_bytes(capacity.available_memory_bytes())} free",
-        "file descriptors": f"soft limit {soft:,}, hard limit {hard:,}",
+        "CPUs": describe_cpus() + one * (cpus == 1),
+        "memory": f"{readable_bytes(free)} free" + little * (free < _GOOD_MEMORY),
+        # RLIM_INFINITY is -1
+        "file descriptors": f"soft limit {soft:,}, hard limit {hard:,}" + few * (0 <= soft < needed),
         "large arrays": describe_large_arrays(),
     }
 

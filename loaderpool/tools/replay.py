@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import pdb
+from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
 
+from loaderpool.element.structure import convert_leaf
 from loaderpool.errors import ArgumentError, SpecMismatchError, counted, readable_s, shortened
 from loaderpool.system import clock
 from loaderpool.tools.commands import results
@@ -58,11 +63,27 @@ def replay(target: str, index: int, epoch: int, debug: bool) -> None:
         spec = wanted.spec_of(result)
     except SpecMismatchError as error:
         raise click.ClickException(f"The call took {readable_s(elapsed_s)}, but: {error}") from None
-    paths = [path or "(whole sample)" for path in spec.paths]
-    types = ", ".join(f"{path} {component}" for path, component in zip(paths, spec.components, strict=True))
     console.print(shortened(repr(result), _MOST_SHOWN))
-    gave = f"{counted(len(paths), 'component')}: {types}"
+    table = Table("component", "type", "min", "max", "", box=None, pad_edge=False)
+    structure = spec.structure
+    for leaf, path, component in zip(structure.flatten(result), structure.paths, spec.components, strict=True):
+        table.add_row(path or "(whole sample)", str(component), *_summary(convert_leaf(leaf, path).ravel()))
+    console.print(table)
+    gave = counted(structure.num_leaves, "component")
     console.print(f"It took {readable_s(elapsed_s)} and returned {gave}", style="dim")
+
+
+def _summary(values: npt.NDArray[Any]) -> tuple[str, str, str]:
+    """Return the smallest and the largest number, and how many are NaN or infinite."""
+    if not values.size:
+        return "", "", "empty"
+    if values.dtype.kind not in "biuf":  # also small floats of ml_dtypes
+        return "", "", ""
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
+    least, most = (str(finite.min()), str(finite.max())) if finite.size else ("", "")
+    counts = {"NaN": np.isnan(values).sum(), "infinite": np.isinf(values).sum()}
+    return least, most, ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
 
 
 def _show_error(error: BaseException, wanted: Replay, index: int, debug: bool) -> None:

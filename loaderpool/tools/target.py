@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -15,6 +16,7 @@ import click
 import loaderpool
 from loaderpool.core import failures
 from loaderpool.errors import LoaderpoolError, brief, shortened
+from loaderpool.hints import nearest
 from loaderpool.system.process import is_library
 from loaderpool.trainer.epoch_tracker import EpochTracker
 from loaderpool.trainer.loader import Loader
@@ -38,9 +40,12 @@ def load_target(target: str, of_part: bool = False) -> Loader:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = _imported(module_name, name if of_part else "")
-    failures.command_target = target  # which errors of its function name
+    _name_in_errors(target)
     if not hasattr(module, name):
-        raise _wrong(target, f"was not found: module {module_name} has no {brief(name)}")
+        usable = [key for key, value in vars(module).items() if callable(value) or isinstance(value, Loader)]
+        near = nearest(name, usable)
+        meant = f". Did you mean {near}?" * bool(near)
+        raise _wrong(target, f"was not found: module {module_name} has no {brief(name)}{meant}")
     made = getattr(module, name)
     if callable(made):
         with _users_code(target):
@@ -83,6 +88,14 @@ def _imported(module_name: str, wanted: str) -> ModuleType:
 def _is_users(frame: FrameType, module_name: str) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     return name == module_name or not is_library(name)
+
+
+def _name_in_errors(target: str) -> None:
+    """Have errors of the function name this TARGET, as long as the command runs."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        failures.command_target = target
+        context.call_on_close(functools.partial(setattr, failures, "command_target", ""))
 
 
 @contextlib.contextmanager

@@ -169,6 +169,9 @@ def _rows(loader: Mapping[str, Any], explanation: Mapping[str, Any]) -> Iterator
     if loader["steps_per_s"]:
         steps, samples = readable_number(loader["steps_per_s"]), readable_number(loader["samples_per_s"])
         yield "rate", f"{steps} steps/s, {samples} samples/s, {readable_bytes(loader['bytes_per_s'])}/s"
+    if loader.get("call_s"):
+        times = ", ".join(f"{name} {readable_s(seconds)}" for name, seconds in loader["call_s"].items())
+        yield "calls", f"{times} for each {loader['calls_of']}"
     if loader["buffers"]:
         size = readable_bytes(loader["buffer_bytes"])
         used, ready = loader["buffers_in_use"], loader["buffers_ready"]

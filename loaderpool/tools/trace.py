@@ -38,6 +38,8 @@ def trace(pid: int | None, seconds: float, path: str) -> None:
     click.echo(
         f"{path}: the last {found.seconds:.1f} s, {found.events:,} events, {readable_bytes(os.stat(path).st_size)}"
     )
+    for line in (*(f"Waited {wait}." for wait in found.waits), *(f"Note: {note}." for note in found.notes)):
+        click.echo(line)
     click.echo(f"Open it in {VIEWER}, which does not upload it.")
 
 

@@ -250,10 +250,9 @@ def _lengths(by: Any, size: int) -> npt.NDArray[Any]:
         lengths = np.empty((), object)
     if lengths.shape != (size,) or (size and lengths.dtype.kind not in "iu"):
         got = f"{lengths.dtype}{list(lengths.shape)}" if lengths.ndim else brief(by)
-        advice = ". Call the function for each item: by=[length(item) for item in source]" * callable(by)
         raise ArgumentError(
             f"Buckets.by must have the lengths of the {size:,} items of source, as a list or an integer array of one "
-            f"axis, got {got}{advice}"
+            f"axis, got {got}"
         )
     if size and lengths.min() < 0:
         raise ArgumentError(f"Buckets.by[{lengths.argmin()}] is {lengths.min()}; lengths must be at least 0")

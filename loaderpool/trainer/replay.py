@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from loaderpool.checks import whole_number
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # Rows that are looked through together. Fewer: it takes longer. More: it takes more memory.
 _TOGETHER = 1 << 16
+_MOST_SHARDS = 64  # that are looked through to name the one that has an item
 
 
 @known_names_only
@@ -82,10 +84,8 @@ class Replay:
             )
         place = find(plan, epoch, index)
         if place is None:
-            raise ArgumentError(
-                f"this loader does not load source index {index} in epoch {epoch}: another shard does, or "
-                "drop_remainder=True drops it"
-            )
+            why = _why_not(plan, epoch, index)
+            raise ArgumentError(f"this loader does not load source index {index} in epoch {epoch}: {why}")
         self.batch, self.row = place
         self._positions = plan.positions(epoch, self.batch)
         self.position = int(self._positions[self.row])
@@ -118,6 +118,16 @@ class Replay:
             SpecMismatchError: no batch can be made of it.
         """
         return sample_spec(result, self._engine.given_spec, self._engine.work.calls.origin)
+
+
+def _why_not(plan: Plan, epoch: int, index: int) -> str:
+    """Return why a shard does not have a source index in an epoch."""
+    others = "" if not plan.shuffle else ". It may be in another one in other epochs"
+    for shard in range(min(plan.num_shards, _MOST_SHARDS)):
+        if find(dataclasses.replace(plan, shard_index=shard), epoch, index) is not None:
+            has = f"Shard({plan.num_shards}, {plan.shard_index})"
+            return f"Shard({plan.num_shards}, {shard}) does, and this loader has {has}{others}"
+    return "drop_remainder=True drops it" + ", or another shard does" * (plan.num_shards > _MOST_SHARDS)
 
 
 def find(plan: Plan, epoch: int, index: int) -> tuple[int, int] | None:

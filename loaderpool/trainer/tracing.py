@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from loaderpool.errors import readable_s
 from loaderpool.memory.board import BOARD_BYTES, Board, Field
 from loaderpool.memory.call_times import CALL_TIMES_BYTES
 from loaderpool.memory.recorder import (
@@ -26,6 +27,7 @@ from loaderpool.memory.recorder import (
     DeliveryKind,
     ReadBytes,
     Record,
+    RecordKind,
     read_ring,
     worker_rings,
 )
@@ -34,6 +36,7 @@ from loaderpool.trainer.explain.page import PAGE_BYTES
 
 VIEWER = "https://ui.perfetto.dev"
 _WAITING_FROM_NS = 50_000  # a shorter wait is a look at what is there
+_LONGEST, _LONG_NS = 3, 10_000_000  # so many of the longest waits are named, if they took so long
 _WAYS = {int(each): each.name.lower().replace("_", " ") for each in DeliveryKind}
 _CALL_NAMES: dict[int, str] = {CallKind.SETUP: "setup", CallKind.PROBE: "first sample"}
 
@@ -60,12 +63,31 @@ class Span(NamedTuple):
     told: dict[str, Any]
 
 
+class _Call(NamedTuple):
+    """A call for an item, of a task that makes batches."""
+
+    run: tuple[int, int, int]  # numbers of the loader, of its run and of the epoch
+    batches: range
+    span: Span
+
+
+class _Wait(NamedTuple):
+    """A wait of the training for a batch."""
+
+    run: tuple[int, int, int]
+    batch: int
+    begun_ns: int
+    ended_ns: int
+
+
 class Trace(NamedTuple):
     """A trace that can be written."""
 
     text: str  # JSON
     seconds: float  # how far it goes back
     events: int  # how many it has
+    waits: tuple[str, ...]  # the longest ones, with the call that took longest in each
+    notes: tuple[str, ...]  # what it lacks, a sentence each
 
 
 class Tracing:
@@ -87,13 +109,18 @@ class Tracing:
         self.deliveries: list[Record] = []  # of the loaders
         self.workers: dict[int, int] = {}  # numbers by pid, also of workers that are gone
         self.running: dict[int, int] = {}  # of living workers by pid: when the ticket began that runs; 0: none runs
+        self._made_for: set[int] = set()  # loaders whose tasks are recorded
+        self._calls: list[_Call] = []
+        self._waits: list[_Wait] = []
+        self._complete_from_ns: dict[str, int] = {}  # of full rings, by what is in them
+        self._notes: dict[str, None] = {}
 
     def add_pool(self, read: ReadBytes, arena_bytes: int) -> None:
         """Take in what an arena's rings hold, and what its workers are at; some milliseconds for each worker."""
         board = Board(read(0, BOARD_BYTES))
         rings = worker_rings(BOARD_BYTES + CALL_TIMES_BYTES, arena_bytes)[: board.cells]
-        tickets = [row for at in rings for row in read_ring(read, at, TICKETS)]
-        calls = [row for at in rings for row in read_ring(read, at + TICKETS.ring_bytes, CALLS)]
+        tickets = [row for at in rings for row in self._read(read, at, TICKETS, "tasks")]
+        calls = [row for at in rings for row in self._read(read, at + TICKETS.ring_bytes, CALLS, "calls")]
         self.tickets += tickets
         numbers = {
             **{row["pid"]: row["worker"] for row in tickets},
@@ -106,15 +133,22 @@ class Tracing:
             told = {"rows": rows, **{name: row[name] for name in ("epoch", "ticket", "loader", "attempt")}}
             name = _batches(row) + " (failed)" * bool(row["has_failed"])
             self._add(SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
+        self._made_for |= {row["loader"] for row in tickets}
+        of_task = {(row["pid"], row["ticket"]): row for row in tickets}
         for row in calls:
             is_named = row["kind"] in _CALL_NAMES
             name = _CALL_NAMES[row["kind"]] if is_named else f"item {item_number(row['index'])}"
             told = {} if is_named else {"index": row["index"], "ticket": row["ticket"]}
-            self._add(SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
+            span = self._add(SpanKind.TASK, row["pid"], "tasks", name, row["began_ns"], row["ended_ns"], **told)
+            task = of_task.get((row["pid"], row["ticket"]))
+            if task is not None and not is_named:
+                self._calls.append(_Call(_run_of(task["loader"], task), _range_of(task), span))
         first_calls: dict[tuple[int, int], int] = {}  # by pid and ticket: when the first one began
         for row in calls:
             first_calls.setdefault((row["pid"], row["ticket"]), row["began_ns"])
         for _, pid, cell in board.workers():
+            if pid and cell >= len(rings):
+                self._notes["some workers are not recorded: the memory for their records is used up"] = None
             ticket, started_ns = board.read(cell, Field.TICKET), board.read(cell, Field.STARTED_NS)
             begins = [first_calls[pid, ticket]] if ticket and (pid, ticket) in first_calls else []
             if index := board.read(cell, Field.INDEX):
@@ -128,13 +162,25 @@ class Tracing:
         """Take in what a loader has handed over, of which its page tells this; `read` reads the page's file."""
         of = "" if self._has_one else f" of loader {told['loader'] or 'without workers'}"
         asked_ns = 0 if told["asked_s"] is None else int(1e9 * (told["looked_s"] - told["asked_s"]))
-        rows = sorted(read_ring(read, PAGE_BYTES, DELIVERIES), key=lambda row: row["ended_ns"])
+        rows = sorted(
+            self._read(read, PAGE_BYTES, DELIVERIES, "batches of the training"), key=lambda row: row["ended_ns"]
+        )
         self.deliveries += rows
+        number = told["loader"]
+        if number is None:
+            self._notes["workers=0: the main process makes the batches, and single calls are not recorded"] = None
+        elif rows and number not in self._made_for:
+            self._notes[
+                f"the tasks{of} could not be read: workers on other nodes are not recorded, and spawned ones only by "
+                "Loader.trace() in the training"
+            ] = None
         begin: Record | None = None
         for row, following in zip(rows, [*rows[1:], None], strict=False):
             begin, is_last = begin or row, following is not None and bool(following["begins_pass"])
             until_ns = following["began_ns"] if following else asked_ns or self.now_ns
             self._add_delivery(f"steps{of}", row, until_ns, is_last)
+            if row["waited_ns"] >= _LONG_NS and number is not None:
+                self._waits.append(_Wait(_run_of(number, row), row["batch"], row["began_ns"], row["ended_ns"]))
             if following is None or is_last:
                 name = f"epoch {begin['epoch']}"
                 self._add(SpanKind.EPOCH, self._pid, f"epochs{of}", name, begin["began_ns"], row["ended_ns"])
@@ -143,9 +189,16 @@ class Tracing:
             name = "wait for data (still waiting)"
             self._add(SpanKind.WAIT, self._pid, f"steps{of}", name, asked_ns, self.now_ns)
 
-    def _add(self, kind: SpanKind, pid: int, track: str, name: str, begun_ns: int, ended_ns: int, **told: Any) -> None:
+    def _read(self, read: ReadBytes, at: int, kind: RecordKind, what: str) -> list[Record]:
+        rows = read_ring(read, at, kind)
+        if rows and rows[0]["number"] > 1:
+            self._complete_from_ns[what] = max(rows[0]["ended_ns"], self._complete_from_ns.get(what, 0))
+        return rows
+
+    def _add(self, kind: SpanKind, pid: int, track: str, name: str, begun_ns: int, ended_ns: int, **told: Any) -> Span:
         self._processes.setdefault(pid, "worker")  # which is gone, and had no ticket
         self._spans.append(Span(kind, pid, track, name, begun_ns, ended_ns, told))
+        return self._spans[-1]
 
     def _add_delivery(self, track: str, row: Record, until_ns: int, is_last: bool) -> None:
         told, handed_over_ns = {name: row[name] for name in ("epoch", "batch", "count")}, row["ended_ns"]
@@ -168,6 +221,7 @@ class Tracing:
         """Return the trace of the last so many seconds; None: of all that is known."""
         now_ns = self.now_ns
         since_ns = 0 if seconds is None else now_ns - int(seconds * 1e9)
+        waits, notes = tuple(self._longest_waits(since_ns)), (*self._notes, *self._incomplete(since_ns))
         spans = [each for each in self._spans if each.ended_ns >= since_ns]
         spans.sort(key=lambda each: (each.begun_ns, -each.ended_ns))
         since_ns = max(since_ns, spans[0].begun_ns if spans else now_ns)
@@ -183,10 +237,46 @@ class Tracing:
         about = {
             "displayTimeUnit": "ms",
             "baseTimeNanoseconds": self._wall_ns - (now_ns - since_ns),
-            "loaderpool": {"pid": self._pid, "seconds": round((now_ns - since_ns) / 1e9, 3)},
+            "loaderpool": {"pid": self._pid, "seconds": round((now_ns - since_ns) / 1e9, 3), "notes": notes},
             "traceEvents": events,
         }
-        return Trace(json.dumps(about, separators=(",", ":")), (now_ns - since_ns) / 1e9, len(events))
+        text = json.dumps(about, separators=(",", ":"))
+        return Trace(text, (now_ns - since_ns) / 1e9, len(events), waits, notes)
+
+    def _longest_waits(self, since_ns: int) -> Iterator[str]:
+        """Yield the longest waits, the longest first."""
+        waits = [each for each in self._waits if each.ended_ns >= since_ns]
+        for wait in sorted(waits, key=lambda each: each.begun_ns - each.ended_ns)[:_LONGEST]:
+            # Runs of two pools may have one number; a call that was waited for was running meanwhile.
+            during = [
+                each.span
+                for each in self._calls
+                if each.run == wait.run
+                and wait.batch in each.batches
+                and wait.begun_ns < each.span.ended_ns <= wait.ended_ns
+            ]
+            text = f"{_took(wait)} for batch {wait.batch} of epoch {wait.run[2]}"
+            if during:
+                longest = max(during, key=lambda span: span.ended_ns - span.begun_ns)
+                text += f"; {longest.name} took {_took(longest)} in it"
+            yield text
+
+    def _incomplete(self, since_ns: int) -> Iterator[str]:
+        for what, from_ns in self._complete_from_ns.items():
+            if from_ns > since_ns:
+                yield f"{what} cover only the last {(self.now_ns - from_ns) / 1e9:.1f} s: older ones were overwritten"
+
+
+def _run_of(loader: int, record: Record) -> tuple[int, int, int]:
+    return loader, record["run"], record["epoch"]
+
+
+def _range_of(record: Record) -> range:
+    return range(record["batch"], record["batch"] + record["count"])
+
+
+def _took(timed: Span | _Wait) -> str:
+    return readable_s((timed.ended_ns - timed.begun_ns) / 1e9)
 
 
 def _batches(record: Record) -> str:

@@ -80,6 +80,7 @@ class Failure(NamedTuple):
     load_advice: str = ""  # function and source could not be loaded in the worker, and what to do about it
     node: str = ""  # the address of where it was; empty: this machine
     unseen: str = ""  # the path of a FileNotFoundError on a node
+    unseen_in: str = ""  # the directory of that process, if the path is relative
 
 
 class RowFailure(NamedTuple):
@@ -141,9 +142,15 @@ def describe_failure(
     Signals' handlers run when that is done: what they raise would be dropped with the rest.
     """
     with InterruptsHeld():
+        unseen = _unseen(error) if process.node() and isinstance(error, FileNotFoundError) else ""
+        unseen_in = _working_directory() if unseen and not os.path.isabs(unseen) else ""
+        text = _text(error)
+        if unseen_in:
+            text += f"\nThe path {unseen} is relative, and node {process.node()} looked for it in {unseen_in}. Pass an "
+            text += "absolute path that exists on all nodes."
         return Failure(
             type_name=shown_name(type(error)),
-            text=_text(error),
+            text=text,
             traceback_text=_traceback(error),
             pickled=_pickled(error),
             index=index,
@@ -153,7 +160,8 @@ def describe_failure(
             worker=worker,
             load_advice=load_advice,
             node=process.node(),
-            unseen=_unseen(error) if process.node() and isinstance(error, FileNotFoundError) else "",
+            unseen=unseen,
+            unseen_in=unseen_in,
         )
 
 
@@ -203,6 +211,13 @@ def how_it_ended(exit_code: int) -> str:
 def _unseen(error: FileNotFoundError) -> str:
     name = error.filename
     return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "a directory that was deleted"
 
 
 def _text(error: BaseException) -> str:

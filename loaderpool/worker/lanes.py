@@ -22,7 +22,7 @@ from loaderpool.plan.batches import Plan
 from loaderpool.plan.generators import LANE, CapturedGenerators
 from loaderpool.plan.item_names import first_position
 from loaderpool.plan.permutation import Permutation, shuffled, stream_key
-from loaderpool.sources.stream import WorkerInfo, by_next
+from loaderpool.sources.stream import WorkerInfo, by_next, skip
 from loaderpool.system import clock
 from loaderpool.system.interrupts import FailuresIgnored
 from loaderpool.worker.own_process import GlobalsWatch, SavedGlobals, end_stray
@@ -300,7 +300,9 @@ class Lane:
             self._made = self._make()
             self._mixed = self._owner.mixed(self._made, self._epoch, self._number)
         self._needed = start + count - self._at
-        pairs = list(itertools.islice(self._mixed, start - self._at, self._needed))
+        # All lanes do about the same, so one reports it.
+        skip(self._mixed, start - self._at, f"generator {self._number}" if self._number == 0 else "")
+        pairs = list(itertools.islice(self._mixed, count))
         self._at = start + len(pairs)
         return pairs
 

@@ -36,6 +36,7 @@ _LOOKS = 64
 _FEWEST_LOOKS = 8
 # Of Python's own scalars a spec allows other casts than of arrays, so these are kept as they are.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes})
+_WITHOUT_OUT = "in the first call, which shows shapes and dtypes, out is None: return a new array there"
 
 
 def probe(work: Work, epoch: int, feed: int = 0) -> Probe:
@@ -135,7 +136,11 @@ def _probe_at(work: Work, epoch: int, positions: npt.NDArray[np.int64], batch_ro
         leaves = zip(spec.structure.flatten(result), spec.structure.paths, strict=True)
         kept = [_kept(leaf, path) for leaf, path in leaves]
     except progress.catches as error:
-        raise progress.failed(error, epoch, indices, int(positions[0])) from None
+        failed = progress.failed(error, epoch, indices, int(positions[0]))
+        if calls.takes_out and "None" in failed.failure.text:
+            failure = failed.failure._replace(text=f"{failed.failure.text} ({_WITHOUT_OUT})")
+            raise WorkFailed(failure, error) from None
+        raise failed from None
     calls.kept[indices[0]] = spec.structure.unflatten(kept)
     return Probe(spec, spec, sum(map(_nbytes, kept)), len(indices), elapsed, batch_rows, _classes_of(result))
 

@@ -41,7 +41,7 @@ class Converter:
     """
 
     def __init__(self, form: BatchForm, is_given: bool, pad: Any = False, is_ragged: bool = False) -> None:
-        self._is_given = is_given
+        self._is_given, self._pad = is_given, pad
         self._spec = form.spec
         self._flatten = form.spec.structure.flatten
         self.paths = form.spec.structure.paths
@@ -97,6 +97,9 @@ class Converter:
 
     def _mismatch(self, component: int, index: int, array: npt.NDArray[Any]) -> SpecMismatchError:
         expected, path, origin = self.expected[component], self.paths[component], self._origins[component]
+        is_padded = self._pad is not False and origin != "length"
+        if is_padded and padding_of(self._pad, self._spec.structure)[component] is False:
+            origin = "unpadded"
         whole = self._spec.components[component].shape
         cure = code_to_allow(self._spec, component, (*whole[: len(whole) - len(expected.shape)], *array.shape))
         return mismatch(path, index, expected, array.shape, array.dtype, origin, cure)

@@ -178,6 +178,23 @@ def laspy_reader(place: Path) -> Trial:
     return handle(lambda: laspy.open(path), read)
 
 
+@case(
+    "laspy",
+    "laspy",
+    "`LasData`",
+    refused_with("could not load the function and the source: RecursionError"),
+    "read it in `setup=` or in the function",
+)
+def laspy_data(place: Path) -> Trial:
+    import laspy
+
+    path = str(place / "points.las")
+    points = laspy.create()
+    points.x = np.arange(24)
+    points.write(path)
+    return handle(lambda: laspy.read(path), lambda data, item: np.float64(data.x[item]))
+
+
 @case("trimesh", "trimesh", "`Trimesh`", works)
 def trimesh_mesh(place: Path) -> Trial:
     import trimesh

@@ -45,18 +45,7 @@ class Block:
 
 # Libraries that the oldest Python of the project does not have: its CI goes without them.
 _FROM_PYTHON = {"zarr": (3, 11)}
-
-
-def skip_without(modules: Iterable[str]) -> None:
-    """Skip a test if one of the modules is not installed. In CI, fail: nothing else would show it."""
-    missing = sorted(name for name in modules if importlib.util.find_spec(name) is None)
-    if not missing:
-        return
-    text = f"not installed: {', '.join(missing)}: pip install -r docs/examples/requirements.txt"
-    expected = [name for name in missing if sys.version_info >= _FROM_PYTHON.get(name, (3, 0))]
-    if expected and os.environ.get("CI"):
-        pytest.fail(text)
-    pytest.skip(text)
+_BEFORE_PYTHON = {"tensorflow": (3, 14)}
 
 
 def all_pages() -> list[Path]:
@@ -78,6 +67,25 @@ def program(name: str) -> Any:
 def name_of(page: Path) -> str:
     """The page's path in the repository."""
     return page.relative_to(ROOT).as_posix()
+
+
+def require(modules: Iterable[str], install: str) -> None:
+    """Skip the test if a module is not installed; in CI, which installs them all, fail.
+
+    Args:
+        modules: names of top-level modules.
+        install: what installs them, for the message.
+    """
+    missing = sorted(name for name in modules if importlib.util.find_spec(name) is None)
+    if not missing:
+        return
+    message = f"not installed: {', '.join(missing)}: {install}"
+    since = {name: _FROM_PYTHON.get(name, (3, 0)) for name in missing}
+    until = {name: _BEFORE_PYTHON.get(name, (4, 0)) for name in missing}
+    expected = [name for name in missing if since[name] <= sys.version_info < until[name]]
+    if expected and os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 def needs_tensorflow(blocks: list[Block]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import re
 import textwrap
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, all_pages, name_of, needs_tensorflow, read_blocks, skip_without
+from tests.docs.pages import ROOT, all_pages, name_of, needs_tensorflow, read_blocks, require
 from tests.support.child import run_child
 
 _BLOCKS = {page: read_blocks(page) for page in all_pages()}
@@ -19,7 +18,9 @@ _RUNNABLE = [page for page, blocks in _BLOCKS.items() if blocks]
 _TIMEOUT_S = 100.0
 # Named, and not every module that a page imports: one that is misspelled, or missing for another reason, must fail.
 _OPTIONAL = re.compile(
-    r"^(?:import|from) (accelerate|laspy|lightning|netCDF4|nibabel|orbax|plyfile|pydicom|xarray|zarr)\b", re.MULTILINE
+    r"^(?:import|from) "
+    r"(accelerate|datasets|laspy|lightning|netCDF4|nibabel|orbax|plyfile|pydicom|xarray|zarr)\b",
+    re.MULTILINE,
 )
 
 
@@ -32,7 +33,7 @@ def _together(page: Path) -> tuple[Path, ...]:
     """The pages with which it shares a child, for imports cost seconds."""
     kind = needs_tensorflow(_BLOCKS[page]), _is_quick(page)
     alike = [each for each in _RUNNABLE if (needs_tensorflow(_BLOCKS[each]), _is_quick(each)) == kind]
-    children = 1 if _is_quick(page) else 5
+    children = 1 if _is_quick(page) else 6
     return tuple(alike[alike.index(page) % children :: children])
 
 
@@ -59,9 +60,10 @@ def _outcomes(pages: tuple[Path, ...]) -> tuple[dict[str, list[str]], str]:
     "page", [page if _is_quick(page) else pytest.param(page, marks=pytest.mark.slow) for page in _RUNNABLE], ids=name_of
 )
 def test_every_block_of_the_page_runs(page: Path) -> None:
-    if needs_tensorflow(_BLOCKS[page]) and importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("TensorFlow is not installed: pip install 'loaderpool[tensorflow-cpu]'")
-    skip_without({name for block in _BLOCKS[page] for name in _OPTIONAL.findall(block.code)})
+    if needs_tensorflow(_BLOCKS[page]):
+        require(["tensorflow"], "pip install 'loaderpool[tensorflow-cpu]'")
+    modules = {name for block in _BLOCKS[page] for name in _OPTIONAL.findall(block.code)}
+    require(modules, "pip install -r docs/examples/requirements.txt")
     problems, output = _outcomes(_together(page))
     assert str(page) in problems, f"the page was not reached:\n{output}"
     assert not problems[str(page)], "\n".join(problems[str(page)])

@@ -214,6 +214,17 @@ def test_a_function_that_does_not_take_one_item_is_refused(function: Any, says: 
     assert says in str(raised.value)
 
 
+def with_generator(item: int, generator: Any) -> Any:
+    return generator.random() + item
+
+
+def test_a_parameter_for_random_numbers_is_to_be_named_rng() -> None:
+    with pytest.raises(ArgumentError, match=r"'generator'\. Name a parameter rng to get a random number generator$"):
+        lp.Loader(range(8), with_generator, workers=0)
+    with pytest.raises(ArgumentError, match=r"argument: 'label'$"):
+        lp.Loader(range(8), with_two, workers=0)
+
+
 def test_a_setup_hook_that_needs_an_argument_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"setup must be callable as setup\(\)"):
         lp.Loader(range(8), identity, workers=0, setup=identity)

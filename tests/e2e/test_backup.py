@@ -95,7 +95,9 @@ def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(tmp_path: P
     assert not [path for path in tmp_path.iterdir() if path.name in KINDS], "deleted when fit is through"
 
 
-def test_the_history_of_the_epoch_in_which_it_goes_on_is_of_its_rest(tmp_path: Path, tf: Any) -> None:
+def test_the_history_of_the_epoch_in_which_it_goes_on_is_of_its_rest_and_fit_says_so(
+    tmp_path: Path, tf: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     import keras
 
     from loaderpool.adapters.keras import BackupCallback
@@ -105,17 +107,25 @@ def test_the_history_of_the_epoch_in_which_it_goes_on_is_of_its_rest(tmp_path: P
             if batch == 4:
                 raise RuntimeError("crash")
 
-    def fit(*callbacks: Any) -> Any:
+    def fit(*callbacks: Any, verbose: int) -> Any:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile(keras.optimizers.SGD(0.0), "mae")  # it gives 0, so a batch's loss is its mean item
         with lp.Loader(range(16), lambda i: (np.zeros(1), np.float64(i)), batch_size=2, workers=0) as loader:
             backup = BackupCallback(loader, tmp_path / "backup", save_freq=3)
-            return model.fit(loader.as_dataset(), epochs=2, callbacks=[backup, *callbacks], verbose=0).history
+            return model.fit(loader.as_dataset(), epochs=2, callbacks=[backup, *callbacks], verbose=verbose).history
 
     with pytest.raises(RuntimeError, match="crash"):
-        fit(Crash())
-    losses = fit()["loss"]
+        fit(Crash(), verbose=2)
+    assert "resumes" not in capsys.readouterr().out
+    losses = fit(verbose=2)["loss"]
     assert losses == pytest.approx([np.mean(range(6, 16)), np.mean(range(16))])
+    out = capsys.readouterr().out
+    assert out.count("resumes") == 1
+    assert "Epoch 1 resumes after step 3 of 8. " in out and "those of the remaining 5 steps" in out
+    with pytest.raises(RuntimeError, match="crash"):
+        fit(Crash(), verbose=0)
+    fit(verbose=0)
+    assert "resumes" not in capsys.readouterr().out
 
 
 def test_a_mistake_in_its_arguments_is_told(tmp_path: Path, tf: Any) -> None:

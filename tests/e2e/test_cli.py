@@ -173,7 +173,7 @@ def test_tune_leaves_a_cache_out(command: Callable[..., ChildResult], project: P
         ("./my-jobs.py:make", 2, "package.module:name"),
         ("jobs:", 2, "package.module:name"),
         ("missing:make", 1, "ModuleNotFoundError: No module named 'missing'"),
-        ("jobs:make_waitin", 2, "was not found: module jobs has no 'make_waitin'"),
+        ("jobs:make_waitin", 2, "was not found: module jobs has no 'make_waitin'. Did you mean make_waiting?"),
         ("jobs:a_number", 2, "got int"),
         ("jobs:make_wrong", 2, "or a function without arguments that returns one, got list"),
         ("jobs:make_with", 1, "make_with() missing 1 required positional argument: 'path'"),
@@ -221,6 +221,7 @@ def test_a_function_that_fails_on_a_sample_shows_its_error_and_where(command: Ca
     result = command("tune", "jobs:make_failing", "--workers", "1")
     assert result.returncode == 1
     assert "ValueError: no sample 0" in result.stderr and "in fail" in result.stderr
+    assert "run `loaderpool replay jobs:make_failing --index 0 --epoch 0`" in result.stderr
     assert "loaderpool/tools" not in result.stderr
 
 

@@ -31,6 +31,16 @@ def test_a_worker_is_killed_and_the_batches_are_the_same(doctor: Callable[..., C
     assert "passed: a worker was killed by SIGKILL and replaced; all 24 batches are bit-identical" in lines[-1]
 
 
+def test_what_there_is_little_of_has_a_line_to_run(doctor: Callable[..., ChildResult]) -> None:
+    limits = "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (120, 4000))"
+    limits += "; os.sched_setaffinity(0, {0})"
+    little = "from loaderpool.system import capacity; capacity.available_memory_bytes = lambda: 900 << 20"
+    lines = doctor(before=f"{limits}\n{little}").check().stdout.splitlines()
+    assert "computing gets no faster" in lines[0]
+    assert "900 MiB free; stop other programs" in lines[1]
+    assert lines[2].endswith("soft limit 120, hard limit 4,000; 1 worker may need 145: ulimit -n 1024")
+
+
 def test_a_malloc_without_mappings_is_named(doctor: Callable[..., ChildResult]) -> None:
     result = doctor(env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}).check()
     reason = r"malloc \(glibc 2\.\d+, or a library in its place\) does not map large blocks separately"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import traceback
@@ -152,6 +153,31 @@ def test_in_this_process_ctrl_c_and_exit_stay_what_they_are(
     loader = lp.Loader(range(20), raising(kind), batch_size=BATCH, workers=0)
     with loader, pytest.raises(comes):
         list(loader)
+
+
+def test_common_causes_are_named(pool: lp.Pool, tmp_path: Path) -> None:
+    """What ends no worker, a setting of the script's that workers do not have, and the first call with `out`."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install pillow")
+    path = tmp_path / "cut.jpg"
+    image.fromarray(np.arange(30_000, dtype=np.uint8).reshape(100, 100, 3)).save(path)
+    path.write_bytes(path.read_bytes()[:-900])
+
+    def leave(item: int) -> None:
+        sys.exit(3)
+
+    def load(item: int) -> Any:
+        return np.asarray(image.open(path))
+
+    def fill(item: int, out: Any = None) -> None:
+        out[...] = item
+
+    for fn, says in (
+        (leave, "The function called sys.exit(3), which does not end a worker."),
+        (load, "set it in a function that you pass as setup= instead"),
+        (fill, "assignment (in the first call, which shows shapes and dtypes, out is None: return a new array there)"),
+    ):
+        with lp.Loader(range(4), fn, workers=pool) as loader, pytest.raises(Exception, match=re.escape(says)):
+            list(loader)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")

@@ -115,9 +115,9 @@ def test_setup_runs_before_and_the_global_streams_are_put_back(tmp_path: Path) -
         ({}, SIZE, "0 to 49"),
         ({}, -1, "at least 0"),
         ({"drop_remainder": True}, 49, "drop_remainder"),
-        ({"shard": lp.Shard(2, 0)}, 5, r"another shard"),
+        ({"shard": lp.Shard(2, 0)}, 5, r"Shard\(2, 1\) does, and this loader has Shard\(2, 0\)"),
         ({"shard": lp.Shard(2, 0), "drop_remainder": True}, 49, "drop_remainder"),
-        ({"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS}, 8, r"another shard"),
+        ({"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS}, 8, r"Shard\(2, 1\) does"),
         ({"shard": lp.Shard(2, 0), "drop_remainder": True, "buckets": BUCKETS}, 49, "drop_remainder"),
     ],
 )
@@ -239,8 +239,10 @@ def test_what_came_is_shown(command: Callable[..., ChildResult]) -> None:
     result = command("replay", "jobs:make", "--index", "7").check()
     text = result.stdout
     assert "source index 7" in text and "epoch 0" in text
-    for word in ("image", "float32[4, 3]", "['label'] int64[]", "'label': 7", "name", "row 7", "nan"):
+    for word in ("image", "float32[4, 3]", "'label': 7", "name", "row 7", "nan", "1 NaN"):
         assert word in text, word
+    (line,) = [line.split() for line in text.splitlines() if line.startswith("['label']")]
+    assert line == ["['label']", "int64[]", "7", "7"]
     assert "role None" in text  # in this process, no worker
     assert "\x1b" not in text
 
@@ -285,7 +287,7 @@ def test_a_crash_shows_its_stack_here(command: Callable[..., ChildResult]) -> No
     [
         (["jobs:make", "--index", "20"], "0 to 19"),
         (["jobs:make"], "--index"),
-        (["jobs:sharded", "--index", "1"], "another shard"),
+        (["jobs:sharded", "--index", "1"], "Shard(2, 0) does, and this loader has Shard(2, 1)"),
     ],
 )
 def test_a_wrong_call_is_one_clear_line(command: Callable[..., ChildResult], arguments: list[str], says: str) -> None:

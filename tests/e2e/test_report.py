@@ -62,3 +62,14 @@ def test_through_tf_data_and_verbose_0_prints_nothing(model: Any, capfd: pytest.
     told = capfd.readouterr()
     assert "Epoch" not in told.err + told.out
     assert "WARM" not in told.err + told.out
+
+
+def test_another_loader_than_that_of_fit_is_reported_once(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from loaderpool.adapters.keras import ReportCallback
+
+    with (
+        lp.Loader(range(160), sample, batch_size=16, workers=0) as loader,
+        lp.Loader(range(160), sample, batch_size=16, workers=0) as other,
+    ):
+        model.fit(loader.for_keras(), epochs=2, verbose=0, callbacks=[ReportCallback(other)])
+    assert capsys.readouterr().err.count("no batch of epoch 1 came from its loader. Pass it the loader of fit") == 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,3 +139,39 @@ def test_where_nothing_was_left_the_next_epoch_begins(on: Place, workers: int) -
             for epoch in (2, 3):
                 assert [batch.tolist() for batch in again] == [[0, 1, 2, 3], [4, 5, 6, 7]]
                 assert again.epoch == epoch
+
+
+@pytest.mark.parametrize("kind", ["stream", "generators"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_that_takes_long_reports_its_progress(
+    workers: int, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With processes of its own: those of a shared pool have another stderr."""
+
+    class Items:
+        def __iter__(self) -> Iterator[int]:
+            for item in range(44):
+                time.sleep(float((tmp_path / "pause_s").read_text()))
+                yield item
+
+    def loader() -> lp.Loader:
+        if kind == "stream":
+            return lp.Loader(Items(), batch_size=4, workers=workers)
+        return lp.Loader.from_generator(lambda: Items(), batch_size=4, workers=min(workers, 1))
+
+    (tmp_path / "pause_s").write_text("0")
+    with loader() as first:
+        batches = iter(first)
+        take(batches, 10)
+        state = over_json(batches.state_dict())  # type: ignore[attr-defined]
+    reports = []
+    for pause_s in ("0", "0.08"):
+        (tmp_path / "pause_s").write_text(pause_s)
+        with loader() as again:
+            again.load_state_dict(state)
+            assert next(iter(again)).tolist() == [40, 41, 42, 43]
+        reports.append([line for line in capfd.readouterr().err.splitlines() if "resuming" in line])
+    what = "the stream" if kind == "stream" else "generator 0"
+    (line,) = reports[1]
+    assert re.fullmatch(rf"loaderpool: resuming: \d+ of (36|40) items of {what} were read again in 2\.\d+ s", line)
+    assert reports[0] == []

@@ -112,6 +112,7 @@ def test_options_have_no_sharding_and_nothing_that_holds_for_the_users_own_stage
         ({"epochs": 2**62}, ValueError, "epochs"),  # of four batches each
         ({"prefetch": -2}, ValueError, "prefetch.*AUTOTUNE"),
         ({"prefetch": None}, TypeError, "prefetch"),
+        *(({"device": wrong}, ValueError, "device must be one of /CPU:0.*got") for wrong in (0, "", "gpu", "/GPU:7")),
     ],
 )
 def test_wrong_arguments_fail_in_the_callers_line(
@@ -121,6 +122,14 @@ def test_wrong_arguments_fail_in_the_callers_line(
     with loader, pytest.raises(lp.ArgumentError, match=text) as caught:
         loader.as_dataset(**arguments)
     assert isinstance(caught.value, error)
+
+
+def test_devices_that_are_not_there_are_refused_and_others_taken(tf: Any) -> None:
+    with lp.Loader(range(4), sample, batch_size=2, workers=0) as loader:
+        with pytest.raises(lp.ArgumentError, match=r"device must be one of /CPU:0, .*got '/GPU:7'"):
+            loader.tensors(device="/GPU:7")
+        for device in ("/CPU:0", "/cpu:0", "/job:localhost/replica:0/task:0/device:CPU:0"):
+            assert len(list(loader.as_dataset(device=device))) == len(list(loader.tensors(device=device))) == 2
 
 
 def test_a_dict_that_tensorflow_cannot_sort_is_its_own_error(tf: Any) -> None:

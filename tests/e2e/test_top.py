@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -138,6 +139,10 @@ def test_a_worker_that_is_at_an_item_for_long_is_shown_with_it(start: Callable[[
     slowest = found["loaders"][0]["explanation"]["slowest"][0]
     assert slowest["index"] == HELD
     assert slowest["seconds"] >= worker["item_s"]
+    times = found["loaders"][0]["call_s"]
+    assert list(times) == ["p50", "p90", "p99"] and 0 < times["p50"] <= times["p90"] <= times["p99"]
+    assert found["loaders"][0]["calls_of"] == "sample"
+    assert re.search(r"^calls +p50 .*s, p90 .*s, p99 .*s for each sample *$", top(training.pid).stdout, re.MULTILINE)
 
 
 def test_two_loaders_stand_one_below_the_other(start: Callable[[str], RunningTraining]) -> None:

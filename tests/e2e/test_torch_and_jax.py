@@ -269,3 +269,24 @@ def test_the_shard_is_that_of_the_process_group(tmp_path: Path) -> None:
         assert os.wait()[1] == 0
     """
     run_child(textwrap.dedent(code)).check()
+
+
+@needs("torch")
+@needs("jax")
+def test_devices_that_are_not_there_are_refused_in_the_callers_line(tmp_path: Path) -> None:
+    lines, _ = shown(
+        tmp_path,
+        {},
+        """
+        loader = lp.Loader(range(4), workers=0)
+        for view, device in ((loader.as_torch, "cudaa"), (loader.as_torch, "cuda:99"), (loader.as_jax, "gpu")):
+            try:
+                view(device)
+            except lp.ArgumentError as error:
+                print(error)
+        """,
+    )
+    torch, far, jax = lines
+    assert torch.startswith("device must be a device that PyTorch has here, such as \"cpu\", got 'cudaa': ")
+    assert far.startswith("device must be a device that PyTorch has here, such as \"cpu\", got 'cuda:99': ")
+    assert jax == "sharding must be a jax.sharding.Sharding or a jax.Device, got 'gpu'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -107,6 +108,10 @@ def test_a_slow_item_is_found_by_its_index_and_is_in_the_batch_that_was_waited_f
     assert found.processes[training.pid].endswith("train.py waiting")
     assert sorted(found.processes.values()) == [found.processes[training.pid], "worker 0", "worker 1"]
     assert found.named("epoch 0")
+    printed = run(training.pid, "-o", training.folder / "trace.json").stdout
+    waited = rf"^Waited .* for batch {SLOW // 4} of epoch \d+; item {SLOW} took 1\d\d ms in it\.$"
+    assert re.search(waited, printed, re.MULTILINE)
+    assert "Note: " not in printed
 
 
 @pytest.mark.parametrize(
@@ -167,6 +172,8 @@ def test_workers_that_are_spawned_cannot_be_read_from_outside(
 ) -> None:
     found = until(start("spawned"), lambda found: len(found.named("step")) > 20)
     assert not found.named("item")
+    (note,) = found.head["loaderpool"]["notes"]
+    assert "spawned ones only by Loader.trace()" in note
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import loaderpool as lp
@@ -136,3 +137,63 @@ def test_cpus_that_others_have_are_waited_for_with_a_warning(cluster: RayCluster
             assert [node.state for node in other.statistics().nodes] == ["starting"] * 3
             pool.close()
             assert len(read(other)) == 20
+
+
+def test_a_raylets_port_is_no_heads(cluster: RayCluster) -> None:
+    """Ray itself would ask it for minutes."""
+    (raylet,) = cluster.pids(1)["raylet"]
+    ports = [each.laddr.port for each in psutil.Process(raylet).net_connections("tcp") if each.status == "LISTEN"]
+    address = f"{cluster.address.partition(':')[0]}:{ports[0]}"
+    said = f"no Ray cluster answers at {address}: a gRPC or HTTP/2 server listens there, but no head"
+    pool = lp.RayPool(address)
+    loader = lp.Loader(range(8), abs, batch_size=4, workers=pool)
+    with pool, loader, soon(), pytest.raises(lp.ClusterError, match=said):
+        next(iter(loader))
+
+
+def in_own_folder(tmp_path: Path) -> dict[str, Any]:
+    """An actor's options, with an environment in which processes begin in a folder of the cluster's."""
+    (tmp_path / "code").mkdir()
+    environment = {"working_dir": str(tmp_path / "code"), "env_vars": {"PYTHONPATH": str(Path(lp.__file__).parents[1])}}
+    return {"runtime_env": environment}
+
+
+def reads(item: int) -> int:
+    return int(Path(f"data/{item}.txt").read_text())
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["fn", "setup"])
+def test_a_relative_path_is_told_with_the_nodes_directory(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for item in range(8):
+        Path(f"data/{item}.txt").write_text(str(item))
+    address = cluster.address.partition(":")[0]
+    said = (
+        r"No such file or directory: 'data/0\.txt'\n"
+        rf"The path data/0\.txt is relative, and node {address} looked for it in (/.+)\. "
+        r"Pass an absolute path that exists on all nodes\."
+    )
+    with lp.RayPool(cluster.address, nodes=1, actor_options=in_own_folder(tmp_path)) as pool:
+        calls: dict[str, Any] = {"fn": abs, "setup": lambda: reads(0)} if hook else {"fn": reads}
+        loader = lp.Loader(range(8), **calls, batch_size=4, workers=pool)
+        expected = lp.SetupError if hook else FileNotFoundError
+        with loader, soon(), pytest.raises(expected, match=said) as caught:
+            next(iter(loader))
+    assert str(tmp_path) not in str(caught.value).partition("looked for it in ")[2].partition("Pass an")[0]
+
+
+def test_a_relative_path_under_skip_is_told_with_the_directory(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for item in range(8):
+        Path(f"data/{item}.txt").write_text(str(item))
+    said = r"cannot open data/\d\.txt in /.+, because the path is relative, but this machine can\. "
+    with lp.RayPool(cluster.address, nodes=1, actor_options=in_own_folder(tmp_path)) as pool:
+        loader = lp.Loader(range(8), lambda item: item and reads(item), batch_size=4, workers=pool, on_error="skip")
+        with loader, soon(), pytest.raises(lp.SourceError, match=said):
+            next(iter(loader))

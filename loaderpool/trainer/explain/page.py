@@ -84,10 +84,13 @@ def told_of(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
             told["samples_per_s"] = window.samples_per_s
             told["bytes_per_s"] = window.bytes / window.seconds
     parts = [later.since(earlier) for earlier, later in itertools.pairwise(lately)]
-    decisions = last.autotuned.decisions
+    decisions, calls = last.autotuned.decisions, last.calls
+    shares = (50, 90, 99) if calls.calls else ()
     return {
         **told,
         "wait_shares": [part.wait_share for part in parts if part.seconds > 0],
+        "calls_of": last.calls_of,
+        "call_s": {f"p{each}": calls.quantile_ns(each / 100) / 1e9 for each in shares},
         "buffers": last.slots,
         "buffers_in_use": last.slots_lent,
         "buffers_ready": last.slots_ready,

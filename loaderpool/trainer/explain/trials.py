@@ -60,8 +60,8 @@ class TrialLog:
         if trial not in self._paused or not found.workers:
             return
         self._paused[trial] = self._paused[trial][0], found.paused_s
-        if found.rate and not seen.has_full_cpus:
-            new = Tried(found.workers, found.enough, found.too_few, found.rate)
+        if found.rate and seen.samples and not seen.has_full_cpus:
+            new = Tried(found.workers, found.enough, found.too_few, seen.samples_per_s)
             self.tried = new if self.tried is None else self.tried.merged(new)
             self._next_s = self._paused[trial][0] + PERIOD_S
 

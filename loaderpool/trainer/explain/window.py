@@ -36,7 +36,7 @@ _LEAST_READY_STEPS = 5
 # Workers that are given back leave so much of what is needed, or the waiting would come back with the next slow sample.
 _SPARE = 1.15
 # A rate that differs by more is that of another training, or of a source that has changed.
-_SAME_RATE = 0.25
+_SAME_RATE = 1 / 3
 # Of the rate that feeds the step, so much is enough: what is missing is well below `WAITS_ABOVE`, and noise in times
 # does not add a worker.
 _FEEDS = 0.98

@@ -36,7 +36,7 @@ def describe_offender(payload: dict[str, object], error: Exception) -> str:
     (`__reduce__`, `__getstate__`). `error` is what pickling the payload raised.
     """
     found = _search(payload, _unpicklable, error)
-    what = f"{found}. Pickling it raised {type(found.error).__name__}: {found.error}"
+    what = f"{found}. Pickling it raised {type(found.error).__name__}: {str(found.error).rstrip('.')}"
     return f"Cannot send this to the workers: {what}. {_advice(found)}"
 
 
@@ -112,6 +112,8 @@ def _search(
         if found is None:
             break
         label, value, error = found
+        if _is_too_deep(error) and [*map(type, values[-2:])] == [type(value)] * 2:
+            break  # the next link of a chain
         labels.append(label)
         values.append(value)
         parts = _parts(value)
@@ -226,6 +228,8 @@ def _advice(found: _Offender) -> str:
     packages = {cls.__module__.partition(".")[0] for value in found.values for cls in type(value).__mro__}
     if isinstance(error, InMemoryError):
         return CURE
+    if _is_too_deep(error) and not (is_users(offender) and hasattr(type(offender), "__getattr__")):
+        return "Store the data in a flat list or in arrays, with indices instead of references between objects."
     if isinstance(offender, types.GeneratorType):
         return (
             "A generator cannot be copied. Pass the generator function to Loader.from_generator, or pass a list of "
@@ -267,6 +271,11 @@ def _advice(found: _Offender) -> str:
             "there for names that begin with _, or create the object in setup=, which runs once in each worker."
         )
     return "Open or create it in setup=, which runs once in each worker, or inside the function."
+
+
+def _is_too_deep(error: BaseException | None) -> bool:
+    """Return whether objects are nested too deeply: cloudpickle puts the RecursionError into a PicklingError."""
+    return isinstance(error, RecursionError) or (error is not None and isinstance(error.__cause__, RecursionError))
 
 
 def _is_shared(offender: Any) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loaderpool.core.failures import lost_error
+from loaderpool.core.failures import lost_error, sample_error
 from loaderpool.errors import WorkerLostError
-from loaderpool.transport.reports import GivenUp, LostReport
+from loaderpool.transport.reports import Failure, GivenUp, LostReport
 
 LOST = (("10.0.0.7", "no answer for 15 s"), ("10.0.0.8", "its node has died"))
 
@@ -58,3 +58,18 @@ def test_a_workers_death_is_told_with_its_node() -> None:
     told = "A worker (pid 77, node 10.0.0.7) was killed by SIGKILL while loading source index 5 (epoch 0). "
     assert str(error).startswith(told)
     assert (error.node, error.index, error.signal_name) == ("10.0.0.7", 5, "SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("photos/1.jpg", "The path is relative. Use absolute paths, such as Path(path).resolve(), to files that all"),
+        (__file__, "This machine has the file. Mount the same file system at the same path on all nodes."),
+        ("/no/such/file", ""),
+    ],
+)
+def test_a_file_that_a_node_does_not_see_is_explained(path: str, says: str) -> None:
+    failure = Failure("FileNotFoundError", "No such file", 0, 1, index=5, node="10.0.0.7", unseen=path)
+    place = "raised for source index 5, epoch 0, in worker 1 on node 10.0.0.7."
+    assert f"{place}{' ' * bool(says)}{says}" in str(sample_error(failure))
+    assert bool(says) or f"{place}\n" in str(sample_error(failure))

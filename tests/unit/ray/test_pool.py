@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ from typing import Any
 import pytest
 
 import loaderpool as lp
-from loaderpool.ray import cluster
+from loaderpool.ray import cluster, head
 from loaderpool.ray.pool import RayPool
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -67,10 +71,78 @@ def test_what_cannot_be_made_on_other_machines_is_refused(make: Any, words: str)
         make(pool)
 
 
+def frame(kind: int, flags: int, content: bytes, stream: int = 1) -> bytes:
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+SETTINGS, HEADERS = frame(4, 0, b"\0\4\0\1\0\0", stream=0), frame(1, 4, b"\x88")
+DATA = frame(0, 0, b"\0\0\0\0\3abc")
+REFUSAL = frame(1, 5, b"\x88")
+PAGE = HEADERS + frame(0, 1, b"<html>")
+
+
+@contextlib.contextmanager
+def answering(*parts: bytes, closes: bool = True) -> Iterator[str]:
+    """The address of a server that sends these bytes to whoever connects, part by part, then closes or stays."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = server.accept()
+            with connection:
+                for part in parts:
+                    connection.sendall(part)
+                    time.sleep(0.002)
+                if closes:
+                    connection.shutdown(socket.SHUT_WR)
+                while connection.recv(4096):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
 class TestFindCluster:
-    def test_where_one_listens(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            address = f"127.0.0.1:{server.getsockname()[1]}"
+    def test_where_a_head_answers(self) -> None:
+        with answering(SETTINGS + HEADERS + DATA) as address:
+            assert cluster.find_cluster(address) == address
+
+    def test_an_answer_may_come_byte_by_byte(self) -> None:
+        with answering(*(bytes([each]) for each in SETTINGS + HEADERS + DATA)) as address:
+            assert cluster.find_cluster(address) == address
+
+    @pytest.mark.parametrize(
+        ("answer", "found"),
+        [
+            ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "another program listens there, which answers 'HTTP/1.1 400 Bad"),
+            ([b"SSH-2.0-OpenSSH_9.2p1\r\n"], "another program listens there, which answers 'SSH-2.0-OpenSSH_9.2p1'"),
+            ([b"!"], "another program listens there, which answers '!'"),
+            ([], "a program listens there, and closes each connection"),
+            ([SETTINGS], "a gRPC or HTTP/2 server listens there, but no head. Pass the --port of `ray start`, by def"),
+            ([SETTINGS, REFUSAL], "a gRPC or HTTP/2 server listens there, but no head. "),
+            ([SETTINGS, PAGE], "a gRPC or HTTP/2 server listens there, but no head. "),
+        ],
+        ids=["HTTP", "SSH", "a byte", "closed", "HTTP/2 closed", "gRPC", "web page"],
+    )
+    def test_where_another_program_answers(self, answer: list[bytes], found: str) -> None:
+        with answering(*answer) as address, pytest.raises(ConnectionError) as caught:
+            cluster.find_cluster(address)
+        assert str(caught.value).startswith(f"no Ray cluster answers at {address}: {found}")
+
+    @pytest.mark.parametrize("spoken", [[], [SETTINGS]], ids=["silent", "HTTP/2"])
+    def test_where_a_program_is_silent(self, spoken: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+        """A head that is stopped is as silent."""
+        monkeypatch.setattr(head, "_SPEAKS_S", 0.2)
+        monkeypatch.setattr(head, "_ANSWERS_S", 0.4)
+        found = "a program listens there, but does not answer for 0 s"
+        with answering(*spoken, closes=False) as address, pytest.raises(ConnectionError, match=found):
+            cluster.find_cluster(address)
+
+    def test_a_protected_cluster_is_for_ray_to_ask(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_USE_TLS", "1")
+        with answering(b"\x15\x03\x01") as address:
             assert cluster.find_cluster(address) == address
 
     def test_where_one_was(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,3 +169,32 @@ def test_a_loader_on_no_cluster_says_so(address: str, monkeypatch: pytest.Monkey
     told = pytest.raises(lp.ClusterError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: ")
     with pool, lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader, told:
         next(iter(loader))
+
+
+def test_a_loader_on_another_program_says_what_it_is() -> None:
+    """Ray itself would ask it for minutes."""
+    with answering(b"SSH-2.0-OpenSSH_9.2p1\r\n") as address, RayPool(address=address) as pool:
+        told = pytest.raises(lp.ClusterError, match=f"no Ray cluster answers at {address}: .* answers 'SSH-2.0-OpenSSH")
+        with lp.Loader(range(8), abs, batch_size=4, workers=pool) as loader, told:
+            next(iter(loader))
+
+
+class Dataset:
+    def __init__(self) -> None:
+        self.data = list(range(250_000))
+
+    def load(self, item: int) -> int:
+        return self.data[item]
+
+    __call__ = load
+
+
+@pytest.mark.parametrize("kind", ["method", "callable", "partial"])
+def test_a_large_list_is_shared_on_the_object_that_has_it(kind: str) -> None:
+    """An attribute of a bound method cannot be assigned."""
+    dataset = Dataset()
+    functions = {"method": dataset.load, "callable": dataset, "partial": functools.partial(Dataset.load, dataset)}
+    with RayPool(address="127.0.0.1:1") as pool, pytest.warns(lp.LargeDataWarning) as warned:
+        lp.Loader(range(8), functions[kind], batch_size=4, workers=pool).close()
+    (warning,) = warned
+    assert str(warning.message).endswith("To share one copy: dataset.data = lp.share(dataset.data)")

@@ -26,6 +26,7 @@ import pytest
 import loaderpool as lp
 from loaderpool.sources import files, tfrecord
 from loaderpool.sources.recognise import as_source
+from loaderpool.system import progress
 from loaderpool.trainer.saved_state import describe_source
 from tests.support.child import run_child
 
@@ -349,6 +350,20 @@ def test_a_file_that_was_cut_while_it_is_open_is_an_error_of_the_record(tmp_path
         source[1]
 
 
+def test_progress_is_reported_if_finding_records_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(3)]
+    for path in paths:
+        path.write_text("line\n" * 300)
+    lp.TextLines(paths)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "_QUIET_NS", 0)
+    lp.TextLines(paths)
+    (line,) = capsys.readouterr().err.splitlines()  # the next one would come after five seconds
+    assert line.startswith("loaderpool: finding lines: 1.5 KiB of 4.4 KiB were read in ")
+
+
 # ---- refused ----
 
 
@@ -358,13 +373,20 @@ def test_a_file_that_was_cut_while_it_is_open_is_an_error_of_the_record(tmp_path
         ([], lp.ArgumentError, r"paths is empty: pass at least one .* file\. If it comes from glob, check the pattern"),
         (3, TypeError, "PathLike object, not int"),
         ("no/such.data", FileNotFoundError, "No such file or directory: .*no/such.data"),
-        ("some/*.data", FileNotFoundError, r"some/\*\.data"),
+        ("some/*.data", lp.ArgumentError, r"no file some/\*\.data\. .*: pass sorted\(glob\.glob\('some/\*\.data'\)\)"),
+        ("/dev/null", lp.ArgumentError, "is a pipe, socket or device: write its data to a regular file first"),
         ("a\0b", ValueError, "embedded null (byte|character)"),
     ],
 )
 def test_wrong_paths_are_named(name: str, paths: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         FORMATS[name][0](paths)
+
+
+def test_a_pattern_that_is_a_files_name_is_that_file(tmp_path: Path) -> None:
+    path = tmp_path / "lines[1].txt"
+    path.write_text("a\nb\n")
+    assert list(lp.TextLines(path)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "Blocks"])  # which only asks for the size

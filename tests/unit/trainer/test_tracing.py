@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from loaderpool.memory.board import Board, Field
-from loaderpool.memory.recorder import DeliveryKind
+from loaderpool.memory.recorder import CALLS, DeliveryKind
 from tests.support.chrome_traces import Loaded, load
-from tests.support.recordings import MS, TRAINER, HandMadeRecording, ns
+from tests.support.recordings import LOADER, MS, RUN, TRAINER, HandMadeRecording, ns
 
 
 def shown(made: HandMadeRecording, seconds: float | None = None, **more: object) -> Loaded:
@@ -48,6 +49,43 @@ def test_a_batch_is_found_by_its_name_from_the_wait_for_it_to_its_samples() -> N
     assert (wait["dur"], trace.one("step: batch 1")["dur"]) == (pytest.approx(76_000), pytest.approx(14_000))
     assert sample["dur"] == pytest.approx(90_000)
     assert (sample["args"]["index"], sample["args"]["ticket"]) == (41, 2)
+
+
+def test_the_longest_waits_are_named_with_the_call_that_took_longest() -> None:
+    made = slow_sample()
+    made.ticket(0, 140, 30, 3, ticket=4)
+    made.delivery(135, 36, 3)
+    assert made.tracing().trace(None).waits == (
+        "76 ms for batch 1 of epoch 0; item 41 took 90 ms in it",
+        "36 ms for batch 3 of epoch 0",
+        "14 ms for batch 0 of epoch 0",
+    )
+    assert len(made.tracing().trace(0.88).waits) == 1
+
+
+def test_a_wait_names_no_call_of_another_run_epoch_or_time() -> None:
+    made = slow_sample()
+    made.delivery(200, 50, 1, run=RUN + 1)  # of another pool, say
+    made.delivery(300, 40, 1, epoch=1)
+    made.delivery(400, 30, 1)
+    waits = made.tracing().trace(None).waits
+    assert [wait for wait in waits if "item 41" in wait] == [waits[0]]
+
+
+def test_notes_say_what_a_trace_lacks() -> None:
+    made = slow_sample()
+    assert made.tracing().trace(None).notes == ()
+    assert made.tracing(loader=None).trace(None).notes == (
+        "workers=0: the main process makes the batches, and single calls are not recorded",
+    )
+    (note,) = made.tracing(loader=LOADER + 1).trace(None).notes
+    assert "workers on other nodes are not recorded" in note and "Loader.trace()" in note
+    for number in range(CALLS.capacity):
+        made.call(0, 200 + number * 0.001, 0.001, number, ticket=9)
+    (note,) = made.tracing().trace(None).notes
+    assert re.fullmatch(r"calls cover only the last 0\.8 s: older ones were overwritten", note)
+    assert made.tracing().trace(0.5).notes == ()
+    assert load(made.tracing().trace(None).text).head["loaderpool"]["notes"] == [note]
 
 
 def test_rows_of_one_batch_are_tickets_of_it() -> None:

@@ -219,8 +219,8 @@ def test_a_structure_nested_too_deeply_is_named_by_its_first_levels() -> None:
     for _ in range(sys.getrecursionlimit() * 200):  # Python 3.14 has the depth of the C stack as the limit
         nested = [nested]
     text = str(refusal(source=[1, nested]))
-    assert "source → item 1 of the list → item 0 of the list" in text and "recursion" in text
-    assert text.count("→") < 20
+    assert "source → item 1 of the list, of type list" in text and "recursion" in text
+    assert "Store the data in a flat list or in arrays, with indices instead of references" in text
 
 
 # ---- the way to it
