@@ -122,7 +122,7 @@ class Replay:
 
 def _why_not(plan: Plan, epoch: int, index: int) -> str:
     """Return why a shard does not have a source index in an epoch."""
-    others = "" if not plan.shuffle else ". It may be in another one in other epochs"
+    others = "" if not plan.order.shuffle else ". It may be in another one in other epochs"
     for shard in range(min(plan.num_shards, _MOST_SHARDS)):
         if find(dataclasses.replace(plan, shard_index=shard), epoch, index) is not None:
             has = f"Shard({plan.num_shards}, {plan.shard_index})"
