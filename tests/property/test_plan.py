@@ -83,7 +83,7 @@ def test_shards_have_the_same_global_batches_and_miss_and_repeat_what_they_say(
     assert len(seen) == fields["order"].size or fields["drop_remainder"]
     assert {plan.repeated_rows for plan in shards} == {sum(seen.values()) - len(seen)}
     assert sum(seen.values()) == sum(plan.rows_per_epoch for plan in shards)
-    assert len(set(shards[0].indices(epoch, np.array(sorted(seen), np.int64)))) == len(seen)
+    assert len(set(shards[0].order.indices(epoch, np.array(sorted(seen), np.int64)))) == len(seen)
 
 
 @given(all_fields(), EPOCHS, st.data())
@@ -113,7 +113,7 @@ def test_a_chunk_is_its_batches_and_a_place_is_where_an_item_is(
     made = {(index, shard): (batch, row)
             for shard, each in enumerate(shards)
             for batch, positions in enumerate(batches_of(each, epoch))
-            for row, index in enumerate(each.indices(epoch, np.array(positions, np.int64)))}  # fmt: skip
+            for row, index in enumerate(each.order.indices(epoch, np.array(positions, np.int64)))}  # fmt: skip
     for index in range(fields["order"].size):
         for shard, each in enumerate(shards):
             assert find(each, epoch, index) == made.get((index, shard))
