@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.sources.hdf5 import arguments_for
+from loaderpool.sources.tables import hdf5_arguments
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import CODE, CONTAINERS, is_users, parts_of
@@ -247,7 +247,7 @@ def _advice(found: _Offender) -> str:
         opened = next((each for each in reversed(found.values) if type(each).__module__.startswith("h5py.")), offender)
         return (
             f"An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5("
-            f"{arguments_for(opened)}), which each worker opens itself. In a function, open the file in setup=, which "
+            f"{hdf5_arguments(opened)}), which each worker opens itself. In a function, open the file in setup=, which "
             "runs once in each worker."
         )
     if _is_shared(offender):
