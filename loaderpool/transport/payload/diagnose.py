@@ -227,7 +227,7 @@ def _advice(found: _Offender) -> str:
     packages = {cls.__module__.partition(".")[0] for value in found.values for cls in type(value).__mro__}
     if isinstance(error, InMemoryError):
         return CURE
-    if _is_too_deep(error) and not (is_users(offender) and hasattr(type(offender), "__getattr__")):
+    if _is_too_deep(error):
         return "Store the data in a flat list or in arrays, with indices instead of references between objects."
     if isinstance(offender, types.GeneratorType):
         return (
@@ -268,8 +268,8 @@ def _advice(found: _Offender) -> str:
 
 
 def _is_too_deep(error: BaseException | None) -> bool:
-    """Return whether objects are nested too deeply: cloudpickle puts the RecursionError into a PicklingError."""
-    return isinstance(error, RecursionError) or (error is not None and isinstance(error.__cause__, RecursionError))
+    """Return whether objects are nested too deeply for cloudpickle, which puts the RecursionError into another one."""
+    return error is not None and isinstance(error.__cause__, RecursionError)
 
 
 def _is_shared(offender: Any) -> bool:
