@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -11,15 +10,11 @@ from loaderpool.errors import ArgumentError, brief
 from loaderpool.hints import known_names_only
 from loaderpool.sources.files import FileSource, Paths, Record
 from loaderpool.sources.tables import unequal
-from loaderpool.system.interrupts import FailuresIgnored
 
 _LEAST_CACHE_BYTES = 1 << 20
 """Of a dataset's chunk cache; HDF5's own default."""
 _MOST_CACHE_BYTES = 64 << 20
 """Smaller: larger chunks are decompressed for each of their rows. Larger: each worker has one for each dataset."""
-
-_MOST_NAMED = 6
-"""Datasets that a message lists."""
 
 
 class HDF5(FileSource):
@@ -97,23 +92,3 @@ def _dataset(file: Any, name: str, path: str) -> Any:
         return file[name]  # which raises what is wrong with it
     has = f"the file has the datasets {listed(names) or 'none'}"
     raise ArgumentError(f"keys: {brief(name)} in {path} is no dataset with rows; {has}")
-
-
-def arguments_for(opened: Any) -> str:
-    """Return the arguments of `HDF5` that read an open object of h5py, as Python.
-
-    Of a file or group, all datasets directly in it are named, unless there are many. "path, key": it is closed.
-    """
-    path, keys = "path", "key"
-    with FailuresIgnored():  # it is closed
-        path = repr(opened.file.filename)
-        datasets = [opened]
-        if not hasattr(opened, "shape"):
-            children = (opened.get(name) for name in itertools.islice(opened, _MOST_NAMED + 1))
-            datasets = [child for child in children if hasattr(child, "shape")]
-        names = [dataset.name.lstrip("/") for dataset in datasets]
-        if len(names) == 1:
-            keys = repr(names[0])
-        elif 1 < len(names) <= _MOST_NAMED:
-            keys = repr({name.rpartition("/")[2]: name for name in names})
-    return f"{path}, {keys}"

@@ -16,7 +16,7 @@ from loaderpool.errors import ArgumentError, SourceError, SpecMismatchError, bri
 from loaderpool.sources.arrays import ArrayRows, SparseRows, has_rows, is_of, is_sparse, read_rows
 from loaderpool.sources.sequence import BatchSequence
 from loaderpool.sources.stream import StreamSource, is_iterator, kind_of_iterable_dataset, replicated
-from loaderpool.sources.tables import Columns, is_array, is_table, table_columns, unequal
+from loaderpool.sources.tables import Columns, hdf5_arguments, is_array, is_table, table_columns, unequal
 from loaderpool.sources.varying import VaryingSource
 from loaderpool.system.interrupts import is_of_a_handler
 
@@ -245,9 +245,7 @@ def _container(obj: Any) -> str:
     if is_of(obj, "zarr", "Group"):
         return f"is a zarr {kind}: pass its arrays as columns, such as {{name: source[name] for name in ('x', 'y')}}"
     if is_of(obj, "h5py", "Group"):
-        from loaderpool.sources.hdf5 import arguments_for
-
-        return f"is an open HDF5 {kind}: pass lp.HDF5({arguments_for(obj)}), which each worker opens itself"
+        return f"is an open HDF5 {kind}: pass lp.HDF5({hdf5_arguments(obj)}), which each worker opens itself"
     if is_of(obj, "dask", "DataFrame", "Series"):
         return f"is a dask {kind}: pass source.compute() if it fits in memory, or its files as lp.ParquetRows(paths)"
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,10 @@ import numpy.typing as npt
 from loaderpool.element.structure import Structure
 from loaderpool.errors import ArgumentError, brief
 from loaderpool.sources.arrays import has_rows
+from loaderpool.system.interrupts import FailuresIgnored
+
+_MOST_NAMED = 6
+"""Datasets of an open file that a message lists."""
 
 
 class Columns:
@@ -232,3 +237,23 @@ def _pieces_of(column: Any, kind: str) -> PiecesColumn | None:
             values = np.frombuffer(column.buffers()[2], np.uint8, last - first, first)
     missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     return PiecesColumn(kind, offsets - first if first else offsets, values, missing)
+
+
+def hdf5_arguments(opened: Any) -> str:
+    """Return the arguments of `HDF5` that read an open object of h5py, as Python.
+
+    Of a file or group, all datasets directly in it are named, unless there are many. "path, key": it is closed.
+    """
+    path, keys = "path", "key"
+    with FailuresIgnored():  # it is closed
+        path = repr(opened.file.filename)
+        datasets = [opened]
+        if not hasattr(opened, "shape"):
+            children = (opened.get(name) for name in itertools.islice(opened, _MOST_NAMED + 1))
+            datasets = [child for child in children if hasattr(child, "shape")]
+        names = [dataset.name.lstrip("/") for dataset in datasets]
+        if len(names) == 1:
+            keys = repr(names[0])
+        elif 1 < len(names) <= _MOST_NAMED:
+            keys = repr({name.rpartition("/")[2]: name for name in names})
+    return f"{path}, {keys}"

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderpool.config import flag
+from loaderpool.element.spec import ArraySpec
 from loaderpool.element.structure import listed
 from loaderpool.errors import ArgumentError, SourceError, brief, shortened
 from loaderpool.hints import known_names_only, nearest
@@ -261,6 +262,8 @@ def _layout(shape: tuple[Any, ...], dtype: Any, defaults: int) -> tuple[str, np.
 
     Raises TypeError, ValueError or LookupError where a feature is described wrongly.
     """
+    if isinstance(dtype, ArraySpec):  # NumPy would take its dtype, and nobody its shape
+        raise TypeError
     is_open, known = shape[:1] == (None,), np.dtype(dtype)
     kind, number = _LISTS[known], math.prod(shape[is_open:])
     if min(shape[is_open:], default=0) < 0 or (is_open and not number) or defaults > (not is_open):

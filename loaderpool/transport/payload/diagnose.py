@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from cloudpickle import cloudpickle as internals
 
-from loaderpool.sources.hdf5 import arguments_for
+from loaderpool.sources.tables import hdf5_arguments
 from loaderpool.system.interrupts import is_of_a_handler
 from loaderpool.system.process import is_installed
 from loaderpool.system.walk import CODE, CONTAINERS, is_users, parts_of
@@ -228,7 +228,7 @@ def _advice(found: _Offender) -> str:
     packages = {cls.__module__.partition(".")[0] for value in found.values for cls in type(value).__mro__}
     if isinstance(error, InMemoryError):
         return CURE
-    if _is_too_deep(error) and not (is_users(offender) and hasattr(type(offender), "__getattr__")):
+    if _is_too_deep(error):
         return "Store the data in a flat list or in arrays, with indices instead of references between objects."
     if isinstance(offender, types.GeneratorType):
         return (
@@ -248,7 +248,7 @@ def _advice(found: _Offender) -> str:
         opened = next((each for each in reversed(found.values) if type(each).__module__.startswith("h5py.")), offender)
         return (
             f"An open HDF5 file cannot be sent to the workers. As the source, pass loaderpool.HDF5("
-            f"{arguments_for(opened)}), which each worker opens itself. In a function, open the file in setup=, which "
+            f"{hdf5_arguments(opened)}), which each worker opens itself. In a function, open the file in setup=, which "
             "runs once in each worker."
         )
     if packages & {"netCDF4", "h5netcdf"}:
@@ -274,8 +274,8 @@ def _advice(found: _Offender) -> str:
 
 
 def _is_too_deep(error: BaseException | None) -> bool:
-    """Return whether objects are nested too deeply: cloudpickle puts the RecursionError into a PicklingError."""
-    return isinstance(error, RecursionError) or (error is not None and isinstance(error.__cause__, RecursionError))
+    """Return whether objects are nested too deeply for cloudpickle, which puts the RecursionError into another one."""
+    return error is not None and isinstance(error.__cause__, RecursionError)
 
 
 def _is_shared(offender: Any) -> bool:

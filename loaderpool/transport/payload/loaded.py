@@ -151,15 +151,18 @@ class ForkCheck:
         self._found: tuple[str, ...] = ()
         self._causes: dict[int | str, str] = {}  # the user's module that was being imported when each sign appeared
         self._links: dict[int, str] = {}
-        self._importing = [""]  # modules, the innermost last
+        self._importing, self._pid = [""], os.getpid()  # modules, the innermost last
         modules.note_import = self._note_import
 
     def _note_import(self, module: str) -> None:
         """Note what the module that was being imported has brought; `module` begins, or, if "", the last one ends."""
-        self._links |= (new := open_files.links(but=self._links))
-        signs: tuple[int | str, ...] = (*machine.thread_ids(), *_runtimes(), *_hdf5_files(), *new.values())
-        for sign in signs:
-            self._causes.setdefault(sign, self._importing[-1])
+        if os.getpid() != self._pid:  # a worker, which nothing is forked from
+            return
+        with contextlib.suppress(OSError):  # there is no /proc
+            self._links |= (new := open_files.links(but=self._links))
+            signs: tuple[int | str, ...] = (*machine.thread_ids(), *_runtimes(), *_hdf5_files(), *new.values())
+            for sign in signs:
+                self._causes.setdefault(sign, self._importing[-1])
         if module:
             self._importing.append(module)
         else:

@@ -172,6 +172,7 @@ def test_what_is_missing_or_of_another_kind_is_named(tf: Any) -> None:
     [
         *(np.float64, str, "nothing", ((2,), None), (4, np.int64), ((2, None), np.int64), ((-1,), np.int64)),
         *(((None, 0), np.int64), ((None,), np.int64, 0), ((),), ((), np.int64, 0, 0)),
+        lp.ArraySpec((2,), np.int64),
     ],
     ids=str,
 )
