@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import enum
 import math
+import statistics
+from typing import NamedTuple
 
 from loaderpool.core.state import State
 from loaderpool.memory.board import TrialResult
@@ -27,11 +29,26 @@ _JUST_AS_FAST = 0.95  # and only from here on they replace a larger number that 
 _CLEAR = 3.0
 # Of all workers' rate: it is measured for some time until its error is small; with a large one nothing is clear.
 _GOOD_ERROR, _GOOD_S, _MOST_ERROR = 0.06, 1.2, 0.12
+_MANY, _PARTS = 3, 8  # workers; parts of the time, whose rates are compared
 _LEAST_ERROR = 0.02  # of a share: two rates that vary less are not known better
 _FEWER = 0.8  # of the workers: more are no evidence, because noise is as large as the difference
 _SAME = 0.25  # the rates of all workers before and after a pause differ by less, or the fewer are measured again
 _IDLE = 0.15  # of the time: workers with less work than that are not what training waits for
 _LATE_S = 0.05  # a look may come so much later than it is due
+
+
+class Rate(NamedTuple):
+    """Samples per second, with their relative standard error."""
+
+    per_s: float
+    error: float
+
+
+class Rates(NamedTuple):
+    """The same rate, measured in two ways."""
+
+    by_cycles: Rate  # of each worker, as if workers were always slow at the same time: stragglers make it unsure
+    in_all: Rate  # of all answers in parts of the time: sure for a source that is steady, though not fair
 
 
 class Gauge:
@@ -41,6 +58,7 @@ class Gauge:
         self._workers, self._begun_s, self._answers, self._idle_s = workers, now_s, 0, 0.0
         self._first_s: dict[int, float] = {}  # by worker: the time of its first answer
         self._last_s: dict[int, float] = {}  # and of its latest one
+        self._log: list[tuple[float, int]] = []  # of all: time and rows
         self._cycles: dict[int, list[tuple[float, int]]] = {}  # by worker: seconds between answers, and rows
 
     def note(self, worker: int, rows: int, now_s: float) -> None:
@@ -50,6 +68,7 @@ class Gauge:
             cycles.append((now_s - self._last_s[worker], rows))
         self._first_s.setdefault(worker, now_s)
         self._last_s[worker] = now_s
+        self._log.append((now_s, rows))
         self._answers += 1
 
     def note_idle(self, seconds: float) -> None:
@@ -68,16 +87,15 @@ class Gauge:
         """Whether the workers lacked tickets, so that the rate is not theirs."""
         return self._idle_s > _IDLE * self._workers * self.seconds(now_s)
 
-    def rate(self, now_s: float) -> float:
-        """Return samples per second."""
-        rate = 0.0
+    def rates(self, now_s: float) -> Rates:
+        """Return the rate."""
+        per_s = 0.0
         for cycles in self._cycles.values():
             took_s, rows = sum(seconds for seconds, _ in cycles), sum(rows for _, rows in cycles)
-            rate += rows / (took_s if len(cycles) >= _LEAST_CYCLES and took_s else self.seconds(now_s))
-        return rate
+            per_s += rows / (took_s if len(cycles) >= _LEAST_CYCLES and took_s else self.seconds(now_s))
+        return Rates(Rate(per_s, self._error_of_cycles(now_s)), self._in_all(now_s))
 
-    def error(self, now_s: float) -> float:
-        """Return the relative standard error of the rate, as if workers were always slow at the same time."""
+    def _error_of_cycles(self, now_s: float) -> float:
         cycles = [each for cycles in self._cycles.values() for each in cycles]
         rows = sum(rows for _, rows in cycles)
         if not rows:
@@ -90,6 +108,13 @@ class Gauge:
         times += [seconds * len(cycles) / rows for seconds in cut if seconds * len(cycles) > 2 * row_s * rows]
         variance = sum((seconds - row_s) ** 2 for seconds in times) / len(times)
         return max(_LEAST_ERROR, math.sqrt(self._workers * variance / len(times)) / max(row_s, 1e-9))
+
+    def _in_all(self, now_s: float) -> Rate:
+        rows, part_s = [0] * _PARTS, self.seconds(now_s) / _PARTS
+        for at_s, count in self._log:
+            rows[min(int((at_s - self._begun_s) / part_s), _PARTS - 1)] += count
+        error = statistics.stdev(rows) / math.sqrt(_PARTS) / statistics.fmean(rows)
+        return Rate(sum(rows) / self.seconds(now_s), max(_LEAST_ERROR, error))
 
 
 class _Phase(enum.Enum):
@@ -117,9 +142,9 @@ class Trial:
         self._workers = self._staying()
         self._enough, self._too_few = len(self._workers), 0
         self._few = len(self._workers) // 2  # how many stay in the next pause
-        self._rate = self._error = 0.0  # of all workers, and its relative standard error
-        # As high as that, with its error; it is compared again with all workers after the pause.
-        self._few_rate: tuple[float, float] | None = None
+        self._rates: Rates | None = None  # of all workers
+        self._few_rates: Rates | None = None  # as high as that; compared again with all workers after the pause
+        self._is_repeated = False  # fewer were as fast by the error in all, which stragglers may make too small
         self._loader: int | None = None
         self.paused_s = self.idle_s = 0.0
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
@@ -140,7 +165,7 @@ class Trial:
     def result(self) -> TrialResult:
         """What it found out."""
         has_found = self._too_few or self._enough < len(self._workers)
-        rate = self._rate if has_found else 0.0
+        rate = self._rates.in_all.per_s if has_found and self._rates is not None else 0.0
         return TrialResult(len(self._workers), self._enough, self._too_few, rate, self.paused_s)
 
     def note(self, worker: int, loader: int | None, rows: int, now_s: float) -> None:
@@ -178,55 +203,76 @@ class Trial:
             return is_late and self._end()
         if gauge.is_idle(now_s):
             return self._end()
-        rate, error = gauge.rate(now_s), gauge.error(now_s)
-        if self._few_rate is None:
+        now, before, few = gauge.rates(now_s), self._rates, self._few_rates
+        if before is None or few is None:
+            error = min(rate.error for rate in now)
             if error > (_MOST_ERROR if gauge.seconds(now_s) > _GOOD_S else _GOOD_ERROR):
                 return is_late and self._end()
-            self._rate, self._error = rate, error
+            self._rates = now
             return self._pause(self._few, now_s)
-        has_changed = abs(rate - self._rate) > _SAME * max(rate, self._rate)
-        both = (self._rate + rate) / 2, math.hypot(self._error, error) / 2
-        if has_changed:
-            both = max((self._rate, self._error), (rate, error))
-        is_as_fast = _is_as_fast(self._few_rate, both, self._few / len(self._workers))
+        rates = now.in_all.per_s, before.in_all.per_s
+        has_changed = max(rates) - min(rates) > _SAME * max(rates)
+        both = max(now, before, key=lambda each: each.in_all) if has_changed else _mean(before, now)
+        is_as_fast, share, is_sure = self._compare(few, both)
         if is_as_fast is None and not is_late:
             return False
-        share, self._few_rate = self._few_rate[0] / both[0], None
+        self._few_rates = None
         if is_as_fast or (is_as_fast is False and not has_changed):
-            self._rate, self._error = both
-            return self._decide(share, is_as_fast, now_s)
-        self._rate, self._error = rate, error
+            self._rates = both
+            return self._decide(share, is_as_fast, is_sure, now_s)
+        self._rates = now
         return self._pause(self._few, now_s) if self._has_time else self._end()
 
     def _look_at_few(self, now_s: float) -> bool:
-        gauge = self._gauge
+        gauge, all_ = self._gauge, self._rates
+        assert all_ is not None
         if gauge.is_idle(now_s):
             return self._end()
-        rate, error = gauge.rate(now_s), gauge.error(now_s)
+        few = gauge.rates(now_s)
         # If these seem to be as fast, all are measured again, and for as long as it takes.
-        error_of_all = 0.0 if rate >= _AS_FAST * self._rate else self._error
-        is_as_fast = _is_as_fast((rate, error), (self._rate, error_of_all), self._few / len(self._workers))
+        is_as_fast, share, is_sure = self._compare(few, Rates(*(rate._replace(error=0.0) for rate in all_)))
+        if not is_as_fast:
+            is_as_fast, share, is_sure = self._compare(few, all_)
         if is_as_fast is None:
-            is_late = rate < _AS_FAST * self._rate and gauge.seconds(now_s) > _MOST_FEW_S
+            is_late = share < _AS_FAST and gauge.seconds(now_s) > _MOST_FEW_S
             return (is_late or self.paused_s >= self._most_s) and self._end()
         if not is_as_fast:
-            return self._decide(rate / self._rate, False, now_s)
-        self._few_rate = rate, error
+            return self._decide(share, False, is_sure, now_s)
+        self._few_rates = few
         self._state.resume()
         self._phase, self._gauge = _Phase.ALL, Gauge(len(self._workers), now_s)
         return True
 
-    def _decide(self, share: float, is_as_fast: bool, now_s: float) -> bool:
+    def _compare(self, few: Rates, all_: Rates) -> tuple[bool | None, float, bool]:
+        """Return whether the few are as fast as all (None: it is not clear), their share, and whether that is sure."""
+        part, found, share = self._few / len(self._workers), None, 0.0
+        for one, other in list(zip(few, all_, strict=True))[: 2 if self._are_many else 1]:
+            share = one.per_s / other.per_s
+            clear = _CLEAR * share * math.hypot(one.error, other.error)
+            if (share - part if share >= _AS_FAST else 1 - share) >= clear:
+                found = share >= _AS_FAST
+                break
+        return found, share, one is few.by_cycles
+
+    @property
+    def _are_many(self) -> bool:
+        """Whether the error in all is evidence: of few workers, one straggler has much of the rate."""
+        return len(self._workers) >= _MANY and self._few <= len(self._workers) / 2
+
+    def _decide(self, share: float, is_as_fast: bool, is_sure: bool, now_s: float) -> bool:
         """Take in that the few workers had this share of the rate of all, and go on with another number of them."""
-        if is_as_fast and share < _JUST_AS_FAST and self._enough < len(self._workers):
-            self._too_few = self._few  # the limit is known, and the number before loses nothing
+        few, is_first = self._few, self._enough == len(self._workers)
+        if is_as_fast and not is_sure and is_first and not self._is_repeated:
+            self._is_repeated = True
+        elif is_as_fast and share < _JUST_AS_FAST and not is_first:
+            self._too_few = few  # the limit is known, and the number before loses nothing
             return self._end()
-        if is_as_fast:
-            self._enough = self._few
-            few = self._few // 2 if not self._too_few and self._few > 1 else self._few
+        elif is_as_fast:
+            self._enough = few
+            few = few // 2 if not self._too_few and few > 1 else few
         else:
-            self._too_few = max(self._few, self._too_few)
-            few = max(math.ceil(self._few / max(share, 0.01) - 0.1), self._few + 1)  # each does its part of the rate
+            self._too_few = max(few, self._too_few)
+            few = max(math.ceil(few / max(share, 0.01) - 0.1), few + 1)  # each does its part of the rate
         if few >= self._enough or few > _FEWER * len(self._workers) or not self._has_time:
             return self._end()
         self._few = few
@@ -252,10 +298,6 @@ class Trial:
         return sum(not each.jobs and each.is_paused is is_paused for each in self._state.workers.values())
 
 
-def _is_as_fast(few: tuple[float, float], all_: tuple[float, float], part: float) -> bool | None:
-    """Whether this part of the workers is as fast as all, by their rates with errors; None: that is not clear."""
-    share = few[0] / all_[0]
-    clear = _CLEAR * share * math.hypot(few[1], all_[1])
-    if share >= _AS_FAST:
-        return True if share - part >= clear else None
-    return False if 1 - share >= clear else None
+def _mean(one: Rates, other: Rates) -> Rates:
+    pairs = zip(one, other, strict=True)
+    return Rates(*(Rate((a.per_s + b.per_s) / 2, math.hypot(a.error, b.error) / 2) for a, b in pairs))
